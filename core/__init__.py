@@ -1,0 +1,19 @@
+"""Hookline: a plugin-first LLM inference engine. The library API is imported on first use, so `import core` is light."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from core.llm import LLM
+    from core.request import FinishReason, RequestOutput
+    from core.sampling import SamplingParams
+
+_HOME = {"LLM": "core.llm", "SamplingParams": "core.sampling", "RequestOutput": "core.request", "FinishReason": "core.request"}
+__all__ = ["LLM", "FinishReason", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'core' has no attribute '{name}'")

@@ -1,0 +1,51 @@
+"""One step's worth of work as the kernels see it: flat tokens, cache slots, block tables.
+
+Knows nothing of requests or scheduling. Legend: T tokens of the step, B requests of the step, M blocks in a table row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass
+class Batch:
+    """The device tensors of one step, and the few sizes the host knows without asking the device.
+
+    Rows are ordered decodes first (one token each), then prefill chunks; tokens lie in row order.
+    Shapes: token_ids_T, positions_T, slot_mapping_T int64; query_starts_B1 (B + 1,) int32, the first token of each row;
+    context_lens_B int32, tokens in the cache once this step has written (padding rows: 1);
+    block_table_BM int32, entries past a row's context point at the scratch block.
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slot_mapping_T: Tensor
+    query_starts_B1: Tensor
+    context_lens_B: Tensor
+    block_table_BM: Tensor
+    num_decodes: int
+    """The first rows, one query token each."""
+    max_query_len: int
+    max_context_len: int
+    """An upper bound; block_table_BM covers it."""
+    query_starts_host: np.ndarray[Any, np.dtype[np.int32]]
+    """query_starts_B1 on the host; for an all-decode batch simply 0..B."""
+    context_lens_host: np.ndarray[Any, np.dtype[np.int32]] | None = None
+    """context_lens_B on the host; None inside a captured graph, where only decodes are."""
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """Whatever Kernels.prepare wants its attend to find."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.token_ids_T.shape[0]
+
+    @property
+    def num_requests(self) -> int:
+        """B."""
+        return self.block_table_BM.shape[0]

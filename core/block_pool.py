@@ -1,0 +1,139 @@
+"""KV-cache blocks: who holds which, what is free, and which contents can be found again by their prefix.
+
+Knows nothing of requests, tensors or policies; every operation is O(1) per block. A block that nobody holds keeps its
+content until it is handed out again, least recently used first, so a later request can still find it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+ROOT = 0
+"""Serial of the empty prefix."""
+UNCACHED = -1
+"""Serial of content that cannot be found again; nothing that follows it can either."""
+
+
+def hash_block(previous_hash: int, tokens: bytes) -> int:
+    """Chained xxhash64 of a full block: the hash of everything before it, then its own token ids."""
+    return xxhash.xxh64_intdigest(previous_hash.to_bytes(8, "little") + tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a block holds. `serial` is unique over the pool's life, so (parent, tokens) names a whole prefix exactly."""
+
+    hash: int
+    tokens: bytes
+    parent: int
+    serial: int
+
+
+class BlockPool:
+    """Fixed-size blocks 0 .. num_blocks - 1 with reference counts and an index of their contents by chained hash.
+
+    A hit compares the tokens and the parent's serial, so colliding hashes never share a block.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.version = 0
+        """Changes whenever the outcome of a match can change."""
+        self._references = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._contents: list[Content | None] = [None] * num_blocks
+        self._index: dict[int, int] = {}
+        self._next_serial = ROOT + 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody holds, findable or not."""
+        return len(self._free)
+
+    def references(self, block: int) -> int:
+        """How many holders a block has."""
+        return self._references[block]
+
+    def serial(self, block: int) -> int:
+        """Serial of a findable block's content, else UNCACHED."""
+        content = self._contents[block]
+        return UNCACHED if content is None else content.serial
+
+    def find(self, hash_: int, tokens: bytes, parent: int) -> int | None:
+        """The block that holds exactly these tokens after exactly this parent, or None."""
+        block = self._index.get(hash_)
+        if block is None:
+            return None
+        content = self._contents[block]
+        assert content is not None, "the index names a block without content"
+        return block if content.tokens == tokens and content.parent == parent else None
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add one holder to each block; a free one leaves the free list with its content."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks with one holder each, dropping what they held, least recently used first."""
+        assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free: the plan was not checked"
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._forget(block)
+            self._references[block] = 1
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one holder off each block, last block first, so that a prefix outlives what follows it."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            assert self._references[block] >= 0, f"block {block} released more often than held"
+            if self._references[block] == 0:
+                self._free[block] = None
+                if self._contents[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def register(self, block: int, hash_: int, tokens: bytes, parent: int) -> int:
+        """Make a full block findable; returns the serial that its children name as parent.
+
+        If the same content is findable already, in another block, that one stays and its serial is returned.
+        """
+        if not self.caching or parent == UNCACHED:
+            return UNCACHED
+        known = self._index.get(hash_)
+        if known is not None:
+            return self.serial(known) if self.find(hash_, tokens, parent) is not None else UNCACHED
+        self._contents[block] = Content(hash_, tokens, parent, self._next_serial)
+        self._index[hash_] = block
+        self._next_serial += 1
+        self.version += 1
+        return self._next_serial - 1
+
+    def reset_cache(self) -> None:
+        """Forget all contents; holders keep their blocks."""
+        for block in range(self.num_blocks):
+            self._forget(block)
+
+    def check(self) -> None:
+        """Assert the invariants: free or held but never both, and the index in step with the contents."""
+        for block in range(self.num_blocks):
+            assert (self._references[block] == 0) == (block in self._free), f"block {block} is free and held, or lost"
+        for hash_, block in self._index.items():
+            content = self._contents[block]
+            assert content is not None and content.hash == hash_, f"stale index entry for block {block}"
+        findable = sum(content is not None for content in self._contents)
+        assert findable == len(self._index), "a block's content is not in the index"
+
+    def _forget(self, block: int) -> None:
+        content = self._contents[block]
+        if content is not None:
+            del self._index[content.hash]
+            self._contents[block] = None
+            self.version += 1

@@ -1,0 +1,107 @@
+"""The ledger a plan is counted against: the block pool as it would be if the plan were carried out.
+
+Reads the pool and the requests, changes neither. Core replays every plan on a fresh ledger before it believes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from core.block_pool import ROOT, BlockPool
+from core.contracts import RequestView
+from core.request import Request
+
+
+def match_prefix(pool: BlockPool, request: Request) -> list[int]:
+    """Findable blocks that hold the request's leading tokens; never all of them, its last token is always computed."""
+    if request.match[0] != pool.version:
+        request.match = (pool.version, _walk(pool, request) if pool.caching else [])
+    return request.match[1]
+
+
+def _walk(pool: BlockPool, request: Request) -> list[int]:
+    blocks: list[int] = []
+    parent = ROOT
+    for index in range(max_cached_blocks(request)):
+        block = pool.find(request.block_hash(index), request.block_tokens(index), parent)
+        if block is None:
+            break
+        blocks.append(block)
+        parent = pool.serial(block)
+    return blocks
+
+
+def max_cached_blocks(request: Request) -> int:
+    """Full blocks before the request's last known token."""
+    return (request.num_tokens - 1) // request.block_size
+
+
+class Ledger:
+    """`core.contracts.BlockBudget` over a pool and the live requests."""
+
+    def __init__(self, pool: BlockPool, requests: Mapping[int, Request]) -> None:
+        self._pool = pool
+        self._requests = requests
+        self._num_free = pool.num_free
+        self._pending: set[int] = set()
+        self._revived: set[int] = set()
+        self._released: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """See BlockBudget."""
+        return self._num_free
+
+    def num_cached_tokens(self, request: RequestView) -> int:
+        """See BlockBudget."""
+        live = self._requests[request.id]
+        if live.blocks or not self._pool.caching:
+            return 0
+        index = len(match_prefix(self._pool, live))
+        if self._pending:
+            last = max_cached_blocks(live)
+            while index < last and live.block_hash(index) in self._pending:
+                index += 1
+        return index * live.block_size
+
+    def num_uncomputed_tokens(self, request: RequestView) -> int:
+        """See BlockBudget."""
+        live = self._requests[request.id]
+        return live.num_tokens - live.num_computed_tokens - self.num_cached_tokens(request)
+
+    def cost(self, request: RequestView, num_tokens: int) -> int:
+        """See BlockBudget."""
+        live = self._requests[request.id]
+        if live.blocks:
+            return max(0, -(-(live.num_computed_tokens + num_tokens) // live.block_size) - len(live.blocks))
+        cached = self.num_cached_tokens(request)
+        new = -(-(cached + num_tokens) // live.block_size) - cached // live.block_size
+        return new + sum(map(self._is_free, match_prefix(self._pool, live)))
+
+    def take(self, request: RequestView, num_tokens: int) -> bool:
+        """See BlockBudget."""
+        cost = self.cost(request, num_tokens)
+        if cost > self._num_free:
+            return False
+        self._num_free -= cost
+        self._foresee(self._requests[request.id], num_tokens)
+        return True
+
+    def give_back(self, request: RequestView) -> None:
+        """See BlockBudget."""
+        for block in self._requests[request.id].blocks:
+            self._released[block] = self._released.get(block, 0) + 1
+            self._num_free += self._is_free(block)
+
+    def _foresee(self, request: Request, num_tokens: int) -> None:
+        """Hold what the request found, and let later requests of this plan find what it is about to compute."""
+        start = request.num_computed_tokens
+        if not request.blocks:
+            start = self.num_cached_tokens(request.view)
+            self._revived.update(match_prefix(self._pool, request))
+        if self._pool.caching and start + num_tokens <= request.num_tokens:
+            full = range(start // request.block_size, (start + num_tokens) // request.block_size)
+            self._pending.update(map(request.block_hash, full))
+
+    def _is_free(self, block: int) -> bool:
+        return block not in self._revived and self._pool.references(block) == self._released.get(block, 0)

@@ -1,0 +1,174 @@
+"""The configuration as plain frozen dataclasses, and `validate`, which makes it from a tree once.
+
+The same for the command line and for `LLM(...)`: nothing unknown is ignored, and no DictConfig gets past here. Knows
+the kinds and core's own keys; options, their fields and the defaults come from plugins and conf/.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from core.entry_check import AUTO
+from core.errors import ConfigError
+from core.plugin_host import PluginHost
+from core.presets import Preset, default_tree, preset_values
+from core.registry import KINDS, Entry
+from core.schema import build, check_keys
+
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
+MAX_SEED = 2**63 - 1
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and limits of an engine.
+
+    Raises: ConfigError naming the key, the value and the allowed range.
+    """
+
+    max_num_seqs: int = 512
+    """Most requests running at the same time."""
+    max_num_batched_tokens: int = 16384
+    """Most tokens computed in one step."""
+    max_model_len: int = 4096
+    """Longest request, in tokens of prompt and output."""
+    memory_fraction: float = 0.9
+    """Part of the GPU's memory that Hookline may use, in (0, 1]."""
+    cpu_cache_gib: float = 2.0
+    """Size of the KV cache on a CPU, in GiB."""
+    block_size: int | None = None
+    """Tokens per KV block; None takes what the kernels prefer."""
+    num_blocks: int | None = None
+    """KV blocks; None takes as many as memory allows."""
+    prefix_caching: bool = True
+    """Reuse the KV blocks of equal prompt beginnings."""
+    stall_timeout_s: float = 30.0
+    """Seconds without progress after which the engine ends with an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"engine.{name}={value} must be at least 1")
+        for name in ("cpu_cache_gib", "stall_timeout_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"engine.{name}={value} must be a finite number above 0")
+        if not 0 < self.memory_fraction <= 1:
+            raise ConfigError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A chosen option: its entry and an instance of its config dataclass (None if it has no fields).
+
+    entry: None only for kernels "auto", which `core.needs.choose_kernels` decides once the facts are known.
+    """
+
+    entry: Entry | None = None
+    config: Any = None
+
+    @property
+    def name(self) -> str:
+        """The entry's name, or "auto"."""
+        return self.entry.name if self.entry is not None else AUTO
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything an engine is built from. Plain data: it can be pickled and sent to another process."""
+
+    model: Option
+    scheduler: Option
+    sampler: Option
+    kernels: Option = field(default_factory=Option)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    tp: int = 1
+    seed: int = 0
+    dtype: str = AUTO
+    device: str = AUTO
+
+    def __post_init__(self) -> None:
+        _whole("tp", self.tp, 1)
+        if self.tp != 1:
+            raise ConfigError(f"tp={self.tp}: tensor parallelism over several ranks is not in this version; use tp=1")
+        _whole("seed", self.seed, 0, MAX_SEED)
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if not _DEVICE.fullmatch(str(self.device)):
+            raise ConfigError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N")
+
+
+ENGINE_KEYS = tuple(field.name for field in fields(Config))
+"""Root keys that describe an engine."""
+
+
+def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
+    """Check a tree of plain values and choose the options; what it leaves out comes from conf/config.yaml.
+
+    A kind's value is the name of an option or preset, or a mapping with `name` and the fields to set.
+    Raises: ConfigError for keys and values; PluginError for a name that is not there or is broken.
+    """
+    check_keys(tree, ENGINE_KEYS)
+    defaults = default_tree()
+    given: dict[str, Any] = {key: tree.get(key, defaults[key]) for key in ENGINE_KEYS if key in tree or key in defaults}
+    options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
+    engine = {**_mapping("engine", defaults.get("engine") or {}), **_mapping("engine", given.pop("engine", None) or {})}
+    return Config(**options, engine=build(EngineConfig, engine, "engine"), **given)
+
+
+def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
+    values = {"name": value} if isinstance(value, str) else dict(_mapping(kind, value or {}))
+    name = values.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
+    if kind == "kernels" and name == AUTO:
+        check_keys(values, (), kind)
+        return Option()
+    option, preset_fields = _resolve(kind, name, host)
+    entry = host.choose(kind, option)
+    if entry.config is None:
+        check_keys(values, (), kind)
+        return Option(entry)
+    return Option(entry, build(entry.config, _laid_over(preset_fields, values), kind))
+
+
+def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
+    presets = [preset for preset in host.presets if preset.kind == kind]
+    found = _find(presets, name)
+    if host.registry.find(kind, name) is None and found is None:
+        raise host.unknown(kind, name, [preset.name for preset in presets])
+    return preset_values(found, presets) if found is not None else (name, {})
+
+
+def _find(presets: Sequence[Preset], name: str) -> Preset | None:
+    return next((preset for preset in presets if preset.name == name), None)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        deep = isinstance(under, Mapping) and isinstance(value, Mapping)
+        merged[key] = _laid_over(under, value) if deep else value  # type: ignore[arg-type]
+    return merged
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}={value!r} is neither a name nor a mapping of fields")
+    return value
+
+
+def _whole(key: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{key}={value!r} is not an int")
+    if value < low or (high is not None and value > high):
+        raise ConfigError(
+            f"{key}={value} must be at least {low}" + (f" and at most {high}" if high is not None else "")
+        )

@@ -1,0 +1,423 @@
+"""The contracts between core and its plugins: four protocols and the plain values that cross them.
+
+A plugin author reads this file and `core/hookspecs.py`, nothing else. Core owns requests, blocks and bytes; plugins
+decide (Scheduler), compute (Model, Kernels) and draw (Sampler). Importing this file imports no torch.
+Legend: T tokens of a step, B requests of a step, N rows whose logits are wanted, D hidden, H heads, K kv heads,
+E head dim, V vocabulary, C = (H + 2K) * E, M blocks in a table row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, dtype
+
+    from core.batch import Batch
+    from core.parallel import Ranks
+    from core.weights import WeightTarget
+
+API_VERSION = 1
+"""Version of everything in this file and in `core/hookspecs.py`; a plugin states the one it was written for."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an entry requires of the machine, the model and the engine. An empty value means anything will do.
+
+    Core compares needs with the facts once, before any weight is loaded, and says what does not fit.
+    """
+
+    devices: tuple[str, ...] = ()
+    """Device types, e.g. ("cuda",)."""
+    dtypes: tuple[str, ...] = ()
+    """Names of torch dtypes, e.g. ("bfloat16", "float16")."""
+    block_size_multiple: int = 1
+    """engine.block_size must be a multiple of this."""
+    head_dims: tuple[int, ...] = ()
+    compute_capability: tuple[int, int] | None = None
+    """Lowest CUDA compute capability, e.g. (8, 0)."""
+    packages: tuple[str, ...] = ()
+    """Top-level modules that must be importable; looked up without importing them."""
+    graph_safe: bool = False
+    """True if every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
+    vocabulary_shards: bool = False
+    """Samplers: True if `sample_shard` works on one rank's part of the vocabulary."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+
+
+@dataclass
+class ModelConfig:
+    """Base of every model option's config dataclass: where the weights come from."""
+
+    checkpoint: str = ""
+    """A local folder, a hub id (owner/name), or package:MODULE/FOLDER for one shipped inside a Python package."""
+    weights: str = "checkpoint"
+    """"checkpoint", or "random": deterministic per seed and parameter name, nothing is read but the config."""
+    tokenizer: str = ""
+    """Where the tokenizer comes from, if not from the checkpoint; same forms."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Values laid over the checkpoint's config.json."""
+    random_shape: dict[str, Any] = field(default_factory=dict)
+    """The config.json to use with weights=random when no checkpoint folder is at hand."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The sizes core needs of a model, before any weight exists. Counts are of the whole model, not of one rank."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    """Longest sequence the model was made for, in tokens (after RoPE scaling)."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding as the model wants it applied.
+
+    table_PE: (P, E) float32, cos of the E/2 frequencies then sin of the same; row p is position p (half-split layout,
+    as in Hugging Face's Llama family: the first half of a head pairs with the second).
+    """
+
+    table_PE: Tensor
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """RMS norm of each query and key head before the rotation (Qwen3). Weights have shape (E,)."""
+
+    q_weight_E: Tensor
+    k_weight_E: Tensor
+    eps: float
+
+
+class Attend(Protocol):
+    """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer."""
+
+    def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+        """Attend with this rank's heads over the paged cache.
+
+        Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; returns (T, H * E).
+        Device: no host sync. May overwrite qkv_TC.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a model is built with: where it lives and which operations it computes with."""
+
+    device: device
+    dtype: dtype
+    ranks: Ranks
+    kernels: Kernels
+
+
+class Model(Protocol):
+    """A network: `forward` gives hidden states, `logits` this rank's shard of the vocabulary.
+
+    Constructed as `Model(hf_config, runtime)` on each rank; parameters are left uninitialised, core fills them through
+    `weight_targets`. The plugin owns its HF config mapping and its weight names.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        """Allocate the parameters of this rank on runtime.device."""
+        ...
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """Sizes read from a config.json.
+
+        Raises: ConfigError for a feature this model does not implement: never ignore one silently.
+        """
+        ...
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """Checkpoint tensor name -> where this rank puts it. Missing and surplus tensors are core's errors."""
+        ...
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm.
+
+        Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D).
+        Device: no host sync; graph-safe if the kernels are.
+        """
+        ...
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """This rank's vocabulary shard: (N, D) -> (N, V / ranks)."""
+        ...
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Sizes that a Kernels object is built for. Head counts are of this rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    device: device
+    dtype: dtype
+
+    @property
+    def scale(self) -> float:
+        """Softmax scale, 1 / sqrt(E)."""
+        return float(self.head_dim**-0.5)
+
+
+class Kernels(Protocol):
+    """The numerical back end of one rank. Constructed as `Kernels(config, spec)`; holds no request state.
+
+    The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values. `core.batch.Batch` says which
+    tokens, positions, cache slots and block tables a step has. Decode rows come first in a batch.
+    """
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        """Keep the sizes; allocate scratch space if the kernels need any."""
+        ...
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        ...
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual). May overwrite both inputs."""
+        ...
+
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """silu(first half) * second half along the last dimension: (T, 2F) -> (T, F)."""
+        ...
+
+    def qk_norm_rope(
+        self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """Normalise each head (if norm), then rotate by position (if rope). May overwrite q and k."""
+        ...
+
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        """Store token t's key and value at flat slot slot_mapping_T[t] = block * block_size + offset."""
+        ...
+
+    def qk_norm_rope_write(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """qk_norm_rope and write_kv in one go, as the engine calls it: returns q (T, H, E)."""
+        ...
+
+    def prepare(self, batch: Batch) -> None:
+        """Called once a step before the first layer; may put what `attend` needs into batch.scratch."""
+        ...
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        """Causal attention of ragged queries over the paged cache: prefill, decode and mixed.
+
+        Query i of request b sits at position context_lens_B[b] - query_len_b + i and sees positions up to its own.
+        Shapes: q_THE (T, H, E); returns (T, H, E). Head h reads kv head h // (H / K).
+        Device: no host sync.
+        """
+        ...
+
+
+# -------------------------------------------------------------------------------------------------------------- sampler
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """Sampling parameters of the N rows of a step, on the device, plus what the host knows without asking it.
+
+    Shapes: temperature_N float32 (0 means greedy), seed_N int64, position_N int64 (of the token being drawn).
+    """
+
+    temperature_N: Tensor
+    seed_N: Tensor
+    position_N: Tensor
+    all_greedy: bool = False
+
+
+class Sampler(Protocol):
+    """Draws one token per row. Constructed as `Sampler(config)`. Stateless: the same inputs give the same tokens."""
+
+    def __init__(self, config: Any) -> None:
+        """Keep the config."""
+        ...
+
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        """Draw one token per row from the whole vocabulary.
+
+        Shapes: logits_NV (N, V) float32 or bfloat16; returns tokens_N (N,) int64.
+        Device: no host sync.
+        """
+        ...
+
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        """The best (score, token) of one rank's shard, whose first column is token id `first_token`.
+
+        Shapes: returns scores_N float32 and tokens_N int64 (global ids). The largest score over all ranks wins.
+        Called only if the entry's needs state `vocabulary_shards`.
+        """
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------ scheduler
+
+
+class RequestView(Protocol):
+    """A request as a scheduler sees it: read-only and live. Counts are tokens."""
+
+    @property
+    def id(self) -> int:
+        """Unique in the engine."""
+        ...
+
+    @property
+    def arrival_s(self) -> float:
+        """Arrival on the engine's monotonic clock, in seconds."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Lower is more urgent; 0 unless the caller set it."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens this request may generate."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache; 0 while waiting."""
+        ...
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True for a running request that must compute more known tokens before it can decode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds every plan must keep."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+
+
+class BlockBudget(Protocol):
+    """A ledger of KV-cache blocks for one plan. Counting against it changes nothing but the ledger."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that this plan can still hand out."""
+        ...
+
+    def num_cached_tokens(self, request: RequestView) -> int:
+        """Leading tokens a waiting request finds in the prefix cache: computed already, or by this very plan."""
+        ...
+
+    def num_uncomputed_tokens(self, request: RequestView) -> int:
+        """Tokens still to be computed before the request can generate: free of what the cache holds."""
+        ...
+
+    def cost(self, request: RequestView, num_tokens: int) -> int:
+        """Free blocks that computing `num_tokens` more tokens of the request takes."""
+        ...
+
+    def take(self, request: RequestView, num_tokens: int) -> bool:
+        """Reserve that cost; False, and nothing reserved, if it exceeds `num_free`."""
+        ...
+
+    def give_back(self, request: RequestView) -> None:
+        """Note that the plan preempts this request: what only it holds becomes free."""
+        ...
+
+
+@dataclass(frozen=True)
+class SchedulerView:
+    """Everything a scheduler may look at.
+
+    waiting: in queue order, preempted requests at the head. running: in order of admission, oldest first; those that
+    are prefilling go on through Plan.prefill, the others decode one token a step.
+    """
+
+    waiting: Sequence[RequestView]
+    running: Sequence[RequestView]
+    limits: Limits
+    budget: BlockBudget
+    now_s: float
+
+
+class Everyone(Enum):
+    """Stands for every running request that can decode."""
+
+    ALL = "all"
+
+
+ALL = Everyone.ALL
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next step computes. Ids are `RequestView.id`.
+
+    prefill: (id, number of tokens to compute), for waiting requests (admits them) and running ones that are
+    prefilling; cached tokens are not counted. decode: ALL, or the ids of requests that are not prefilling. preempt: running
+    requests to send back to the head of the queue; they recompute later. idle_s: with nothing else in the plan, wait
+    this long (at most a second) before asking again.
+    """
+
+    prefill: Sequence[tuple[int, int]] = ()
+    decode: Sequence[int] | Everyone = ()
+    preempt: Sequence[int] = ()
+    idle_s: float = 0.0
+
+
+class Scheduler(Protocol):
+    """A policy: which requests compute how many tokens next. Constructed as `Scheduler(config)`.
+
+    Pure decisions over a read-only view. Core checks every plan (known ids, limits, budget, progress), raises PlanError
+    naming the policy if it breaks a rule, and owns blocks, aborts and overlap.
+    """
+
+    def __init__(self, config: Any) -> None:
+        """Keep the config."""
+        ...
+
+    def plan(self, view: SchedulerView) -> Plan:
+        """Decide the next step. Called once a step while any request is waiting or running."""
+        ...

@@ -1,0 +1,299 @@
+"""The step loop: ask the scheduler, hold its plan against the rules, carry it out, commit the tokens.
+
+Knows no model, no tensor and no tokenizer; an Executor computes steps. One engine is one object: nothing is global, so
+several live side by side in a process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from core.block_pool import BlockPool
+from core.budget import Ledger
+from core.contracts import Limits, Scheduler, SchedulerView
+from core.dispatch import Dispatched, Dispatcher
+from core.errors import HooklineError, PlanError, RequestError
+from core.observers import Observers
+from core.plan_check import CheckedPlan, check_plan
+from core.queue import RequestQueue, Views
+from core.request import FinishReason, Request, RequestOutput
+from core.sampling import MAX_SEED, SamplingParams
+from core.step import Step
+
+MAX_FRUITLESS_PLANS = 1000
+"""Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""
+MAX_IDLE_S = 1.0
+"""Longest single wait a plan can ask for."""
+
+
+class Executor(Protocol):
+    """Computes steps: one rank, or a group of them."""
+
+    def launch(self, step: Step) -> Any:
+        """Start computing a step; returns a handle for `collect`."""
+        ...
+
+    def collect(self, handle: Any) -> Sequence[int]:
+        """Wait for a launched step and return the drawn tokens."""
+        ...
+
+    def close(self) -> None:
+        """Release memory and processes; may be called twice."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine holds requests to, once the memory is sized. Lengths in tokens."""
+
+    plan: Limits
+    vocab_size: int
+    stall_timeout_s: float
+    eos_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+
+    @property
+    def max_len(self) -> int:
+        """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
+        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did, for observers and the progress bar."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    step_s: float
+
+
+class Engine:
+    """Requests in, outputs out, one step at a time. Not thread-safe: one caller drives it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        pool: BlockPool,
+        limits: EngineLimits,
+        *,
+        policy: str = "scheduler",
+        observers: Observers | None = None,
+    ) -> None:
+        self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
+        self.policy = policy
+        self.observers = observers
+        self.queue = RequestQueue()
+        self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs)
+        self.last_stats: StepStats | None = None
+        self._next_id = 0
+        self._fruitless = 0
+        self._idle_s = 0.0
+        self._is_closed = False
+        self._notify("on_engine_start", engine=self)
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    def add(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> int:
+        """Queue a request and return its id.
+
+        Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
+        """
+        if self._is_closed:
+            raise HooklineError("the engine is closed; make a new one")
+        tokens = self._checked_tokens(prompt_token_ids)
+        request = Request(
+            self._next_id,
+            tokens,
+            params,
+            max_tokens=min(params.max_tokens, self.limits.max_len - len(tokens)),
+            block_size=self.pool.block_size,
+            seed=self._seed(params),
+            stop_ids=self._stop_ids(params),
+            prompt=prompt,
+            arrival_s=time.monotonic(),
+            priority=priority,
+        )
+        self._next_id += 1
+        self.queue.add(request)
+        return request.id
+
+    def refuse(self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None) -> RequestOutput:
+        """The output of a request that `add` refused; observers see it too."""
+        output = RequestOutput(self._next_id, prompt, list(prompt_token_ids), [], FinishReason.ERROR, error=str(error))
+        self._next_id += 1
+        self._notify("on_request_end", output=output)
+        return output
+
+    def abort(self, ids: Iterable[int]) -> list[RequestOutput]:
+        """End requests wherever they stand and give their blocks back; unknown ids are ignored."""
+        live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
+        return [self._finish(request, FinishReason.ABORT) for request in live]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return len(self.queue) > 0
+
+    def _checked_tokens(self, prompt_token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        if len(prompt_token_ids) == 0:
+            raise RequestError("the prompt is empty; at least one token is needed")
+        if len(prompt_token_ids) >= self.limits.max_len:
+            raise RequestError(self._too_long(len(prompt_token_ids)))
+        try:
+            tokens = np.asarray(prompt_token_ids, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"prompt token ids must be whole numbers: {error}") from None
+        outside = (tokens < 0) | (tokens >= self.limits.vocab_size)
+        if outside.any():
+            value = tokens[outside][0]
+            raise RequestError(f"token id {value} is outside the vocabulary (0 to {self.limits.vocab_size - 1})")
+        return tokens.astype(np.int32)
+
+    def _too_long(self, length: int) -> str:
+        plan = self.limits.plan
+        room = f"a prompt may have at most {self.limits.max_len - 1} tokens"
+        if self.limits.max_len == plan.max_model_len:
+            return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
+        capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"
+        return f"the prompt has {length} tokens; {room}, as {capacity}: give it more memory or engine.num_blocks"
+
+    def _seed(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed
+        return xxhash.xxh64_intdigest(f"{self.limits.seed}:{self._next_id}".encode()) & MAX_SEED
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos = frozenset() if params.ignore_eos else self.limits.eos_token_ids
+        return eos.union(params.stop_token_ids)
+
+    # ----------------------------------------------------------------------------------------------------------- step
+
+    def step(self) -> list[RequestOutput]:
+        """Plan, compute and commit one step; returns the requests it finished.
+
+        Raises: PlanError if the scheduler breaks a rule; nothing has changed then.
+        """
+        started = time.perf_counter()
+        plan = self.plan()
+        if not plan.computes and not plan.preempt:
+            return []
+        try:
+            dispatched = self.dispatcher.carry_out(plan)
+            self._check_progress(dispatched)
+            tokens = self.executor.collect(self.executor.launch(dispatched.step)) if plan.computes else ()
+            outputs = self._commit(dispatched.drawn, tokens)
+        except BaseException:
+            self._abandon()
+            raise
+        self._report(plan, dispatched, time.perf_counter() - started)
+        return outputs
+
+    def _abandon(self) -> None:
+        """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
+        self.abort(list(self.queue.live))
+        self.pool.reset_cache()
+
+    def plan(self) -> CheckedPlan:
+        """The scheduler's next plan, checked; waits if the plan asks to."""
+        queue, limits = self.queue, self.limits.plan
+        budget = Ledger(self.pool, queue.live)
+        view = SchedulerView(Views(queue.waiting), Views(queue.running), limits, budget, time.monotonic())
+        plan = self.scheduler.plan(view)
+        checked = check_plan(plan, queue, Ledger(self.pool, queue.live), limits, self.policy)
+        if checked.computes or checked.preempt:
+            self._idle_s = 0.0
+        else:
+            self._wait(plan.idle_s)
+        return checked
+
+    def _check_progress(self, dispatched: Dispatched) -> None:
+        """Let a policy preempt and recompute for a while, but not for ever."""
+        self._fruitless = 0 if dispatched.got_further else self._fruitless + 1
+        if self._fruitless > MAX_FRUITLESS_PLANS:
+            raise self._stuck(f"after {MAX_FRUITLESS_PLANS} plans in a row no request has got any further")
+
+    def _wait(self, idle_s: float) -> None:
+        if not idle_s > 0:
+            waiting, running = len(self.queue.waiting), len(self.queue.running)
+            raise self._stuck(f"plans nothing with {waiting} requests waiting and {running} running; set idle_s to wait")
+        if self._idle_s > self.limits.stall_timeout_s:
+            raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
+        idle_s = min(idle_s, MAX_IDLE_S)
+        self._idle_s += idle_s
+        time.sleep(idle_s)
+
+    def _stuck(self, message: str) -> PlanError:
+        return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
+
+    def _commit(self, drawn: Sequence[Request], tokens: Sequence[int]) -> list[RequestOutput]:
+        outputs = []
+        for request, token_id in zip(drawn, tokens, strict=True):
+            self.dispatcher.register(request)
+            request.append(token_id)
+            reason = self._end_of(request, token_id)
+            if reason is not None:
+                outputs.append(self._finish(request, reason))
+        return outputs
+
+    def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
+        if token_id in request.stop_ids and request.num_output_tokens >= request.params.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if request.num_output_tokens >= request.max_tokens else None
+
+    def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
+        self.dispatcher.retire(request)
+        self.queue.remove(request)
+        output = request.output(reason)
+        self._notify("on_request_end", output=output)
+        return output
+
+    def _report(self, plan: CheckedPlan, dispatched: Dispatched, step_s: float) -> None:
+        self.last_stats = StepStats(
+            num_running=len(self.queue.running),
+            num_waiting=len(self.queue.waiting),
+            num_free_blocks=self.pool.num_free,
+            num_blocks=self.pool.num_blocks,
+            num_prefill_tokens=dispatched.num_prefill_tokens,
+            num_decode_tokens=len(plan.decode),
+            num_cached_tokens=dispatched.num_cached_tokens,
+            num_preemptions=len(plan.preempt),
+            step_s=step_s,
+        )
+        self._notify("on_step_end", stats=self.last_stats)
+
+    # ------------------------------------------------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Abort what is left and release everything; a second call does nothing."""
+        if self._is_closed:
+            return
+        self.abort(list(self.queue.live))
+        self._is_closed = True
+        try:
+            self._notify("on_engine_stop", engine=self)
+        finally:
+            self.executor.close()
+
+    def _notify(self, hook: str, **arguments: Any) -> None:
+        if self.observers is not None:
+            self.observers.notify(hook, **arguments)

@@ -1,0 +1,78 @@
+"""What a registration must look like to become an option: name, target, and a config dataclass that is a schema.
+
+Looks at one entry alone; whether its name is free is `core.plugin_check`'s matter. Imports no target and no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from core.contracts import ModelConfig, Needs
+from core.registry import Entry
+
+AUTO = "auto"
+"""Stands for "core chooses" in the kernels group, so no entry may bear it."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def one_line(error: BaseException) -> str:
+    """`Type: message` with all white space collapsed."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+def entry_fault(entry: Entry) -> str | None:
+    """What is wrong with a registration, in one line; None if it is sound."""
+    what = f"{entry.kind} '{entry.name}'"
+    if not _matches(_NAME, entry.name):
+        return f"{what}: a name consists of letters, digits, _ and -, and starts with a letter"
+    if entry.name == AUTO:
+        return f"{what}: this name is reserved for the choice that core makes"
+    if not _matches(_TARGET, entry.target):
+        return f"{what}: target {entry.target!r} is not of the form 'package.module:Class'"
+    for field, value, kind in (
+        ("help", entry.help, str),
+        ("needs", entry.needs, Needs),
+        ("priority", entry.priority, int),
+    ):
+        if not isinstance(value, kind):
+            return f"{what}: {field}={value!r} is not of type {kind.__name__}"
+    fault = _config_fault(entry)
+    return f"{what}: {fault}" if fault else None
+
+
+def _config_fault(entry: Entry) -> str | None:
+    config = entry.config
+    if config is None:
+        return "config must extend core.contracts.ModelConfig; it is None" if entry.kind == "model" else None
+    name = getattr(config, "__name__", repr(config))
+    if not _is_dataclass(config):
+        return f"config {name} is not a dataclass"
+    if entry.kind == "model" and not issubclass(config, ModelConfig):
+        return f"config {name} does not extend core.contracts.ModelConfig"
+    for field in dataclasses.fields(config):
+        if field.name == "name":
+            return f"config {name} has a field 'name', which is the option's own name"
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            return f"config {name} has no default for field '{field.name}'"
+    return _schema_fault(config)
+
+
+def _schema_fault(config: type) -> str | None:
+    from omegaconf import OmegaConf
+
+    try:
+        OmegaConf.structured(config)
+    except Exception as error:
+        return f"config {config.__name__} cannot be a configuration schema: {one_line(error)}"
+    return None
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_dataclass(value: object) -> bool:
+    return isinstance(value, type) and dataclasses.is_dataclass(value)

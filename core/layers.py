@@ -1,0 +1,200 @@
+"""Tensor-parallel layers: linears, embedding and head, each built for one rank of a group of any size.
+
+They know nothing of models, checkpoints' names or kernels; a model hands them its names and gets `WeightTarget`s back.
+What defines them: concatenated (or summed) over the ranks they equal the plain layer. Not `nn.Module`s, because a
+module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
+Legend: T tokens, N rows whose logits are wanted, D input features, O output features of this rank, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from core.contracts import Runtime
+from core.parallel import Part, Ranks, even_part, head_parts
+from core.weights import WeightTarget
+
+
+class ColumnParallelLinear:
+    """x @ W.T + b with the output features split over the ranks; nothing travels.
+
+    Shapes: x_TD (T, D) -> (T, O); concatenated over the ranks it is the plain layer's output.
+    Raises: ConfigError if the ranks do not divide the output features.
+    """
+
+    def __init__(self, in_features: int, out_features: int, runtime: Runtime, *, bias: bool = False) -> None:
+        self._allocate(in_features, [even_part(out_features, runtime.ranks, "output features")], runtime, bias)
+
+    def _allocate(self, in_features: int, parts: Sequence[Part], runtime: Runtime, bias: bool) -> None:
+        num_rows = sum(part.size for part in parts)
+        self.parts = tuple(parts)
+        self.weight_OD = _matrix(runtime, num_rows, in_features)
+        self.bias_O = _empty(runtime, num_rows) if bias else None
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """Apply this rank's rows: (T, D) -> (T, O)."""
+        return functional.linear(x_TD, self.weight_OD, self.bias_O)
+
+    def targets(self, *names: str) -> dict[str, WeightTarget]:
+        """`name.weight` (and `name.bias`) -> this rank's rows, for one name per packed matrix, in their order."""
+        targets = {}
+        sizes = [part.size for part in self.parts]
+        for name, part, weight_OD in zip(names, self.parts, self.weight_OD.split(sizes), strict=True):
+            targets[f"{name}.weight"] = WeightTarget.shard(weight_OD, 0, part)
+        if self.bias_O is not None:
+            for name, part, bias_O in zip(names, self.parts, self.bias_O.split(sizes), strict=True):
+                targets[f"{name}.bias"] = WeightTarget.shard(bias_O, 0, part, init="zeros")
+        return targets
+
+
+class MergedColumnParallelLinear(ColumnParallelLinear):
+    """Several column-parallel matrices of the same input in one product, e.g. gate and up.
+
+    Shapes: x_TD (T, D) -> (T, O), this rank's columns of the first matrix, then of the second, and so on.
+    Raises: ConfigError, naming `what`, if the ranks do not divide one of the sizes.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: Sequence[int], runtime: Runtime, *, what: str, bias: bool = False
+    ) -> None:
+        self._allocate(in_features, [even_part(size, runtime.ranks, what) for size in out_features], runtime, bias)
+
+
+class QKVParallelLinear(ColumnParallelLinear):
+    """Query, key and value projections in one product, split by heads; kv heads are replicated if ranks exceed them.
+
+    Shapes: x_TD (T, D) -> qkv_TC (T, (H + 2K) * E) with this rank's H and K.
+    Raises: ConfigError listing the valid tp values if the heads cannot be split.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        runtime: Runtime,
+        *,
+        bias: bool = False,
+    ) -> None:
+        q_heads, kv_heads = head_parts(num_heads, num_kv_heads, runtime.ranks)
+        self.num_heads, self.num_kv_heads = q_heads.size, kv_heads.size
+        parts = [heads.times(head_dim) for heads in (q_heads, kv_heads, kv_heads)]
+        self._allocate(in_features, parts, runtime, bias)
+
+
+class RowParallelLinear:
+    """x @ W.T + b with the input features split over the ranks; the partial sums are added up.
+
+    Shapes: x_TD (T, D of this rank) -> (T, O), the same on every rank.
+    Raises: ConfigError, naming `what`, if the ranks do not divide the input features.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        runtime: Runtime,
+        *,
+        what: str = "input features",
+        bias: bool = False,
+    ) -> None:
+        self.ranks = runtime.ranks
+        self.part = even_part(in_features, runtime.ranks, what)
+        self.weight_OD = _matrix(runtime, out_features, self.part.size)
+        self.bias_O = _empty(runtime, out_features) if bias else None
+
+    def local(self, x_TD: Tensor) -> Tensor:
+        """This rank's partial sum; rank 0 alone adds the bias, so that the sum holds it once."""
+        return functional.linear(x_TD, self.weight_OD, self.bias_O if self.ranks.rank == 0 else None)
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """The whole product: (T, D of this rank) -> (T, O)."""
+        return self.ranks.all_reduce(self.local(x_TD))
+
+    def targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` -> this rank's columns, and `name.bias` whole."""
+        targets = {f"{name}.weight": WeightTarget.shard(self.weight_OD, 1, self.part)}
+        if self.bias_O is not None:
+            targets[f"{name}.bias"] = WeightTarget.whole(self.bias_O, init="zeros")
+        return targets
+
+
+class VocabParallelEmbedding:
+    """An embedding whose vocabulary, padded with zero rows to a multiple of the ranks, is split over them.
+
+    Shapes: token_ids_T (T,) int64 -> (T, D), the same on every rank.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, runtime: Runtime) -> None:
+        self.ranks = runtime.ranks
+        self.part, num_rows = vocab_part(vocab_size, runtime.ranks)
+        self.weight_VD = _empty(runtime, num_rows, hidden_size)
+        self.weight_VD[self.part.size :].zero_()
+
+    def local(self, token_ids_T: Tensor) -> Tensor:
+        """Rows of this rank's tokens; zero for tokens of other ranks."""
+        row_T = token_ids_T - self.part.start
+        is_elsewhere_T = (row_T < 0) | (row_T >= self.part.size)
+        hidden_TD = functional.embedding(row_T.masked_fill(is_elsewhere_T, 0), self.weight_VD)
+        return hidden_TD.masked_fill_(is_elsewhere_T.unsqueeze(-1), 0)
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """Look the tokens up: (T,) -> (T, D)."""
+        if self.ranks.size == 1:
+            return functional.embedding(token_ids_T, self.weight_VD)
+        return self.ranks.all_reduce(self.local(token_ids_T))
+
+    def targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` -> this rank's rows, without the padding."""
+        return {f"{name}.weight": WeightTarget.shard(self.weight_VD[: self.part.size], 0, self.part)}
+
+
+class ParallelHead:
+    """The output projection onto this rank's shard of the padded vocabulary; may share an embedding's weight.
+
+    Shapes: hidden_ND (N, D) -> (N, padded V / ranks). Column 0 is token id `first_token`. Columns of the padding are
+    -inf, so that they never win; concatenated over the ranks they all lie behind the vocabulary.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, runtime: Runtime, *, tied_to: VocabParallelEmbedding | None = None
+    ) -> None:
+        self.embedding = tied_to or VocabParallelEmbedding(vocab_size, hidden_size, runtime)
+        self.is_tied = tied_to is not None
+        self.num_columns, num_rows = self.embedding.part.size, self.embedding.weight_VD.shape[0]
+        self.has_padding = self.num_columns < num_rows
+        self.first_token = runtime.ranks.rank * num_rows
+
+    def __call__(self, hidden_ND: Tensor) -> Tensor:
+        """Logits of this rank's tokens: (N, D) -> (N, padded V / ranks)."""
+        logits_NV = functional.linear(hidden_ND, self.embedding.weight_VD)
+        if self.has_padding:
+            logits_NV[:, self.num_columns :].fill_(-torch.inf)
+        return logits_NV
+
+    def targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` -> this rank's rows; ignored if tied, since some checkpoints store the copy all the same."""
+        return {f"{name}.weight": WeightTarget.ignored()} if self.is_tied else self.embedding.targets(name)
+
+
+def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:
+    """This rank's tokens, and the rows it holds with padding: the same number on every rank."""
+    num_rows = -(-vocab_size // ranks.size)
+    start = min(ranks.rank * num_rows, vocab_size)
+    return Part(vocab_size, start, min(start + num_rows, vocab_size)), num_rows
+
+
+def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
+    """A linear's weight. A CPU multiplies one row a quarter to a third faster by a matrix stored transposed."""
+    if runtime.device.type == "cpu":
+        return _empty(runtime, num_columns, num_rows).t()
+    return _empty(runtime, num_rows, num_columns)
+
+
+def _empty(runtime: Runtime, *shape: int) -> Tensor:
+    return torch.empty(*shape, device=runtime.device, dtype=runtime.dtype)

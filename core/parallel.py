@@ -1,0 +1,99 @@
+"""The rank group: who I am among the tensor-parallel ranks, what part is mine, and the few collectives layers need.
+
+Knows nothing of models or processes. With one rank every collective is the identity and nothing is initialised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from core.errors import ConfigError
+
+_MOST_RANKS_LISTED = 64
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank of a tensor-parallel group. `group` is a torch.distributed process group; None with a single rank."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over ranks, in place; returns x."""
+        if self.size > 1:
+            import torch.distributed
+
+            torch.distributed.all_reduce(x, group=self.group)
+        return x
+
+    def all_gather_last(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' tensors along the last dimension: (..., D) -> (..., D * size)."""
+        if self.size == 1:
+            return x
+        import torch
+        import torch.distributed
+
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        torch.distributed.all_gather(parts, x.contiguous(), group=self.group)
+        return torch.cat(parts, dim=-1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The half-open range [start, stop) of `total` rows (or heads, or columns) that one rank holds."""
+
+    total: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Rows of this rank."""
+        return self.stop - self.start
+
+    def times(self, factor: int) -> Part:
+        """The same part counted in units `factor` times smaller, e.g. heads -> rows of a weight."""
+        return Part(self.total * factor, self.start * factor, self.stop * factor)
+
+
+def even_part(total: int, ranks: Ranks, what: str) -> Part:
+    """This rank's equal share of `total`; `what` names it in the error, e.g. "intermediate_size".
+
+    Raises: ConfigError listing the tp values that divide it.
+    """
+    if total % ranks.size:
+        valid = [size for size in range(1, min(total, _MOST_RANKS_LISTED) + 1) if total % size == 0]
+        raise ConfigError(f"tp={ranks.size} does not divide {what} {total}. Valid tp values: {_listed(valid)}")
+    size = total // ranks.size
+    return Part(total, ranks.rank * size, (ranks.rank + 1) * size)
+
+
+def head_parts(num_heads: int, num_kv_heads: int, ranks: Ranks) -> tuple[Part, Part]:
+    """This rank's query heads and kv heads; kv heads are replicated when there are more ranks than kv heads.
+
+    Raises: ConfigError listing the tp values that split the heads.
+    """
+    valid = [size for size in range(1, num_heads + 1) if _splits_heads(num_heads, num_kv_heads, size)]
+    if ranks.size not in valid:
+        raise ConfigError(
+            f"tp={ranks.size} cannot split {num_heads} attention heads and {num_kv_heads} kv heads. "
+            f"Valid tp values: {_listed(valid)}"
+        )
+    heads = even_part(num_heads, ranks, "attention heads")
+    if num_kv_heads % ranks.size == 0:
+        return heads, even_part(num_kv_heads, ranks, "kv heads")
+    first_kv_head = ranks.rank * num_kv_heads // ranks.size
+    return heads, Part(num_kv_heads, first_kv_head, first_kv_head + 1)
+
+
+def _splits_heads(num_heads: int, num_kv_heads: int, size: int) -> bool:
+    return num_heads % size == 0 and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
+
+
+def _listed(values: list[int]) -> str:
+    return ", ".join(map(str, values))

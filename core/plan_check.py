@@ -1,0 +1,130 @@
+"""Holds a scheduler's plan against the rules before anything of it is carried out.
+
+Knows the requests and the ledger, not the policy: it only names it. A plan that breaks a rule raises PlanError, and
+nothing has changed by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.budget import Ledger
+from core.contracts import ALL, Limits, Plan
+from core.errors import PlanError
+from core.queue import RequestQueue
+from core.request import Request
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
+    """A plan in terms of live requests. prefill: (request, tokens to compute beyond what the cache holds)."""
+
+    prefill: Sequence[tuple[Request, int]]
+    decode: Sequence[Request]
+    preempt: Sequence[Request]
+
+    @property
+    def computes(self) -> bool:
+        """Whether the step runs the model at all."""
+        return bool(self.prefill or self.decode)
+
+
+def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> CheckedPlan:
+    """Resolve a plan's ids and replay it on a fresh ledger.
+
+    Raises: PlanError naming the policy, the rule, the value and the limit.
+    """
+    return _Checker(queue, ledger, limits, policy).check(plan)
+
+
+class _Checker:
+    def __init__(self, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> None:
+        self.queue, self.ledger, self.limits, self.policy = queue, ledger, limits, policy
+        self.seen: set[int] = set()
+
+    def check(self, plan: Plan) -> CheckedPlan:
+        if not isinstance(plan, Plan):
+            raise self.error(f"returned a {type(plan).__name__}, not a Plan")
+        preempt = [self.preempted(id_) for id_ in plan.preempt]
+        decode = self.decoding(plan)
+        prefill = [self.prefilling(*pair) for pair in plan.prefill]
+        self.check_limits(prefill, decode, preempt)
+        self.check_budget(prefill, decode, preempt)
+        return CheckedPlan(prefill, decode, preempt)
+
+    def error(self, message: str) -> PlanError:
+        return PlanError(f"scheduler '{self.policy}' {message}; nothing of this plan was carried out")
+
+    def request(self, id_: int, part: str) -> Request:
+        request = self.queue.live.get(id_)
+        if request is None:
+            raise self.error(f"names request {id_!r} in {part}, which is neither waiting nor running")
+        if id_ in self.seen:
+            raise self.error(f"names request {id_} twice")
+        self.seen.add(id_)
+        return request
+
+    def preempted(self, id_: int) -> Request:
+        request = self.request(id_, "preempt")
+        if id_ not in self.queue.running:
+            raise self.error(f"preempts request {id_}, which is not running")
+        return request
+
+    def decoding(self, plan: Plan) -> list[Request]:
+        if plan.decode is ALL:
+            decode = [request for request in self.queue.decoding() if request.id not in self.seen]
+            self.seen.update(request.id for request in decode)
+            return decode
+        return [self.decoded(id_) for id_ in plan.decode]
+
+    def decoded(self, id_: int) -> Request:
+        request = self.request(id_, "decode")
+        if id_ not in self.queue.running:
+            raise self.error(f"decodes request {id_}, which is not running")
+        if request.is_prefilling:
+            raise self.error(f"decodes request {id_}, which is still prefilling")
+        return request
+
+    def prefilling(self, id_: int, num_tokens: int) -> tuple[Request, int]:
+        request = self.request(id_, "prefill")
+        if id_ in self.queue.running and not request.is_prefilling:
+            raise self.error(f"prefills request {id_}, which is decoding")
+        if not isinstance(num_tokens, int) or num_tokens < 1:
+            raise self.error(f"prefills {num_tokens!r} tokens of request {id_}; at least 1 is needed")
+        left = request.num_tokens - request.num_computed_tokens
+        if num_tokens > left:
+            raise self.error(f"prefills {num_tokens} tokens of request {id_}, which has {left} left")
+        return request, num_tokens
+
+    def check_limits(
+        self, prefill: Sequence[tuple[Request, int]], decode: Sequence[Request], preempt: Sequence[Request]
+    ) -> None:
+        num_tokens = len(decode) + sum(num_tokens for _, num_tokens in prefill)
+        if num_tokens > self.limits.max_num_batched_tokens:
+            limit = self.limits.max_num_batched_tokens
+            raise self.error(f"plans {num_tokens} tokens, more than max_num_batched_tokens={limit}")
+        admitted = sum(request.id in self.queue.waiting for request, _ in prefill)
+        num_running = len(self.queue.running) - len(preempt) + admitted
+        if admitted and num_running > self.limits.max_num_seqs:
+            raise self.error(f"would run {num_running} requests, more than max_num_seqs={self.limits.max_num_seqs}")
+
+    def check_budget(
+        self, prefill: Sequence[tuple[Request, int]], decode: Sequence[Request], preempt: Sequence[Request]
+    ) -> None:
+        if not prefill and len(decode) <= self.ledger.num_free:
+            return  # a decode takes one block at most
+        for request in preempt:
+            self.ledger.give_back(request.view)
+        for request in decode:
+            self.take(request, 1)
+        for request, num_tokens in prefill:
+            self.take(request, min(num_tokens, self.ledger.num_uncomputed_tokens(request.view)))
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        if not self.ledger.take(request.view, num_tokens):
+            cost = self.ledger.cost(request.view, num_tokens)
+            raise self.error(
+                f"needs {cost} blocks for {num_tokens} tokens of request {request.id}, and {self.ledger.num_free} of "
+                f"{self.limits.num_blocks} are free: preempt or wait"
+            )

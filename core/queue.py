@@ -1,0 +1,82 @@
+"""The requests an engine holds, waiting and running, in order. Knows no blocks, no tensors and no policy.
+
+Waiting requests queue first come first served; a preempted one returns to the head, in order of admission.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import overload
+
+from core.contracts import RequestView
+from core.request import Request, RequestFacade
+
+
+class RequestQueue:
+    """Waiting and running requests; `live` holds both by id. All moves are O(1) per request."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, Request] = {}
+        self.waiting: OrderedDict[int, Request] = OrderedDict()
+        self.running: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self.live)
+
+    def add(self, request: Request) -> None:
+        """Put a new request at the tail of the queue."""
+        self.live[request.id] = self.waiting[request.id] = request
+
+    def admit(self, request: Request) -> None:
+        """Move a waiting request to the running ones, as the newest."""
+        self.running[request.id] = self.waiting.pop(request.id)
+
+    def preempt(self, requests: Sequence[Request]) -> None:
+        """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
+        order = {id_: place for place, id_ in enumerate(self.running)}
+        for request in sorted(requests, key=lambda request: order[request.id], reverse=True):
+            del self.running[request.id]
+            self.waiting[request.id] = request
+            self.waiting.move_to_end(request.id, last=False)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request, wherever it stands."""
+        del self.live[request.id]
+        self.waiting.pop(request.id, None)
+        self.running.pop(request.id, None)
+
+    def decoding(self) -> list[Request]:
+        """Running requests that are past their known tokens, oldest first."""
+        return [request for request in self.running.values() if not request.is_prefilling]
+
+
+class Views(Sequence[RequestView]):
+    """A read-only sequence of request views over a live mapping, made as far as somebody looks."""
+
+    def __init__(self, requests: dict[int, Request]) -> None:
+        self._requests = requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestFacade]:
+        return (request.view for request in self._requests.values())
+
+    def __reversed__(self) -> Iterator[RequestFacade]:
+        return (request.view for request in reversed(self._requests.values()))
+
+    @overload
+    def __getitem__(self, index: int) -> RequestView: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
+
+    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        views: Iterable[RequestFacade] = self if index >= 0 else reversed(self)
+        return next(islice(views, index if index >= 0 else -index - 1, None))

@@ -1,0 +1,98 @@
+"""(kind, name) -> entry: what plugins offer, as data. Imports no plugin code and no torch.
+
+An entry's target is a string and is imported only by `Entry.load`, when it was chosen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.contracts import Needs
+from core.errors import PluginError
+
+KINDS = ("model", "scheduler", "sampler", "kernels")
+"""The plugin kinds, as they are named in the configuration."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an entry comes from: the plugin's name (its entry point), its module, distribution and version."""
+
+    plugin: str
+    module: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin '{self.plugin}' ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registration: a named option of one kind."""
+
+    kind: str
+    name: str
+    target: str
+    origin: Origin
+    config: type | None = None
+    help: str = ""
+    needs: Needs = field(default_factory=Needs)
+    priority: int = 0
+
+    def load(self) -> Any:
+        """Import the target and return its class.
+
+        Raises: PluginError with the plugin and the cause if that fails.
+        """
+        module_name, _, attribute = self.target.partition(":")
+        try:
+            return getattr(importlib.import_module(module_name), attribute)
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise PluginError(
+                f"{self.kind} '{self.name}' of {self.origin} cannot be loaded from {self.target}: {cause}"
+            ) from error
+
+
+class Registry:
+    """All usable entries, by kind and name, in order of registration."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], Entry] = {}
+
+    def add(self, entry: Entry, *, replace: bool = False) -> None:
+        """Add an entry.
+
+        Raises: PluginError if the name is taken and `replace` is not set.
+        """
+        key = (entry.kind, entry.name)
+        taken = self._entries.get(key)
+        if taken is not None and not replace:
+            raise PluginError(f"{entry.kind} '{entry.name}' is already registered by {taken.origin}; pass replace=True")
+        self._entries[key] = entry
+
+    def find(self, kind: str, name: str) -> Entry | None:
+        """The entry, or None."""
+        return self._entries.get((kind, name))
+
+    def names(self, kind: str) -> list[str]:
+        """Names of a kind, sorted."""
+        return sorted(entry.name for entry in self if entry.kind == kind)
+
+    def of_kind(self, kind: str) -> list[Entry]:
+        """Entries of a kind, in order of registration."""
+        return [entry for entry in self if entry.kind == kind]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+
+def near_miss(name: str, available: Iterable[str]) -> str:
+    """` Did you mean 'x'?` if something close is available, else an empty string."""
+    close = difflib.get_close_matches(name, list(available), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

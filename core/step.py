@@ -1,0 +1,93 @@
+"""The message that describes one step to every rank: plain integers, no tensors, no objects.
+
+The host writes sections of one flat int64 array; a rank copies that array to its device once and takes the sections as
+views. The same bytes are what tensor parallelism broadcasts. Legend: T prompt tokens, one entry each otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def no_ints() -> IntArray:
+    """An empty section."""
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Step:
+    """Everything a rank needs to know of a step. Rows are rows of the request table.
+
+    admit_*: rows taken over by new requests, with their seed and temperature (float32 bits).
+    table_*: (row, column, block) entries to write into the block table.
+    decode_rows: requests computing one token. chunk_*: requests computing a prompt chunk, with the position of its
+    first token and its length; token_ids_T are the chunks' tokens, row after row.
+    sampled_chunks: indices of the chunks whose last token is followed by a draw.
+    mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
+    """
+
+    admit_rows: IntArray = field(default_factory=no_ints)
+    admit_seeds: IntArray = field(default_factory=no_ints)
+    admit_temperatures: IntArray = field(default_factory=no_ints)
+    table_rows: IntArray = field(default_factory=no_ints)
+    table_columns: IntArray = field(default_factory=no_ints)
+    table_blocks: IntArray = field(default_factory=no_ints)
+    decode_rows: IntArray = field(default_factory=no_ints)
+    chunk_rows: IntArray = field(default_factory=no_ints)
+    chunk_starts: IntArray = field(default_factory=no_ints)
+    chunk_lens: IntArray = field(default_factory=no_ints)
+    token_ids_T: IntArray = field(default_factory=no_ints)
+    sampled_chunks: IntArray = field(default_factory=no_ints)
+    mask_rows: IntArray = field(default_factory=no_ints)
+    mask_tokens: IntArray = field(default_factory=no_ints)
+    max_context_len: int = 0
+    """Most tokens any row of the step has in the cache when it ends."""
+    all_greedy: bool = False
+    """Every draw of the step is greedy."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the model computes."""
+        return len(self.decode_rows) + len(self.token_ids_T)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens drawn."""
+        return len(self.decode_rows) + len(self.sampled_chunks)
+
+
+SECTIONS = tuple(section.name for section in fields(Step))[:-2]
+"""Names of the array sections, in the order they are packed."""
+
+
+def pack(step: Step) -> IntArray:
+    """All sections of a step in one array, header first: max_context_len, all_greedy, then each section's length."""
+    sections = [getattr(step, name) for name in SECTIONS]
+    header = [step.max_context_len, int(step.all_greedy), *map(len, sections)]
+    return np.concatenate([np.array(header, dtype=np.int64), *sections])
+
+
+def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
+    """Name the sections of a packed buffer (an array or a tensor) as views, given their lengths."""
+    views, start = {}, 2 + len(SECTIONS)
+    for name, length in zip(SECTIONS, lengths, strict=True):
+        views[name] = buffer[start : start + length]
+        start += length
+    return views
+
+
+def unpack(buffer: IntArray) -> Step:
+    """The step that `pack` wrote; its sections are views of the buffer."""
+    lengths = buffer[2 : 2 + len(SECTIONS)].tolist()
+    return Step(**split(buffer, lengths), max_context_len=int(buffer[0]), all_greedy=bool(buffer[1]))
+
+
+def ints(values: Iterable[int]) -> IntArray:
+    """An int64 section from Python integers."""
+    return np.fromiter(values, dtype=np.int64)

@@ -1,0 +1,57 @@
+"""What the conformance suites check tensors with: every failure is one line that says what is wrong and where.
+
+Knows no plugin kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+def check(holds: bool, message: str) -> None:
+    """Fail with `message`; unlike assert it also works under python -O."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def check_form(what: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """`tensor` is a tensor of this shape and dtype."""
+    check(isinstance(tensor, Tensor), f"{what} is a {type(tensor).__name__} and must be a tensor")
+    check(tensor.shape == tuple(shape), f"{what} has shape {tuple(tensor.shape)} and must have {tuple(shape)}")
+    check(tensor.dtype == dtype, f"{what} has dtype {tensor.dtype} and must have {dtype}")
+
+
+def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """|actual - expected| <= tolerance * (1 + |expected|) everywhere, the shapes agree, and nothing is NaN."""
+    check(actual.shape == expected.shape, f"{what} has shape {tuple(actual.shape)} and must have {tuple(expected.shape)}")
+    check(not bool(actual.isnan().any()), f"{what} holds NaN: part of it was never written, or reads what was not")
+    error = (actual.double() - expected.double()).abs() / (1 + expected.double().abs())
+    if error.numel() and float(error.max()) > tolerance:
+        index = tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
+        raise AssertionError(
+            f"{what} is wrong: {float(actual[index]):.6g} instead of {float(expected[index]):.6g} at {index}, "
+            f"relative error {float(error.max()):.2g}, allowed {tolerance:.2g}"
+        )
+
+
+def check_unchanged(what: str, before: Tensor, after: Tensor) -> None:
+    """Not a bit differs."""
+    check(torch.equal(before, after), f"{what} was changed")
+
+
+class PoisonedMemory(TorchDispatchMode):
+    """While active, torch.empty and its kin give NaN: what is never written, or forgotten when loading, shows."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; fill what it left uninitialised."""
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _UNINITIALISED and out.is_floating_point():
+            out.fill_(torch.nan)
+        return out

@@ -1,0 +1,150 @@
+"""An executor without a model, for testing engines and schedulers in microseconds; no torch.
+
+It keeps a KV cache of token ids behind real block tables, and draws each token by hashing everything the request's
+table shows it. So a request that lost a block, shares a wrong one or reads a stale one gets other tokens than alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from core.block_pool import BlockPool
+from core.contracts import Limits, Scheduler
+from core.engine import Engine, EngineLimits
+from core.step import Step, pack, unpack
+
+HOLE = -1
+"""A cache slot nobody has written."""
+EOS = 0
+
+
+def next_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
+    """The token the fake draws after `tokens`: a hash, so that every token before it matters."""
+    return xxhash.xxh64_intdigest(np.asarray(tokens, dtype=np.int64).tobytes(), seed=seed & 0xFFFFFFFF) % vocab_size
+
+
+def completion(seed: int, prompt: Sequence[int], num_tokens: int, vocab_size: int, stop_ids: Sequence[int] = ()) -> list[int]:
+    """What a request alone must get: up to num_tokens tokens, ending with a stop token if one is drawn."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + num_tokens:
+        tokens.append(next_token(seed, tokens, vocab_size))
+        if tokens[-1] in stop_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeExecutor:
+    """core.engine.Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
+
+    def __init__(self, limits: Limits, vocab_size: int) -> None:
+        self.vocab_size, self.block_size = vocab_size, limits.block_size
+        self.cache = np.full(limits.num_blocks * limits.block_size, HOLE, dtype=np.int64)
+        max_blocks = -(-limits.max_model_len // limits.block_size)
+        self.table = np.full((limits.max_num_seqs, max_blocks), HOLE, dtype=np.int64)
+        self.seeds = np.zeros(limits.max_num_seqs, dtype=np.int64)
+        self.tokens: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}
+        self.steps: list[Step] = []
+        self.is_closed = False
+
+    def launch(self, step: Step) -> Any:
+        """Compute a step at once, from its packed form."""
+        step = unpack(pack(step))
+        self.steps.append(step)
+        self.seeds[step.admit_rows] = step.admit_seeds
+        self.table[step.table_rows, step.table_columns] = step.table_blocks
+        ends = self._write_decodes(step) + self._write_chunks(step)
+        assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
+        num_decodes = len(step.decode_rows)
+        drawn = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
+        masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
+        return [self._draw(*ends[place], index, masked) for index, place in enumerate(drawn)]
+
+    def collect(self, handle: Any) -> Sequence[int]:
+        """The tokens that launch drew."""
+        tokens: list[int] = handle
+        return tokens
+
+    def close(self) -> None:
+        """Note that the engine closed it."""
+        self.is_closed = True
+
+    def _slots(self, row: int, start: int, end: int) -> np.ndarray[Any, Any]:
+        positions = np.arange(start, end)
+        blocks = self.table[row, positions // self.block_size]
+        assert (blocks >= 0).all(), f"row {row} has no block for a position in {start}..{end}"
+        slots: np.ndarray[Any, Any] = blocks * self.block_size + positions % self.block_size
+        return slots
+
+    def _write_decodes(self, step: Step) -> list[tuple[int, int]]:
+        ends = []
+        for row in step.decode_rows.tolist():
+            length = self.lengths[row]
+            self.cache[self._slots(row, length - 1, length)] = self.tokens[row]
+            ends.append((row, length))
+        return ends
+
+    def _write_chunks(self, step: Step) -> list[tuple[int, int]]:
+        ends, first = [], 0
+        for row, start, length in zip(step.chunk_rows, step.chunk_starts, step.chunk_lens, strict=True):
+            tokens = step.token_ids_T[first : first + length]
+            self.cache[self._slots(row, start, start + length)] = tokens
+            ends.append((int(row), int(start + length)))
+            first += length
+        return ends
+
+    def _draw(self, row: int, end: int, index: int, masked: set[tuple[int, int]]) -> int:
+        context = self.cache[self._slots(row, 0, end)]
+        assert (context != HOLE).all(), f"row {row} reads a cache slot that was never written"
+        token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)
+        while (index, token) in masked:
+            token = (token + 1) % self.vocab_size
+        self.tokens[row], self.lengths[row] = token, end + 1
+        return token
+
+
+def fake_engine(
+    scheduler: Scheduler,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    max_model_len: int = 128,
+    vocab_size: int = 50,
+    eos_token_ids: Sequence[int] = (),
+    prefix_caching: bool = True,
+    stall_timeout_s: float = 1.0,
+    **options: Any,
+) -> Engine:
+    """An engine over a FakeExecutor."""
+    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks)
+    return Engine(
+        scheduler,
+        FakeExecutor(limits, vocab_size),
+        BlockPool(num_blocks, block_size, caching=prefix_caching),
+        EngineLimits(limits, vocab_size, stall_timeout_s, frozenset(eos_token_ids)),
+        **options,
+    )
+
+
+def check_engine(engine: Engine) -> None:
+    """Assert what must hold between any two steps: blocks, rows and requests add up, and the limits are kept."""
+    engine.pool.check()
+    queue, pool = engine.queue, engine.pool
+    held: dict[int, int] = {}
+    for request in queue.live.values():
+        for block in request.blocks:
+            held[block] = held.get(block, 0) + 1
+    for block in range(pool.num_blocks):
+        assert pool.references(block) == held.get(block, 0), f"block {block} has a wrong reference count"
+    assert len(queue.running) <= engine.limits.plan.max_num_seqs, "more requests run than max_num_seqs"
+    rows = [request.row for request in queue.running.values()]
+    assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0, "two requests share a row"
+    assert len(rows) + len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs, "a row is lost"
+    assert set(queue.live) == set(queue.waiting) | set(queue.running), "a request is lost"
+    assert not set(queue.waiting) & set(queue.running), "a request waits and runs"

@@ -1,0 +1,106 @@
+"""Kernels that are obviously right: every formula as the contract states it, in float64, one sequence at a time.
+
+The reference of KernelsSuite, and what ModelSuite runs models with. Slow, and with no other purpose.
+Legend: T tokens, Q queries and L context of one row, D hidden, F half of gate and up, H heads, K kv heads, E head dim,
+N blocks, S block size, C = (H + 2K) * E.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, QKNorm, Rope
+
+
+class PlainKernels:
+    """Implements core.contracts.Kernels; results are rounded once, to the input's dtype."""
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        self.spec = spec
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """See Kernels."""
+        x64_TD = x_TD.double()
+        mean_square_T1 = x64_TD.square().mean(-1, keepdim=True)
+        return (x64_TD / (mean_square_T1 + eps).sqrt() * weight_D.double()).to(x_TD.dtype)
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See Kernels."""
+        sum_TD = x_TD + residual_TD
+        return self.rms_norm(sum_TD, weight_D, eps), sum_TD
+
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """See Kernels."""
+        gate_TF, up_TF = gate_up_TF.double().chunk(2, -1)
+        return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_TF.dtype)
+
+    def qk_norm_rope(
+        self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels."""
+        dtype, q_THE, k_TKE = q_THE.dtype, q_THE.double(), k_TKE.double()
+        if norm is not None:
+            q_THE = self.rms_norm(q_THE, norm.q_weight_E, norm.eps)
+            k_TKE = self.rms_norm(k_TKE, norm.k_weight_E, norm.eps)
+        if rope is not None:
+            q_THE, k_TKE = _rotate(q_THE, positions_T, rope), _rotate(k_TKE, positions_T, rope)
+        return q_THE.to(dtype), k_TKE.to(dtype)
+
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        """See Kernels."""
+        for token, slot in enumerate(slot_mapping_T.tolist()):
+            block, offset = divmod(slot, self.spec.block_size)
+            kv_2NSKE[0, block, offset] = k_TKE[token]
+            kv_2NSKE[1, block, offset] = v_TKE[token]
+
+    def qk_norm_rope_write(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """See Kernels."""
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        heads_TXE = qkv_TC.reshape(qkv_TC.shape[0], heads + 2 * kv_heads, self.spec.head_dim)
+        q_THE, k_TKE, v_TKE = heads_TXE.split((heads, kv_heads, kv_heads), 1)
+        q_THE, k_TKE = self.qk_norm_rope(q_THE, k_TKE, batch.positions_T, rope, norm)
+        self.write_kv(k_TKE, v_TKE, kv_2NSKE, batch.slot_mapping_T)
+        return q_THE
+
+    def prepare(self, batch: Batch) -> None:
+        """See Kernels."""
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        """See Kernels."""
+        starts = batch.query_starts_B1.tolist()
+        rows = [
+            self.attend_row(q_THE[starts[row] : starts[row + 1]], *self.read_row(kv_2NSKE, batch, row))
+            for row in range(batch.num_requests)
+        ]
+        return torch.cat(rows).to(q_THE.dtype)
+
+    def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (L, K, E) of a row's context."""
+        position_L = torch.arange(int(batch.context_lens_B[row]), device=kv_2NSKE.device)
+        block_L = batch.block_table_BM[row][position_L // self.spec.block_size].long()
+        k_LKE, v_LKE = kv_2NSKE[:, block_L, position_L % self.spec.block_size].double()
+        return k_LKE, v_LKE
+
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        """Causal attention of the last Q of L tokens: (Q, H, E)."""
+        num_groups, (num_queries, context) = q_QHE.shape[1] // k_LKE.shape[1], (len(q_QHE), len(k_LKE))
+        k_LHE, v_LHE = k_LKE.repeat_interleave(num_groups, 1), v_LKE.repeat_interleave(num_groups, 1)
+        score_HQL = torch.einsum("qhe,lhe->hql", q_QHE.double(), k_LHE) * self.spec.scale
+        position_L = torch.arange(context, device=k_LKE.device)
+        is_future_QL = position_L > position_L[context - num_queries :, None]
+        weight_HQL = score_HQL.masked_fill(is_future_QL, -torch.inf).softmax(-1)
+        return torch.einsum("hql,lhe->qhe", weight_HQL, v_LHE)
+
+
+def _rotate(x_TXE: Tensor, positions_T: Tensor, rope: Rope) -> Tensor:
+    cos_T1F, sin_T1F = rope.table_PE[positions_T].double().unsqueeze(1).chunk(2, -1)
+    first_TXF, second_TXF = x_TXE.chunk(2, -1)
+    return torch.cat(
+        (first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F), -1
+    )

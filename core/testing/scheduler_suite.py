@@ -1,0 +1,177 @@
+"""The conformance suite of scheduler policies: subclass it in your tests and return your policy from `make`.
+
+It drives real engines over `core.testing.fakes`, where a request that lost or shares a wrong block gets other tokens than
+alone. It promises nothing about speed, and assumes no order but that nobody starves.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from core.budget import Ledger
+from core.contracts import Plan, Scheduler, SchedulerView
+from core.engine import Engine
+from core.queue import Views
+from core.request import FinishReason, RequestOutput
+from core.sampling import SamplingParams
+from core.testing.fakes import check_engine, completion, fake_engine
+
+MAX_STEPS = 3000
+"""More than any of these loads needs; a policy that takes them all is stuck."""
+
+
+class SchedulerSuite:
+    """`class TestMyPolicy(SchedulerSuite): def make(self): return MyPolicy(MyConfig())`."""
+
+    def make(self) -> Scheduler:
+        """A fresh policy object."""
+        raise NotImplementedError("return your scheduler from make()")
+
+    def test_every_request_gets_the_tokens_it_gets_alone(self) -> None:
+        """Random loads over small pools: nobody is lost, and nobody's cache is mixed up."""
+        for seed in range(30):
+            Load(self.make(), random.Random(seed)).run()
+
+    def test_a_tight_pool_still_finishes_everybody(self) -> None:
+        """Together the requests need several times the pool, so most are preempted or wait."""
+        for seed in range(10):
+            load = Load(self.make(), random.Random(seed), num_blocks=20, block_size=2, max_model_len=40)
+            load.run()
+
+    def test_prompts_longer_than_the_token_budget_are_computed_in_chunks(self) -> None:
+        """A prompt of several times max_num_batched_tokens is served."""
+        engine = fake_engine(self.make(), max_num_batched_tokens=8, max_model_len=128)
+        prompt = list(range(1, 50)) * 2
+        engine.add(prompt, SamplingParams(max_tokens=3, seed=1))
+        assert drain(engine)[0].token_ids == completion(1, prompt, 3, 50), "a chunked prompt gives other tokens"
+
+    def test_nobody_starves_while_others_keep_arriving(self) -> None:
+        """A long request ends although a new short one arrives at every step."""
+        engine = fake_engine(self.make(), num_blocks=24, max_num_seqs=4)
+        old = engine.add([7] * 20, SamplingParams(max_tokens=20, seed=0))
+        for step in range(MAX_STEPS):
+            engine.add([step % 50] * 5, SamplingParams(max_tokens=4, seed=step))
+            if any(output.request_id == old for output in engine.step()):
+                return
+        raise AssertionError(f"a request of 20 tokens is not done after {MAX_STEPS} steps with new arrivals: it starves")
+
+    def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
+        """Requests are aborted while waiting, mid-prompt, decoding and preempted."""
+        for seed in range(20):
+            load = Load(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            load.run(abort_chance=0.3)
+            assert load.engine.pool.num_free == load.engine.pool.num_blocks, "aborted requests left blocks behind"
+
+    def test_the_same_view_gives_the_same_plan_and_changes_nothing(self) -> None:
+        """A plan depends on the view alone, so that every rank and every rerun decides alike."""
+        for seed in range(10):
+            load = Load(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            for _ in load.steps():
+                self._compare_plans(load.engine)
+
+    def test_a_long_queue_is_planned_within_the_limits(self) -> None:
+        """A thousand requests at once: the plan admits some and keeps every limit."""
+        engine = fake_engine(self.make(), num_blocks=4096, max_num_seqs=64, max_num_batched_tokens=64)
+        for index in range(1000):
+            engine.add([index % 50] * 20, SamplingParams(max_tokens=4, seed=index))
+        assert engine.plan().computes, "nothing is computed although a thousand requests wait"
+
+    def _compare_plans(self, engine: Engine) -> None:
+        if not engine.has_work:
+            return
+        before = snapshot(engine)
+        first, second = (normal(engine.scheduler.plan(look(engine))) for _ in range(2))
+        assert snapshot(engine) == before, "plan() changed a request or the queue"
+        assert first == second, f"the same view gave two plans: {first} and {second}"
+
+
+class Load:
+    """A random load for one engine, and what each request must get."""
+
+    def __init__(self, scheduler: Scheduler, rng: random.Random, **sizes: int) -> None:
+        self.rng = rng
+        drawn: dict[str, Any] = {
+            "num_blocks": rng.randint(16, 40),
+            "block_size": rng.choice([1, 2, 4]),
+            "max_num_seqs": rng.randint(1, 6),
+            "max_num_batched_tokens": rng.randint(6, 40),
+            "max_model_len": 64,
+        }
+        self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0])
+        self.wanted: dict[int, list[int]] = {}
+        self.common = [rng.randrange(1, 50) for _ in range(30)]
+
+    def add(self) -> None:
+        """A request that shares a random part of its prompt with others."""
+        rng, max_len = self.rng, self.engine.limits.max_len
+        length = rng.randint(1, max(1, max_len // 2))
+        prompt = (self.common[: rng.randint(0, 30)] + [rng.randrange(50) for _ in range(length)])[: max_len - 1]
+        params = SamplingParams(max_tokens=rng.randint(1, 20), seed=rng.randrange(1000))
+        num_tokens = min(params.max_tokens, max_len - len(prompt))
+        request_id = self.engine.add(prompt, params, priority=rng.randint(0, 2))
+        self.wanted[request_id] = completion(params.seed or 0, prompt, num_tokens, 50, [0])
+
+    def steps(self, abort_chance: float = 0.0) -> Iterator[None]:
+        """Add, step and perhaps abort until everything is done; checks the engine after each."""
+        left = 12
+        for _ in range(MAX_STEPS):
+            if left and (self.rng.random() < 0.5 or not self.engine.has_work):
+                self.add()
+                left -= 1
+            if self.wanted and self.rng.random() < abort_chance:
+                self.take(self.engine.abort([self.rng.choice(list(self.wanted))]))
+            if self.engine.has_work:
+                self.take(self.engine.step())
+            check_engine(self.engine)
+            yield
+            if not left and not self.engine.has_work:
+                assert not self.wanted, f"requests {sorted(self.wanted)} never ended"
+                return
+        raise AssertionError(f"12 short requests are not done after {MAX_STEPS} steps")
+
+    def run(self, abort_chance: float = 0.0) -> None:
+        """All steps."""
+        for _ in self.steps(abort_chance):
+            pass
+
+    def take(self, outputs: list[RequestOutput]) -> None:
+        """Compare what ended with what it must be."""
+        for output in outputs:
+            wanted = self.wanted.pop(output.request_id)
+            aborted = output.finish_reason is FinishReason.ABORT
+            got = output.token_ids
+            assert got == wanted[: len(got)] and (aborted or got == wanted), f"got {got}, alone {wanted}"
+
+
+def drain(engine: Engine) -> list[RequestOutput]:
+    """Step until nothing is left; outputs in order of finishing."""
+    outputs: list[RequestOutput] = []
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            return outputs
+        outputs += engine.step()
+        check_engine(engine)
+    raise AssertionError(f"the engine still has work after {MAX_STEPS} steps")
+
+
+def look(engine: Engine) -> SchedulerView:
+    """What the engine would show its scheduler now."""
+    queue = engine.queue
+    budget = Ledger(engine.pool, queue.live)
+    return SchedulerView(Views(queue.waiting), Views(queue.running), engine.limits.plan, budget, 0.0)
+
+
+def normal(plan: Plan) -> tuple[Any, ...]:
+    """A plan in a form that compares."""
+    decode = list(plan.decode) if isinstance(plan.decode, list | tuple) else plan.decode
+    return [tuple(pair) for pair in plan.prefill], decode, list(plan.preempt), plan.idle_s
+
+
+def snapshot(engine: Engine) -> Any:
+    """Everything a policy might be tempted to change."""
+    requests = engine.queue.live.values()
+    state = [(r.id, r.num_tokens, r.num_computed_tokens, tuple(r.blocks), r.priority, r.row) for r in requests]
+    return copy.deepcopy((state, list(engine.queue.waiting), list(engine.queue.running), engine.pool.num_free))

@@ -1,0 +1,87 @@
+"""Between text and token ids: prompts in their three forms, and what the caller reads.
+
+Knows the checkpoint's tokenizer, loaded on first use, and nothing of the engine. Without tokenizer files only token ids
+are taken, and outputs have no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from core.checkpoint import load_tokenizer
+from core.errors import RequestError
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or the messages of a chat (role and content)."""
+
+
+class Codec:
+    """Encodes prompts and decodes outputs with the tokenizer of a folder, if it has one."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._tokenizer: Any = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer (transformers), or None."""
+        if self._tokenizer is None and self._folder is not None:
+            self._tokenizer = load_tokenizer(self._folder)
+            self._folder = self._folder if self._tokenizer is not None else None
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; special tokens in a text are read as such.
+
+        Raises: RequestError if it is of no known form, or needs a tokenizer or chat template that is not there.
+        """
+        if isinstance(prompt, str):
+            ids: list[int] = self._needed("a text prompt").encode(prompt)
+            return ids
+        if is_chat(prompt):
+            return self._chat(prompt)
+        if isinstance(prompt, Sequence) or hasattr(prompt, "__array__"):
+            return list(prompt)
+        raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens; empty without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def _chat(self, messages: Any) -> list[int]:
+        tokenizer = self._needed("a chat prompt")
+        if not tokenizer.chat_template:
+            raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from None
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _needed(self, what: str) -> Any:
+        if self.tokenizer is None:
+            raise RequestError(f"{what} needs a tokenizer, and the checkpoint has none; pass token ids or model.tokenizer")
+        return self.tokenizer
+
+
+def is_chat(prompt: object) -> bool:
+    """Whether a prompt is a conversation: a sequence of messages."""
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(map(_is_message, prompt)) and bool(prompt)
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts, from one prompt or several."""
+    is_one = isinstance(prompts, str) or is_chat(prompts)
+    is_ids = isinstance(prompts, Sequence) and bool(prompts) and all(isinstance(item, int) for item in prompts)
+    return [prompts] if is_one or is_ids else list(prompts)
+
+
+def _is_message(item: object) -> bool:
+    return isinstance(item, Mapping) and "role" in item

@@ -1,0 +1,139 @@
+"""One rank: a model, its kernels, a sampler, the KV cache and the request table.
+
+Computes steps and knows nothing of requests, policies or text. Launching never waits for the device; collecting does.
+Legend: as in core/state.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
+from core.parallel import Ranks
+from core.state import Draws, RequestTable
+from core.step import Step
+
+
+@dataclass(frozen=True)
+class PagedAttention:
+    """`core.contracts.Attend` for one step: the kernels, bound to a batch and to every layer's part of the cache."""
+
+    kernels: Kernels
+    kv_layers: Sequence[Tensor]
+    batch: Batch
+
+    def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+        """See Attend."""
+        kv_2NSKE = self.kv_layers[layer]
+        q_THE = self.kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, self.batch, rope, norm)
+        return self.kernels.attend(q_THE, kv_2NSKE, self.batch).reshape(qkv_TC.shape[0], -1)
+
+
+class Worker:
+    """The executor of a single rank. kv_cache: [2, layers, blocks + 1, block_size, K, E], the last block is scratch."""
+
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        sampler: Sampler,
+        table: RequestTable,
+        kv_cache: Tensor,
+        *,
+        ranks: Ranks = Ranks(),
+        vocab_size: int,
+        shards_vocabulary: bool = False,
+    ) -> None:
+        self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
+        self.kv_cache: Tensor | None = kv_cache
+        self.kv_layers = list(kv_cache.unbind(1))
+        self.vocab_size = vocab_size
+        self.shards_vocabulary = shards_vocabulary
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can hold; the scratch block is not counted."""
+        return self.kv_layers[0].shape[1] - 1
+
+    @torch.inference_mode()
+    def rehearse(self, spec: AttentionSpec) -> None:
+        """Compute the largest step the limits allow, into the scratch block: for measuring its memory."""
+        num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
+        lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
+        lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
+        step = Step(
+            chunk_rows=np.full(num_chunks, self.table.padding_row),
+            chunk_starts=np.zeros(num_chunks, dtype=np.int64),
+            chunk_lens=lens,
+            token_ids_T=np.zeros(spec.max_num_batched_tokens, dtype=np.int64),
+            max_context_len=int(lens.max()),
+        )
+        hidden_TD = self.forward(self.table.batch(self.table.receive(step)))
+        rows_N = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
+        params = SamplingBatch(self.table.temperature_R[rows_N] + 1, self.table.seed_R[rows_N], rows_N)
+        index_N = torch.zeros_like(rows_N)
+        self.draw(hidden_TD, Draws(rows_N, index_N, params))
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Tensor:
+        """Start a step; returns the drawn tokens (N,) on the device."""
+        device_step = self.table.receive(step)
+        batch = self.table.batch(device_step)
+        hidden_TD = self.forward(batch)
+        drawn = self.table.draws(device_step, batch)
+        tokens_N = self.draw(hidden_TD, drawn, device_step.views if len(step.mask_rows) else None)
+        self.table.commit(drawn, tokens_N, step)
+        return tokens_N
+
+    def collect(self, handle: Tensor) -> Sequence[int]:
+        """Wait for a launched step and return its tokens."""
+        tokens: list[int] = handle.tolist()
+        return tokens
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states of a batch: (T, D)."""
+        self.kernels.prepare(batch)
+        attend = PagedAttention(self.kernels, self.kv_layers, batch)
+        return self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+
+    def draw(self, hidden_TD: Tensor, drawn: Draws, mask: Any = None) -> Tensor:
+        """Tokens drawn from the hidden states; `mask` names (row, token) pairs that must not win."""
+        if drawn.token_indices_N is not None:
+            hidden_TD = hidden_TD.index_select(0, drawn.token_indices_N)
+        if hidden_TD.shape[0] == 0:
+            return torch.empty(0, dtype=torch.int64, device=hidden_TD.device)
+        logits_NV = self.model.logits(hidden_TD)
+        first_token = self.ranks.rank * logits_NV.shape[1]
+        if mask is not None:
+            self._forbid(logits_NV, mask["mask_rows"], mask["mask_tokens"] - first_token)
+        return self._sample(logits_NV, drawn.params, first_token)
+
+    def _forbid(self, logits_NV: Tensor, rows: Tensor, columns: Tensor) -> None:
+        here = (columns >= 0) & (columns < logits_NV.shape[1])
+        values = torch.where(here, -torch.inf, 0.0).to(logits_NV.dtype)
+        logits_NV.index_put_((rows, columns.clamp(0, logits_NV.shape[1] - 1)), values, accumulate=True)
+
+    def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
+        if self.ranks.size == 1:
+            return self.sampler.sample(logits_NV[:, : self.vocab_size], params)
+        if not self.shards_vocabulary:
+            return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
+        scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
+        scores_NR = self.ranks.all_gather_last(scores_N.unsqueeze(1))
+        tokens_NR = self.ranks.all_gather_last(tokens_N.unsqueeze(1))
+        return tokens_NR.gather(1, scores_NR.argmax(1, keepdim=True)).squeeze(1)
+
+    def close(self) -> None:
+        """Drop the cache and the weights."""
+        self.kv_cache = None
+        self.kv_layers = []
+        self.__dict__.pop("model", None)
+        if self.table.device.type == "cuda":
+            torch.cuda.empty_cache()

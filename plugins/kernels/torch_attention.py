@@ -1,0 +1,139 @@
+"""Paged attention in plain torch: a step's rows planned once, then attended with in every layer.
+
+Knows nothing of norms or rotations. Decode rows are attended with together, without a loop: the G query heads that
+share a kv head are the query rows of one product. A sequence whose blocks lie side by side is read in place (CPU only,
+where looking at the table costs nothing); any other is gathered.
+Legend: T tokens, B decode rows, Q queries and L context of a row, H = K * G heads, K kv heads, E head dim, N blocks,
+S block size, M blocks of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from core.batch import Batch
+from core.contracts import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Queries [start, stop) of one sequence over its `context` tokens.
+
+    first_slot: where the context starts if it lies in one piece, else None and blocks_M says where it is.
+    mask_QL: additive; None if no query is masked beyond what is_causal says.
+    """
+
+    start: int
+    stop: int
+    context: int
+    first_slot: int | None
+    blocks_M: Tensor
+    mask_QL: Tensor | None
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """The first `count` queries, one per sequence, each over the first `context` tokens of its blocks, masked."""
+
+    count: int
+    context: int
+    blocks_BM: Tensor
+    mask_B11L: Tensor
+
+
+Rows = list[Sequence | Decodes]
+
+
+def plan_rows(batch: Batch, spec: AttentionSpec) -> Rows:
+    """What every layer of this step attends with, decodes first. Does not wait for the device."""
+    lens = batch.context_lens_host
+    rows: Rows = []
+    if batch.num_decodes == 1 and lens is not None:
+        rows.append(_sequence(batch, spec, 0, int(lens[0])))
+    elif batch.num_decodes:
+        longest = batch.max_context_len if lens is None else int(lens[: batch.num_decodes].max())
+        rows.append(_decodes(batch, spec, longest))
+    for row in range(batch.num_decodes, batch.num_requests):
+        assert lens is not None, "a prefill needs its length on the host"
+        rows.append(_sequence(batch, spec, row, int(lens[row])))
+    return rows
+
+
+def attend_rows(q_THE: Tensor, kv_2NSKE: Tensor, rows: Rows, spec: AttentionSpec) -> Tensor:
+    """Attention of all rows: (T, H, E) -> (T, H, E)."""
+    parts = [
+        _attend_decodes(q_THE, kv_2NSKE, row, spec)
+        if isinstance(row, Decodes)
+        else _attend_sequence(q_THE, kv_2NSKE, row, spec)
+        for row in rows
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _decodes(batch: Batch, spec: AttentionSpec, longest: int) -> Decodes:
+    count, num_blocks = batch.num_decodes, -(-longest // spec.block_size)
+    blocks_BM = batch.block_table_BM[:count, :num_blocks]
+    position_L = torch.arange(longest, device=blocks_BM.device)
+    is_hidden_BL = position_L >= batch.context_lens_B[:count, None]
+    mask_BL = torch.zeros(is_hidden_BL.shape, device=blocks_BM.device, dtype=spec.dtype)
+    mask_BL.masked_fill_(is_hidden_BL, -torch.inf)
+    return Decodes(count, longest, blocks_BM.reshape(-1), mask_BL[:, None, None])
+
+
+def _sequence(batch: Batch, spec: AttentionSpec, row: int, context: int) -> Sequence:
+    start, stop = (int(at) for at in batch.query_starts_host[row : row + 2])
+    blocks_M = batch.block_table_BM[row, : -(-context // spec.block_size)]
+    num_queries = stop - start
+    is_whole = num_queries == context
+    mask_QL = None if num_queries == 1 or is_whole else _causal_mask(num_queries, context, spec)
+    first_slot = _first_slot(blocks_M, spec.block_size)
+    return Sequence(start, stop, context, first_slot, blocks_M, mask_QL, is_whole and num_queries > 1)
+
+
+def _causal_mask(num_queries: int, context: int, spec: AttentionSpec) -> Tensor:
+    """Query i is the context's token context - num_queries + i and sees up to itself."""
+    hidden_QL = torch.full((num_queries, context), -torch.inf, device=spec.device, dtype=spec.dtype)
+    return hidden_QL.triu_(context - num_queries + 1)
+
+
+def _first_slot(blocks_M: Tensor, block_size: int) -> int | None:
+    """Where blocks that lie side by side begin; None if they don't, or if looking would wait for a device."""
+    if blocks_M.device.type != "cpu":
+        return None
+    blocks = blocks_M.tolist()
+    return blocks[0] * block_size if blocks == list(range(blocks[0], blocks[0] + len(blocks))) else None
+
+
+def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: AttentionSpec) -> Tensor:
+    q_BKGE = q_THE[: row.count].unflatten(1, (spec.num_kv_heads, -1))
+    gathered_2BLKE = kv_2NSKE.index_select(1, row.blocks_BM).view(2, row.count, -1, *kv_2NSKE.shape[3:])
+    k_BKLE, v_BKLE = gathered_2BLKE[:, :, : row.context].transpose(2, 3).unbind()
+    out_BKGE = scaled_dot_product_attention(q_BKGE, k_BKLE, v_BKLE, attn_mask=row.mask_B11L, scale=spec.scale)
+    return out_BKGE.flatten(1, 2)
+
+
+def _attend_sequence(q_THE: Tensor, kv_2NSKE: Tensor, row: Sequence, spec: AttentionSpec) -> Tensor:
+    k_K1LE, v_K1LE = _context(kv_2NSKE, row).permute(0, 2, 1, 3).unsqueeze(2).unbind()
+    q_QKGE = q_THE[row.start : row.stop].unflatten(1, (spec.num_kv_heads, -1))
+    if row.stop - row.start == 1:
+        q_K1GE = q_QKGE.transpose(0, 1)  # The heads of a group are the rows of one product.
+        return scaled_dot_product_attention(q_K1GE, k_K1LE, v_K1LE, scale=spec.scale).reshape(1, -1, spec.head_dim)
+    q_KGQE = q_QKGE.permute(1, 2, 0, 3)
+    num_groups = q_KGQE.shape[1]
+    k_KGLE, v_KGLE = (x_K1LE.expand(-1, num_groups, -1, -1) for x_K1LE in (k_K1LE, v_K1LE))
+    out_KGQE = scaled_dot_product_attention(
+        q_KGQE, k_KGLE, v_KGLE, attn_mask=row.mask_QL, is_causal=row.is_causal, scale=spec.scale
+    )
+    return out_KGQE.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _context(kv_2NSKE: Tensor, row: Sequence) -> Tensor:
+    """The sequence's keys and values, (2, L, K, E): a view if they lie in one piece."""
+    if row.first_slot is not None:
+        return kv_2NSKE.flatten(1, 2)[:, row.first_slot : row.first_slot + row.context]
+    return kv_2NSKE.index_select(1, row.blocks_M).flatten(1, 2)[:, : row.context]

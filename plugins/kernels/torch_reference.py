@@ -1,0 +1,109 @@
+"""Kernels in plain torch, for any device: the reference the others are tested against, and what runs on a CPU.
+
+Knows nothing of models or requests. What is the same for every layer of a step is computed once, in `prepare` or by the
+first layer that asks, and kept in batch.scratch: on a CPU a small model's step is mostly the calls into torch.
+Legend: T tokens, D hidden, F half of gate and up, H heads, K kv heads, E head dim, N blocks, S block size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, QKNorm, Rope
+from plugins.kernels.torch_attention import attend_rows, plan_rows
+
+
+class TorchKernels:
+    """Implements core.contracts.Kernels.
+
+    The cache must hold finite values everywhere (it starts as zeros): what lies in slots that a query may not see is
+    weighted with zero, so any finite garbage there is harmless, but NaN or infinity would spread.
+    """
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.num_qk_heads = spec.num_heads + spec.num_kv_heads
+        self._eps: dict[float, Tensor] = {}
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        if x_TD.is_cuda:
+            return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
+        return self._normalise(x_TD.float(), eps).mul_(weight_D).to(x_TD.dtype)
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        residual_TD.add_(x_TD)
+        return self.rms_norm(residual_TD, weight_D, eps), residual_TD
+
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        gate_TF, up_TF = gate_up_TF.chunk(2, -1)
+        return functional.silu(gate_TF).mul_(up_TF)
+
+    def qk_norm_rope(
+        self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        rows = _rope_rows(rope, positions_T) if rope else None
+        heads_TXE = self._norm_rope(torch.cat((q_THE, k_TKE), 1).float(), q_THE.shape[1], rows, norm).to(q_THE.dtype)
+        return heads_TXE[:, : q_THE.shape[1]], heads_TXE[:, q_THE.shape[1] :]
+
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        k_slots_NKE, v_slots_NKE = kv_2NSKE.flatten(1, 2).unbind()
+        k_slots_NKE.index_copy_(0, slot_mapping_T, k_TKE)
+        v_slots_NKE.index_copy_(0, slot_mapping_T, v_TKE)
+
+    def qk_norm_rope_write(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        num_heads = self.spec.num_heads
+        qkv_TYE = qkv_TC.view(qkv_TC.shape[0], -1, self.spec.head_dim)
+        qk_TXE, v_TKE = qkv_TYE.split((self.num_qk_heads, self.spec.num_kv_heads), 1)
+        rows = _cached_rope_rows(rope, batch) if rope else None
+        qk_TXE = self._norm_rope(qk_TXE.float(), num_heads, rows, norm).to(qkv_TC.dtype)
+        q_THE, k_TKE = qk_TXE.split((num_heads, self.spec.num_kv_heads), 1)
+        self.write_kv(k_TKE, v_TKE, kv_2NSKE, batch.slot_mapping_T)
+        return q_THE
+
+    def prepare(self, batch: Batch) -> None:
+        batch.scratch["rows"] = plan_rows(batch, self.spec)
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        return attend_rows(q_THE, kv_2NSKE, batch.scratch["rows"], self.spec)
+
+    def _normalise(self, x_TD: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) in a new tensor. On a CPU half the time of functional.rms_norm, which is not fused there."""
+        if eps not in self._eps:
+            self._eps[eps] = torch.tensor(eps, device=x_TD.device)
+        length_T1 = torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True)
+        return x_TD * torch.addcmul(self._eps[eps], length_T1, length_T1, value=1 / x_TD.shape[-1]).rsqrt_()
+
+    def _norm_rope(
+        self, qk_TXE: Tensor, num_heads: int, rows: tuple[Tensor, Tensor] | None, norm: QKNorm | None
+    ) -> Tensor:
+        """Normalise and rotate query and key heads together, in float32; may overwrite qk_TXE."""
+        if norm:
+            qk_TXE = self._normalise(qk_TXE, norm.eps)
+            qk_TXE[:, :num_heads].mul_(norm.q_weight_E)
+            qk_TXE[:, num_heads:].mul_(norm.k_weight_E)
+        if rows:
+            cos_T1E, sin_T1E = rows
+            swapped_TXE = qk_TXE.roll(qk_TXE.shape[-1] // 2, -1)
+            qk_TXE = qk_TXE.mul_(cos_T1E).addcmul_(swapped_TXE, sin_T1E)
+        return qk_TXE
+
+
+def _cached_rope_rows(rope: Rope, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Layers that share a rope table share its rows of this step."""
+    rows = batch.scratch.get(id(rope))
+    if rows is None:
+        rows = batch.scratch[id(rope)] = _rope_rows(rope, batch.positions_T)
+    return rows
+
+
+def _rope_rows(rope: Rope, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine for both halves of a head, and sine with the sign that each half's partner gets."""
+    cos_T1F, sin_T1F = rope.table_PE.index_select(0, positions_T).unsqueeze(1).chunk(2, -1)
+    return torch.cat((cos_T1F, cos_T1F), -1), torch.cat((-sin_T1F, sin_T1F), -1)

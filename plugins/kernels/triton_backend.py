@@ -1,0 +1,149 @@
+"""kernels=triton: the Triton kernels behind the Kernels contract, for CUDA cards from compute capability 8.0.
+
+Decides per step which kernels run on which rows; the kernels themselves live in the triton_* files. What they don't
+cover comes from the plain torch reference. Legend: T tokens, B requests, D hidden, F feed-forward, H heads, K kv heads,
+E head dim, N cache blocks, S block size, C = (H + 2K) * E.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, QKNorm, Rope
+from plugins.kernels import triton_ops
+from plugins.kernels.torch_reference import TorchKernels
+from plugins.kernels.triton_decode import (
+    DecodeScratch,
+    DecodeTiling,
+    decode_attention,
+    decode_tiling,
+    schedule_decode,
+)
+from plugins.kernels.triton_prefill import PrefillTiling, prefill_attention, prefill_tiling, query_tiles
+from plugins.kernels.triton_shared_prefix import (
+    SharedTiling,
+    make_shared_partials,
+    shared_prefix_attention,
+    shared_tiling,
+)
+
+
+@dataclass
+class _DecodeStep:
+    """How this step's decode rows are cut; `shared_lens_B` and `shared` are None without a shared prefix."""
+
+    num_items: int
+    tiling: DecodeTiling
+    shared_lens_B: Tensor | None
+    shared: SharedTiling | None
+
+
+@dataclass
+class _PrefillStep:
+    """This step's query tiles."""
+
+    tiles_W2: Tensor
+    tiling: PrefillTiling
+
+
+class TritonKernels(TorchKernels):
+    """Triton for norms, SiLU·mul, RoPE, cache writes and attention.
+
+    Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
+    """
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        super().__init__(config, spec)
+        self._decode_scratch = DecodeScratch.make(
+            spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device
+        )
+        self._shared_partials = make_shared_partials(
+            spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim,
+            self._decode_scratch.num_sms, spec.dtype, spec.device,
+        )  # fmt: skip
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """See Kernels.rms_norm."""
+        return triton_ops.rms_norm(x_TD, weight_D, eps)
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See Kernels.add_rms_norm; overwrites both inputs."""
+        return triton_ops.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """See Kernels.silu_mul."""
+        return triton_ops.silu_mul(gate_up_TF)
+
+    def qk_norm_rope_write(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """See Kernels.qk_norm_rope_write; one launch."""
+        return triton_ops.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm)
+
+    def prepare(self, batch: Batch) -> None:
+        """Cut the decode rows on the device and the query tiles on the host.
+
+        Device: one launch if there are decode rows, one small copy if there are prefill rows; no host sync. A captured
+        decode graph must capture this call too, for the cut follows the lengths at replay.
+        """
+        batch.scratch["decode"] = self._prepare_decode(batch) if batch.num_decodes else None
+        has_prefill = batch.num_requests > batch.num_decodes
+        batch.scratch["prefill"] = self._prepare_prefill(batch) if has_prefill else None
+
+    def _prepare_decode(self, batch: Batch) -> _DecodeStep:
+        spec, rows = self.spec, batch.num_decodes
+        tiling = decode_tiling(rows, spec.num_kv_heads, spec.dtype)
+        shared_lens_B: Tensor | None = getattr(batch, "shared_lens_B", None)
+        shared = None
+        if shared_lens_B is not None:
+            queries = rows * spec.num_heads // spec.num_kv_heads
+            shared = shared_tiling(queries, spec.num_kv_heads, self._decode_scratch.num_sms, spec.dtype)
+            shared_lens_B = shared_lens_B[:rows]
+        num_items = schedule_decode(
+            batch.context_lens_B[:rows], self._decode_scratch, spec.num_kv_heads, tiling, shared_lens_B,
+            shared.tile if shared else 1, shared.max_parts if shared else 1,
+        )  # fmt: skip
+        return _DecodeStep(num_items, tiling, shared_lens_B, shared)
+
+    def _prepare_prefill(self, batch: Batch) -> _PrefillStep:
+        assert batch.context_lens_host is not None
+        spec = self.spec
+        tiling = prefill_tiling(spec.head_dim, spec.dtype)
+        tokens_a_tile = tiling.block_m // (spec.num_heads // spec.num_kv_heads)
+        tiles = torch.from_numpy(
+            query_tiles(batch.query_starts_host, batch.context_lens_host, batch.num_decodes, tokens_a_tile)
+        )
+        if spec.device.type == "cuda":
+            tiles = tiles.pin_memory()  # from torch's caching allocator, which keeps it until the copy is done
+        return _PrefillStep(tiles.to(spec.device, non_blocking=True), tiling)
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        """See Kernels.attend. `prepare` must have seen this batch."""
+        out_THE = torch.empty(q_THE.shape, dtype=q_THE.dtype, device=q_THE.device)
+        if batch.num_decodes:
+            rows = batch.num_decodes
+            self._decode(q_THE[:rows], kv_2NSKE, batch, out_THE[:rows])
+        if batch.scratch["prefill"] is not None:
+            step: _PrefillStep = batch.scratch["prefill"]
+            prefill_attention(
+                q_THE, kv_2NSKE, batch.block_table_BM, batch.query_starts_B1, batch.context_lens_B, step.tiles_W2,
+                self.spec.scale, out_THE, step.tiling,
+            )  # fmt: skip
+        return out_THE
+
+    def _decode(self, q_BHE: Tensor, kv_2NSKE: Tensor, batch: Batch, out_BHE: Tensor) -> None:
+        step: _DecodeStep = batch.scratch["decode"]
+        scratch, scale = self._decode_scratch, self.spec.scale
+        if step.shared is not None:
+            shared_prefix_attention(
+                q_BHE, kv_2NSKE, batch.block_table_BM, scratch, self._shared_partials, scale, step.shared
+            )
+        decode_attention(
+            q_BHE, kv_2NSKE, batch.block_table_BM, step.num_items, scratch, scale, out_BHE, step.tiling,
+            step.shared_lens_B, self._shared_partials,
+        )  # fmt: skip

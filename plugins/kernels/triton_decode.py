@@ -1,0 +1,334 @@
+"""Paged decode attention, split along the context (flash-decoding) with the combine in the same launch.
+
+Once a step a small kernel cuts all contexts into work items of about equal length, from the lengths on the device, so a
+captured graph stays balanced whatever the lengths are at replay. Each item attends with all query heads of one kv head
+(they are the rows of the matrix product, so K and V are read once) and the last item of a request to finish merges
+them. Knows nothing of layers or prefill.
+Legend: B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks, S block size,
+W work items, R shared-prefix parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ITEM_WIDTH = 8
+"""Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row."""
+ITEMS_PER_PROGRAM = 16
+FEW_ROWS = 32
+"""Batches up to this size are cut by a smaller variant of the scheduling kernel."""
+LOG2_E = 1.4426950408889634
+MERGE_PARTS = 16
+"""Partial results merged in one go."""
+
+
+@dataclass(frozen=True)
+class DecodeTiling:
+    """How decode is cut: tile in positions, programs aimed at per multiprocessor."""
+
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> DecodeTiling:
+    """The measured choice for a batch, from static sizes alone."""
+    if dtype == torch.float32:
+        return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=4)
+    return DecodeTiling(tile=64, num_warps=4, num_stages=3, programs_per_sm=16)
+
+
+@dataclass
+class DecodeScratch:
+    """What decode needs besides its inputs; made once, sized for the largest batch, so graphs see fixed addresses.
+
+    Shapes: items_W8 int32; partial_WHE, stats_WH2 float32 (running maximum and sum); counters_BK int32, zero between
+    launches (the last item of a row resets its own); shared_info_4 int32: leader row, tokens, parts.
+    """
+
+    items_W8: Tensor
+    partial_WHE: Tensor
+    stats_WH2: Tensor
+    counters_BK: Tensor
+    shared_info_4: Tensor
+    num_sms: int
+
+    @classmethod
+    def make(
+        cls, max_num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+    ) -> DecodeScratch:
+        """Allocate for batches of up to `max_num_rows`."""
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+        num_items = max_num_items(max_num_rows, num_kv_heads, num_sms, 32)
+        return cls(
+            items_W8=torch.empty((num_items, ITEM_WIDTH), dtype=torch.int32, device=device),
+            partial_WHE=torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=device),
+            stats_WH2=torch.empty((num_items, num_heads, 2), dtype=torch.float32, device=device),
+            counters_BK=torch.zeros((max_num_rows, num_kv_heads), dtype=torch.int32, device=device),
+            shared_info_4=torch.zeros(4, dtype=torch.int32, device=device),
+            num_sms=num_sms,
+        )
+
+
+@dataclass
+class SharedPartials:
+    """What the shared-prefix kernel leaves for the combine: part r of row b lies at r * B + b. Float32."""
+
+    partial_PHE: Tensor
+    stats_PH2: Tensor
+
+
+def target_items(num_kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
+    """Work items a row of kv heads that fill the card."""
+    return max(1, num_sms * programs_per_sm // num_kv_heads)
+
+
+def max_num_items(num_rows: int, num_kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
+    """Length of the work list: items past the last one in use cost an empty program each, so not much slack."""
+    return max(target_items(num_kv_heads, num_sms, programs_per_sm), num_rows + num_rows // 4)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_items", "target"])
+def _schedule_kernel(
+    context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target,
+    TILE: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr, SHARED_PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, ITEM_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
+    row = tl.arange(0, BLOCK_ROWS)
+    is_row = row < num_rows
+    length = tl.load(context_lens_ptr + row, mask=is_row, other=0)
+    if SHARED:
+        shared = tl.load(shared_lens_ptr + row, mask=is_row, other=0)
+        length -= shared
+        if tl.program_id(0) == 0:
+            shared_tokens = tl.max(shared, axis=0)
+            shared_tiles = tl.cdiv(shared_tokens, SHARED_TILE)
+            tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, SHARED_PARTS), 1)
+            tl.store(shared_info_ptr, tl.argmax(shared, axis=0))
+            tl.store(shared_info_ptr + 1, shared_tokens)
+            tl.store(shared_info_ptr + 2, tl.cdiv(shared_tiles, tiles_a_part))
+            tl.store(shared_info_ptr + 3, tiles_a_part * SHARED_TILE)
+    tiles = tl.cdiv(length, TILE)
+    tiles_an_item = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target), 1)
+    parts = tl.cdiv(tiles, tiles_an_item)
+    while tl.sum(parts, axis=0) > num_items:
+        tiles_an_item += tl.cdiv(tiles_an_item, 4)
+        parts = tl.cdiv(tiles, tiles_an_item)
+    even = tl.cdiv(tiles, tl.maximum(parts, 1))  # parts of equal length, and as many as that takes
+    parts = tl.where(tiles > 0, tl.cdiv(tiles, tl.maximum(even, 1)), 0)
+    end = tl.cumsum(parts, axis=0)
+
+    item = tl.program_id(0) * BLOCK_ITEMS + tl.arange(0, BLOCK_ITEMS)
+    mine = (item[:, None] >= (end - parts)[None, :]) & (item[:, None] < end[None, :])
+    item_row = tl.sum(tl.where(mine, row[None, :] + 1, 0), axis=1) - 1
+    first = tl.sum(tl.where(mine, (end - parts)[None, :], 0), axis=1)
+    item_parts = tl.sum(tl.where(mine, parts[None, :], 0), axis=1)
+    stride = tl.sum(tl.where(mine, even[None, :], 0), axis=1) * TILE
+    used = item_row >= 0
+    begin = (item - first) * stride
+    if SHARED:
+        begin += tl.load(shared_lens_ptr + item_row, mask=used, other=0)
+    stop = tl.minimum(begin + stride, tl.load(context_lens_ptr + item_row, mask=used, other=0))
+    at = items_ptr + item * ITEM_WIDTH
+    inside = item < num_items
+    tl.store(at, item_row, mask=inside)
+    tl.store(at + 1, begin, mask=inside)
+    tl.store(at + 2, stop, mask=inside)
+    tl.store(at + 3, first, mask=inside)
+    tl.store(at + 4, item_parts, mask=inside)
+
+
+def schedule_decode(
+    context_lens_B: Tensor,
+    scratch: DecodeScratch,
+    num_kv_heads: int,
+    tiling: DecodeTiling,
+    shared_lens_B: Tensor | None = None,
+    shared_tile: int = 64,
+    max_shared_parts: int = 1,
+) -> int:
+    """Write this step's work list into the scratch; returns W, the length of the list (static).
+
+    Shapes: context_lens_B, shared_lens_B (B,) int32.
+    Device: one launch, no host sync; the grid depends on B alone.
+    """
+    num_rows = len(context_lens_B)
+    num_items = max_num_items(num_rows, num_kv_heads, scratch.num_sms, tiling.programs_per_sm)
+    assert num_items <= len(scratch.items_W8)
+    _schedule_kernel[(triton.cdiv(num_items, ITEMS_PER_PROGRAM),)](
+        context_lens_B, context_lens_B if shared_lens_B is None else shared_lens_B,
+        scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
+        target_items(num_kv_heads, scratch.num_sms, tiling.programs_per_sm),
+        TILE=tiling.tile, SHARED=shared_lens_B is not None, SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts,
+        BLOCK_ROWS=FEW_ROWS if num_rows <= FEW_ROWS else triton.next_power_of_2(len(scratch.counters_BK)), BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
+        num_warps=4,
+    )  # fmt: skip
+    return num_items
+
+
+@triton.jit
+def tile_places(
+    table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Offsets into one half of the cache of the TILE positions from `start`, which lie in one block if blocks are as
+    large as tiles."""
+    if BLOCK_SIZE % TILE == 0:
+        block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
+        return block * block_stride + (start % BLOCK_SIZE + tl.arange(0, TILE)) * offset_stride
+    else:
+        block = tl.load(table_row_ptr + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        return block * block_stride + (position % BLOCK_SIZE) * offset_stride
+
+
+@triton.jit
+def _add_parts(
+    maximum, total, acc, partial_ptr, stats_ptr, first, count, part_stride, head, dim, dims,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Merge parts first, first + 1, … of one head into a running (maximum, sum, weighted values) by log-sum-exp.
+
+    Past the L1 cache: other programs wrote them while this one ran.
+    """
+    for begin in range(0, count, PARTS):
+        index = begin + tl.arange(0, PARTS)
+        inside = index < count
+        at = (first + index.to(tl.int64)) * part_stride * NUM_HEADS + head
+        part_maximum = tl.load(stats_ptr + at * 2, mask=inside, other=-float("inf"), cache_modifier=".cg")
+        part_total = tl.load(stats_ptr + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            partial_ptr + at[:, None] * HEAD_DIM + dim[None, :],
+            mask=inside[:, None] & dims[None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_maximum = tl.maximum(maximum, tl.max(part_maximum, axis=0))
+        weight = tl.exp2(part_maximum - new_maximum)
+        rescale = tl.exp2(maximum - new_maximum)
+        acc = acc * rescale + tl.sum(weight[:, None] * values, axis=0)
+        total = total * rescale + tl.sum(weight * part_total, axis=0)
+        maximum = new_maximum
+    return maximum, total, acc
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+def _decode_kernel(
+    q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,
+    shared_lens_ptr, shared_info_ptr, shared_partial_ptr, shared_stats_ptr, num_rows,
+    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
+    ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    kv_head = tl.program_id(0)  # fastest: programs that run together read neighbouring heads of the same tokens
+    item = tl.program_id(1)
+    row = tl.load(items_ptr + item * ITEM_WIDTH)
+    begin = tl.load(items_ptr + item * ITEM_WIDTH + 1)
+    stop = tl.load(items_ptr + item * ITEM_WIDTH + 2)
+    first = tl.load(items_ptr + item * ITEM_WIDTH + 3)
+    parts = tl.load(items_ptr + item * ITEM_WIDTH + 4)
+    if row < 0:
+        return
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    member = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_DIM)
+    dims = dim < HEAD_DIM
+    head = kv_head * GROUP + member
+    mask_md = (member < GROUP)[:, None] & dims[None, :]
+    row64 = row.to(tl.int64)
+    q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
+
+    maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    table_row_ptr = table_ptr + row64 * table_stride
+    head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
+    for start in range(begin, stop, TILE):
+        position = start + tl.arange(0, TILE)
+        inside = position < stop
+        place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
+        load_mask = inside[:, None] & dims[None, :]
+        k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        scores = tl.where(inside[None, :], scores, -float("inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(weights, axis=1)
+        # Masked: a slot past the context may hold anything, and 0 * NaN is NaN.
+        v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        maximum = new_maximum
+
+    out_row_ptr = out_ptr + row64 * NUM_HEADS * HEAD_DIM
+    if parts == 1 and not SHARED:
+        out = acc / total[:, None]
+        tl.store(out_row_ptr + head[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_md)
+    else:
+        at = item.to(tl.int64) * NUM_HEADS + head
+        tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask_md)
+        tl.store(stats_ptr + at * 2, maximum, mask=member < GROUP)
+        tl.store(stats_ptr + at * 2 + 1, total, mask=member < GROUP)
+        counter_ptr = counters_ptr + row * NUM_KV_HEADS + kv_head
+        tl.debug_barrier()  # every thread's partials are written before one thread publishes them
+        arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
+        if arrived == parts - 1:
+            tl.store(counter_ptr, 0)  # for the next launch
+            for index in range(GROUP):
+                one_head = kv_head * GROUP + index
+                merged_maximum, merged_total, merged = _add_parts(
+                    tl.full([], -float("inf"), tl.float32), tl.full([], 0.0, tl.float32),
+                    tl.zeros([BLOCK_DIM], tl.float32), partial_ptr, stats_ptr, first, parts, 1,
+                    one_head, dim, dims, NUM_HEADS, HEAD_DIM, PARTS,
+                )  # fmt: skip
+                if SHARED:
+                    shared_parts = tl.load(shared_info_ptr + 2)
+                    shared_parts = tl.where(tl.load(shared_lens_ptr + row) > 0, shared_parts, 0)
+                    merged_maximum, merged_total, merged = _add_parts(
+                        merged_maximum, merged_total, merged,
+                        shared_partial_ptr + row64 * NUM_HEADS * HEAD_DIM, shared_stats_ptr + row64 * NUM_HEADS * 2,
+                        0, shared_parts, num_rows, one_head, dim, dims, NUM_HEADS, HEAD_DIM, PARTS,
+                    )  # fmt: skip
+                merged = (merged / merged_total).to(out_ptr.dtype.element_ty)
+                tl.store(out_row_ptr + one_head * HEAD_DIM + dim, merged, mask=dims)
+
+
+def decode_attention(
+    q_BHE: Tensor,
+    kv_2NSKE: Tensor,
+    block_table_BM: Tensor,
+    num_items: int,
+    scratch: DecodeScratch,
+    scale: float,
+    out_BHE: Tensor,
+    tiling: DecodeTiling,
+    shared_lens_B: Tensor | None = None,
+    shared: SharedPartials | None = None,
+) -> None:
+    """One query token per row against its cached context, by the work list that `schedule_decode` wrote.
+
+    Shapes: q_BHE, out_BHE (B, H, E), heads contiguous; block_table_BM (B, M) int32.
+    Device: one launch, no host sync; safe in a CUDA graph. Contexts are at least 1 token (beyond the shared ones).
+    Source: Dao et al. 2023, flash-decoding; Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
+    """
+    num_rows, num_heads, head_dim = q_BHE.shape
+    _, _, block_size, num_kv_heads, _ = kv_2NSKE.shape
+    group = num_heads // num_kv_heads
+    half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
+    with_shared = shared_lens_B is not None and shared is not None
+    _decode_kernel[(num_kv_heads, num_items)](
+        q_BHE, kv_2NSKE, block_table_BM, scratch.items_W8, out_BHE, scratch.partial_WHE, scratch.stats_WH2,
+        scratch.counters_BK, shared_lens_B if with_shared else block_table_BM, scratch.shared_info_4,
+        shared.partial_PHE if shared is not None else scratch.partial_WHE,
+        shared.stats_PH2 if shared is not None else scratch.stats_WH2, num_rows,
+        q_BHE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
+        scale * LOG2_E,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
+        BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        TILE=tiling.tile, PARTS=MERGE_PARTS, ITEM_WIDTH=ITEM_WIDTH,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip

@@ -1,0 +1,22 @@
+"""The built-in models. Importing this package imports no torch; a model's file is imported when it is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.contracts import ModelConfig
+from core.hookspecs import Registrar, hookimpl
+
+API_VERSION = 1
+
+
+@dataclass
+class Qwen3Config(ModelConfig):
+    """Qwen3, dense. Without further options it is the small checkpoint that comes with Hookline."""
+
+    checkpoint: str = "package:plugins.models/qwen3_tiny"
+
+
+@hookimpl
+def register_models(register: Registrar) -> None:
+    register("qwen3", "plugins.models.qwen3:Qwen3", config=Qwen3Config, help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU")

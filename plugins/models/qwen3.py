@@ -1,0 +1,118 @@
+"""Qwen3 (dense), arXiv:2505.09388: grouped-query attention with normalised queries and keys, RoPE, SwiGLU.
+
+Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights come from.
+Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
+F intermediate, V vocabulary (of this rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
+from core.layers import (
+    MergedColumnParallelLinear,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from core.rope import rope_table
+from core.weights import WeightTarget
+from plugins.models.qwen3_config import Shape, read_config
+
+
+class Qwen3:
+    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        shape = read_config(hf_config)
+        table_PE = rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device)
+        self.kernels, self.eps = runtime.kernels, shape.eps
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.layers = [Qwen3Layer(index, shape, Rope(table_PE), runtime) for index in range(shape.num_layers)]
+        self.norm_D = _vector(shape.hidden_size, runtime)
+        tied_to = self.embed if shape.is_tied else None
+        self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        shape = read_config(hf_config)
+        return ModelSpec(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            max_position=shape.rope.max_position,
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD, residual_TD = self.embed(token_ids_T), None
+        for layer in self.layers:
+            hidden_TD, residual_TD = layer(hidden_TD, residual_TD, attend)
+        return self.kernels.add_rms_norm(hidden_TD, residual_TD, self.norm_D, self.eps)[0]
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        targets = {
+            **self.embed.targets("model.embed_tokens"),
+            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.head.targets("lm_head"),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        return targets
+
+
+class Qwen3Layer:
+    """Attention and a gated feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+        self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, shape.eps
+        hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.attention_bias
+        self.attention_norm_D = _vector(hidden, runtime)
+        self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
+        self.qk_norm = QKNorm(_vector(shape.head_dim, runtime), _vector(shape.head_dim, runtime), shape.eps)
+        self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
+        self.mlp_norm_D = _vector(hidden, runtime)
+        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what="intermediate_size")
+        self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
+
+    def __call__(self, hidden_TD: Tensor, residual_TD: Tensor | None, attend: Attend) -> tuple[Tensor, Tensor]:
+        kernels, eps = self.kernels, self.eps
+        if residual_TD is None:
+            hidden_TD, residual_TD = kernels.rms_norm(hidden_TD, self.attention_norm_D, eps), hidden_TD
+        else:
+            hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.attention_norm_D, eps)
+        hidden_TD = self.output(attend(self.index, self.qkv(hidden_TD), self.rope, self.qk_norm))
+        hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.mlp_norm_D, eps)
+        return self.down(kernels.silu_mul(self.gate_up(hidden_TD))), residual_TD
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        layer = f"model.layers.{self.index}"
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        norms = {
+            f"{layer}.input_layernorm.weight": self.attention_norm_D,
+            f"{attention}.q_norm.weight": self.qk_norm.q_weight_E,
+            f"{attention}.k_norm.weight": self.qk_norm.k_weight_E,
+            f"{layer}.post_attention_layernorm.weight": self.mlp_norm_D,
+        }
+        return {
+            **{name: WeightTarget.whole(weight, init="ones") for name, weight in norms.items()},
+            **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            **self.output.targets(f"{attention}.o_proj"),
+            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            **self.down.targets(f"{mlp}.down_proj"),
+        }
+
+
+def _vector(size: int, runtime: Runtime) -> Tensor:
+    return torch.empty(size, device=runtime.device, dtype=runtime.dtype)

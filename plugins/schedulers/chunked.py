@@ -1,0 +1,34 @@
+"""Mixed steps: every running request decodes, and prompt chunks fill what is left of the step's token budget.
+
+No prompt ever stops the decodes, so the time between a request's tokens stays even (Sarathi-Serve, arXiv:2403.02310).
+"""
+
+from __future__ import annotations
+
+from core.contracts import Plan, SchedulerView
+from plugins.schedulers import ChunkedConfig
+from plugins.schedulers.fcfs import (
+    SIMPLY_DECODE,
+    Draft,
+    admit_waiting,
+    can_simply_decode,
+    continue_prompts,
+    decode_running,
+)
+
+
+class Chunked:
+    """Even inter-token latency under load: engine.max_num_batched_tokens bounds every step."""
+
+    def __init__(self, config: ChunkedConfig) -> None:
+        self.config = config
+
+    def plan(self, view: SchedulerView) -> Plan:
+        if can_simply_decode(view):
+            return SIMPLY_DECODE
+        draft = Draft(view, self.config.watermark)
+        decode_running(draft)
+        continue_prompts(draft)
+        if not draft.preempt:
+            admit_waiting(draft)
+        return draft.plan()

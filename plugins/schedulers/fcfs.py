@@ -1,0 +1,101 @@
+"""First come, first served: the moves both shipped policies are made of.
+
+Each counts against the view's ledger and notes what it decided in a draft; none knows which policy calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from core.contracts import ALL, Everyone, Plan, RequestView, SchedulerView
+
+
+@dataclass
+class Draft:
+    """A plan while it is being made."""
+
+    view: SchedulerView
+    watermark: float
+    tokens_left: int = 0
+    prefill: list[tuple[int, int]] = field(default_factory=list)
+    decode: list[int] | Everyone = field(default_factory=list)
+    preempt: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens_left = self.view.limits.max_num_batched_tokens
+        self.candidates = list(self.view.running)
+        """Running requests that may still be preempted, the newest last."""
+
+    def plan(self) -> Plan:
+        return Plan(prefill=self.prefill, decode=self.decode, preempt=self.preempt)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.view.running) - len(self.preempt)
+
+
+def make_room(draft: Draft, request: RequestView, num_tokens: int) -> bool:
+    """Reserve blocks for a running request, preempting the newest ones; False if it fell victim itself."""
+    while not draft.view.budget.take(request, num_tokens):
+        victim = draft.candidates.pop()
+        draft.view.budget.give_back(victim)
+        draft.preempt.append(victim.id)
+        if victim.id == request.id:
+            return False
+    return True
+
+
+def decode_running(draft: Draft) -> None:
+    """One token for every running request that can decode, oldest first."""
+    decode: list[int] = []
+    for request in draft.view.running:
+        if request.id in draft.preempt:
+            break
+        if not request.is_prefilling and make_room(draft, request, 1):
+            decode.append(request.id)
+    draft.tokens_left -= len(decode)
+    draft.decode = decode
+
+
+def can_simply_decode(view: SchedulerView) -> bool:
+    """Nobody has a prompt to compute, and there is a free block for each request: no ledger is needed."""
+    return (
+        not view.waiting
+        and view.budget.num_free >= len(view.running)
+        and not any(request.is_prefilling for request in view.running)
+    )
+
+
+SIMPLY_DECODE = Plan(decode=ALL)
+
+
+def continue_prompts(draft: Draft) -> None:
+    """The next chunk of every running request that is prefilling, oldest first."""
+    for request in draft.view.running:
+        if not draft.tokens_left or request.id in draft.preempt:
+            break
+        if request.is_prefilling:
+            num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
+            if make_room(draft, request, num_tokens):
+                draft.prefill.append((request.id, num_tokens))
+                draft.tokens_left -= num_tokens
+
+
+def admit_waiting(draft: Draft) -> None:
+    """Waiting requests in queue order, until one does not fit whole; the last may be admitted with a chunk only."""
+    budget, limits = draft.view.budget, draft.view.limits
+    seats = limits.max_num_seqs - draft.num_running
+    for request in draft.view.waiting:
+        if not draft.tokens_left or not seats:
+            break
+        left = budget.num_uncomputed_tokens(request)
+        is_alone = draft.num_running == 0 and not draft.prefill
+        reserve = 0 if is_alone else math.ceil(draft.watermark * limits.num_blocks)
+        if budget.cost(request, left) + reserve > budget.num_free:
+            break
+        num_tokens = min(left, draft.tokens_left)
+        budget.take(request, num_tokens)
+        draft.prefill.append((request.id, num_tokens))
+        draft.tokens_left -= num_tokens
+        seats -= 1

@@ -1,0 +1,326 @@
+"""The step loop over a fake executor: admission, ends, prefixes, aborts, bad policies, observers."""
+
+import pluggy
+import pytest
+
+from core.contracts import ALL, Plan
+from core.errors import HooklineError, PlanError, PluginError, RequestError
+from core.hookspecs import PROJECT, hookimpl
+from core.observers import Observers
+from core.request import FinishReason
+from core.sampling import SamplingParams
+from core.testing.fakes import check_engine, completion, fake_engine
+from core.testing.scheduler_suite import drain
+
+HOUR = 3600.0
+
+
+class OneByOne:
+    """The smallest correct policy: prompts in order while they fit, then decode; preempt the newest."""
+
+    def plan(self, view):
+        budget, left = view.budget, view.limits.max_num_batched_tokens
+        seats = view.limits.max_num_seqs - len(view.running)
+        prefill = []
+        for request in [*(r for r in view.running if r.is_prefilling), *list(view.waiting)[:seats]]:
+            count = min(left, budget.num_uncomputed_tokens(request))
+            if not count or not budget.take(request, count):
+                break
+            prefill.append((request.id, count))
+            left -= count
+        if prefill:
+            return Plan(prefill=prefill)
+        running, preempt = list(view.running), []
+        while sum(budget.cost(r, 1) for r in running if not r.is_prefilling) > budget.num_free:
+            budget.give_back(running[-1])
+            preempt.append(running.pop().id)
+        return Plan(decode=ALL, preempt=preempt)
+
+
+class Scripted:
+    """Returns prepared plans."""
+
+    def __init__(self, *plans):
+        self.plans = list(plans)
+
+    def plan(self, view):
+        return self.plans.pop(0)
+
+
+def greedy(max_tokens=4, **options):
+    return SamplingParams(max_tokens=max_tokens, seed=1, **options)
+
+
+def run_one(engine, prompt, params):
+    engine.add(prompt, params)
+    return drain(engine)[0]
+
+
+def test_a_request_gets_max_tokens_and_finish_reason_length():
+    output = run_one(fake_engine(OneByOne()), [1, 2, 3], greedy(5))
+    assert output.token_ids == completion(1, [1, 2, 3], 5, 50)
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_every_end_of_sequence_id_of_the_checkpoint_stops_a_request():
+    free = completion(1, [1, 2, 3], 8, 50)
+    for stop in free[2], free[4]:
+        output = run_one(fake_engine(OneByOne(), eos_token_ids=[stop, 77]), [1, 2, 3], greedy(8))
+        assert output.token_ids == free[: free.index(stop) + 1]
+        assert output.finish_reason is FinishReason.STOP
+
+
+def test_ignore_eos_runs_on_and_stop_token_ids_still_stop():
+    free = completion(1, [1, 2, 3], 8, 50)
+    engine = fake_engine(OneByOne(), eos_token_ids=[free[1]])
+    assert run_one(engine, [1, 2, 3], greedy(8, ignore_eos=True)).token_ids == free
+    assert run_one(engine, [1, 2, 3], greedy(8, ignore_eos=True, stop_token_ids=(free[3],))).token_ids == free[:4]
+
+
+def test_min_tokens_keeps_stop_tokens_from_being_drawn():
+    free = completion(1, [1, 2, 3], 8, 50)
+    engine = fake_engine(OneByOne(), eos_token_ids=[free[1]])
+    output = run_one(engine, [1, 2, 3], greedy(6, min_tokens=3))
+    assert free[1] not in output.token_ids[:3]
+    assert len(output.token_ids) >= 3
+
+
+def test_a_shared_prefix_is_found_by_a_later_request():
+    engine = fake_engine(OneByOne(), block_size=4)
+    run_one(engine, list(range(1, 14)), greedy(2))
+    output = run_one(engine, [*range(1, 13), 40, 41], greedy(2))
+    assert output.num_cached_tokens == 12
+    assert output.token_ids == completion(1, [*range(1, 13), 40, 41], 2, 50)
+
+
+def test_generated_tokens_are_found_by_a_follow_up_prompt():
+    engine = fake_engine(OneByOne(), block_size=4)
+    first = run_one(engine, [1, 2, 3], greedy(8))
+    follow_up = [1, 2, 3, *first.token_ids, 9]
+    assert run_one(engine, follow_up, greedy(2)).num_cached_tokens == 8
+
+
+def test_prefixes_shared_inside_one_step_are_stored_once():
+    engine = fake_engine(OneByOne(), block_size=4, max_num_batched_tokens=512, max_num_seqs=8, num_blocks=64)
+    prompts = [[*range(1, 17), 30 + index] for index in range(8)]
+    for prompt in prompts:
+        engine.add(prompt, greedy(3))
+    engine.step()
+    assert engine.last_stats.num_prefill_tokens == 17 + 7 * 1
+    assert engine.pool.num_blocks - engine.pool.num_free == 4 + 8
+    outputs = sorted(drain(engine), key=lambda output: output.request_id)
+    assert [output.token_ids for output in outputs] == [completion(1, prompt, 3, 50) for prompt in prompts]
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token():
+    engine = fake_engine(OneByOne(), block_size=4)
+    prompt = list(range(1, 9))
+    first = run_one(engine, prompt, greedy(3))
+    second = run_one(engine, prompt, greedy(3))
+    assert second.num_cached_tokens == 4
+    assert second.token_ids == first.token_ids
+
+
+def test_without_prefix_caching_nothing_is_found():
+    engine = fake_engine(OneByOne(), prefix_caching=False)
+    run_one(engine, [1] * 12, greedy())
+    assert run_one(engine, [1] * 12, greedy()).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([3, 50], "token id 50 is outside the vocabulary (0 to 49)"),
+        ([-1], "token id -1 is outside the vocabulary"),
+        (["a"], "must be whole numbers"),
+        ([1] * 128, "the prompt has 128 tokens; a prompt may have at most 127 tokens: raise engine.max_model_len=128"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_with_value_and_limit(prompt, message):
+    with pytest.raises(RequestError) as caught:
+        fake_engine(OneByOne()).add(prompt, greedy())
+    assert message in str(caught.value)
+
+
+def test_a_prompt_larger_than_the_pool_is_refused_and_the_others_run_on():
+    engine = fake_engine(OneByOne(), num_blocks=4, block_size=4)
+    engine.add([1, 2], greedy())
+    with pytest.raises(RequestError, match="the KV cache holds 4 blocks of 4 tokens"):
+        engine.add([1] * 16, greedy())
+    engine.add([3, 4], greedy())
+    assert len(drain(engine)) == 2
+
+
+def test_output_ends_exactly_at_max_model_len():
+    engine = fake_engine(OneByOne(), max_model_len=16)
+    output = run_one(engine, [1] * 15, greedy(10))
+    assert len(output.token_ids) == 1
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_a_refused_request_is_an_output_with_its_reason():
+    output = fake_engine(OneByOne()).refuse([], RequestError("the prompt is empty"), "")
+    assert output.finish_reason is FinishReason.ERROR
+    assert output.error == "the prompt is empty"
+
+
+def test_abort_frees_everything_and_ignores_unknown_ids():
+    engine = fake_engine(OneByOne())
+    ids = [engine.add([index + 1] * 6, greedy()) for index in range(3)]
+    engine.step()
+    assert [output.finish_reason for output in engine.abort([*ids, 99])] == [FinishReason.ABORT] * 3
+    assert engine.abort(ids) == []
+    assert engine.pool.num_free == engine.pool.num_blocks
+    check_engine(engine)
+
+
+def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
+    engine = fake_engine(OneByOne())
+    engine.add([1] * 9, greedy())
+    engine.executor.launch = lambda step: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    assert not engine.has_work
+    del engine.executor.launch
+    assert run_one(engine, [1] * 9, greedy()).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan(prefill=[(9, 1)]), "names request 9 in prefill, which is neither waiting nor running"),
+        (Plan(prefill=[(0, 5)]), "prefills 5 tokens of request 0, which has 3 left"),
+        (Plan(prefill=[(0, 0)]), "prefills 0 tokens of request 0; at least 1 is needed"),
+        (Plan(prefill=[(0, 1), (0, 1)]), "names request 0 twice"),
+        (Plan(decode=[0]), "decodes request 0, which is not running"),
+        (Plan(preempt=[0]), "preempts request 0, which is not running"),
+        (Plan(), "plans nothing with 2 requests waiting and 0 running"),
+        (None, "returned a NoneType, not a Plan"),
+        (Plan(prefill=[(0, 3), (1, 30)]), "plans 33 tokens, more than max_num_batched_tokens=32"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_names_the_policy_and_changes_nothing(plan, message):
+    engine = fake_engine(Scripted(plan), policy="rough")
+    engine.add([1, 2, 3], greedy())
+    engine.add([2] * 30, greedy())
+    with pytest.raises(PlanError) as caught:
+        engine.step()
+    assert "'rough'" in str(caught.value) and message in str(caught.value)
+    assert len(engine.queue.waiting) == 2 and engine.pool.num_free == engine.pool.num_blocks
+    engine.scheduler = OneByOne()
+    assert len(drain(engine)) == 2
+
+
+def test_a_plan_over_max_num_seqs_or_over_the_pool_is_refused():
+    both = Plan(prefill=[(0, 8), (1, 8)])
+    for sizes, message in ({"max_num_seqs": 1}, "more than max_num_seqs=1"), ({"num_blocks": 3}, "of 3 are free"):
+        engine = fake_engine(Scripted(both), max_model_len=12, **sizes)
+        engine.add([1] * 8, greedy())
+        engine.add([2] * 8, greedy())
+        with pytest.raises(PlanError, match=message):
+            engine.step()
+
+
+def test_a_decoding_request_cannot_be_prefilled_nor_a_prefilling_one_decoded():
+    engine = fake_engine(Scripted(Plan(prefill=[(0, 2)]), Plan(decode=[0]), Plan(prefill=[(0, 1)]), Plan(prefill=[(0, 1)])))
+    engine.add([1, 2, 3], greedy())
+    engine.step()
+    with pytest.raises(PlanError, match="still prefilling"):
+        engine.step()
+    engine.step()
+    with pytest.raises(PlanError, match="which is decoding"):
+        engine.step()
+
+
+def test_a_policy_may_wait_but_not_for_ever():
+    class Waits:
+        def plan(self, view):
+            return Plan(idle_s=0.01)
+
+    engine = fake_engine(Waits(), stall_timeout_s=0.05)
+    engine.add([1], greedy())
+    with pytest.raises(PlanError, match="has waited longer than"):
+        while True:
+            engine.step()
+
+
+def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
+    class Churns:
+        def plan(self, view):
+            if view.running:
+                return Plan(preempt=[view.running[0].id])
+            return Plan(prefill=[(view.waiting[0].id, 1)])
+
+    engine = fake_engine(Churns(), policy="churn")
+    engine.add([1, 2, 3], greedy())
+    with pytest.raises(PlanError, match="'churn' makes no progress"):
+        while True:
+            engine.step()
+
+
+def test_a_closed_engine_refuses_requests_and_closes_twice_without_harm():
+    engine = fake_engine(OneByOne())
+    engine.add([1], greedy())
+    engine.close()
+    engine.close()
+    assert engine.executor.is_closed and not engine.has_work
+    with pytest.raises(HooklineError, match="closed"):
+        engine.add([1], greedy())
+
+
+def observed(plugin):
+    from core import hookspecs
+
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin, "watcher")
+    return Observers(manager)
+
+
+def test_observers_see_the_start_every_step_every_end_and_the_stop():
+    class Watcher:
+        seen = []
+
+        @hookimpl
+        def on_engine_start(self, engine):
+            self.seen.append("start")
+
+        @hookimpl
+        def on_step_end(self, stats):
+            self.seen.append(stats.num_prefill_tokens)
+
+        @hookimpl
+        def on_request_end(self, output):
+            self.seen.append(output.finish_reason)
+
+        @hookimpl
+        def on_engine_stop(self, engine):
+            self.seen.append("stop")
+
+    engine = fake_engine(OneByOne(), observers=observed(Watcher()))
+    run_one(engine, [1, 2, 3], greedy(2))
+    engine.close()
+    assert Watcher.seen == ["start", 3, FinishReason.LENGTH, 0, "stop"]
+
+
+def test_an_observer_that_raises_is_named():
+    class Clumsy:
+        @hookimpl
+        def on_step_end(self, stats):
+            raise KeyError("oops")
+
+    engine = fake_engine(OneByOne(), observers=observed(Clumsy()))
+    engine.add([1], greedy())
+    with pytest.raises(PluginError, match="on_step_end of plugin 'watcher' raised KeyError"):
+        engine.step()
+
+
+def test_the_same_requests_get_the_same_seeds_on_a_fresh_engine():
+    def outputs():
+        engine = fake_engine(OneByOne())
+        return [run_one(engine, [1, 2], SamplingParams(max_tokens=6)).token_ids for _ in range(3)]
+
+    first = outputs()
+    assert first == outputs()
+    assert first[0] != first[1]

@@ -1,0 +1,100 @@
+"""Small random Hugging Face checkpoints for tests, and a way to drive one of our models without an engine.
+
+Knows Qwen3 and nothing of requests; whoever needs text through the engine takes the folder from here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, Model, ModelSpec, QKNorm, Rope, Runtime
+from core.parallel import Ranks, head_parts
+from plugins.kernels.torch_reference import TorchKernels
+
+BLOCK_SIZE = 8
+QWEN3 = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "eos_token_id": 3,
+}
+
+
+def make_qwen3(folder: Path, *, seed: int = 0, max_shard_size: str = "20KB", **options: Any) -> Any:
+    """Save a random float32 Qwen3 checkpoint, in several files, and return transformers' model of it."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(**{**QWEN3, **options}, initializer_range=0.2, attn_implementation="eager")
+    model = Qwen3ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:  # Norms of one and biases of zero would hide a forgotten weight.
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def attention_spec(spec: ModelSpec, ranks: Ranks, **options: Any) -> AttentionSpec:
+    """The spec of one rank's kernels."""
+    heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
+    sizes: dict[str, Any] = dict(block_size=BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256)
+    place = dict(device=torch.device("cpu"), dtype=torch.float32)
+    return AttentionSpec(heads.size, kv_heads.size, spec.head_dim, **{**sizes, **place, **options})
+
+
+def build(model_class: Any, config: dict[str, Any], ranks: Ranks = Ranks()) -> tuple[Model, TorchKernels, Tensor]:
+    """A model of one rank with uninitialised weights, its kernels, and a zeroed cache [2, layers, N, S, K, E]."""
+    spec = model_class.spec(config)
+    attention = attention_spec(spec, ranks)
+    kernels = TorchKernels(None, attention)
+    model = model_class(config, Runtime(attention.device, attention.dtype, ranks, kernels))
+    kv_heads = attention.num_kv_heads
+    cache = torch.zeros(2, spec.num_layers, 33, BLOCK_SIZE, kv_heads, spec.head_dim)
+    return model, kernels, cache
+
+
+def one_prompt(token_ids: list[int], num_cached: int = 0, blocks: list[int] | None = None) -> Batch:
+    """A batch of one sequence whose first `num_cached` tokens are in the cache already."""
+    length = len(token_ids)
+    blocks = blocks or list(range(1, 2 + (length - 1) // BLOCK_SIZE))
+    positions = torch.arange(num_cached, length)
+    slots = torch.tensor(blocks)[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    starts = np.array([0, length - num_cached], dtype=np.int32)
+    return Batch(
+        token_ids_T=torch.tensor(token_ids[num_cached:]),
+        positions_T=positions,
+        slot_mapping_T=slots,
+        query_starts_B1=torch.from_numpy(starts),
+        context_lens_B=torch.tensor([length], dtype=torch.int32),
+        block_table_BM=torch.tensor([blocks], dtype=torch.int32),
+        num_decodes=int(length - num_cached == 1),
+        max_query_len=length - num_cached,
+        max_context_len=length,
+        query_starts_host=starts,
+        context_lens_host=np.array([length], dtype=np.int32),
+    )
+
+
+@torch.inference_mode()
+def run(model: Model, kernels: TorchKernels, cache: Tensor, batch: Batch) -> Tensor:
+    """This rank's logits of every token of the batch."""
+
+    def attend(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+        q_THE = kernels.qk_norm_rope_write(qkv_TC, cache[:, layer], batch, rope, norm)
+        return kernels.attend(q_THE, cache[:, layer], batch).flatten(1)
+
+    kernels.prepare(batch)
+    return model.logits(model.forward(batch.token_ids_T, batch.positions_T, attend))

@@ -1,0 +1,120 @@
+"""The shipped policies under Hypothesis: random arrivals, aborts and oversize prompts, invariants after each step."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from core.errors import RequestError
+from core.request import FinishReason
+from core.sampling import SamplingParams
+from core.testing.fakes import check_engine, completion, fake_engine
+from core.testing.scheduler_suite import MAX_STEPS
+from plugins.schedulers import ChunkedConfig, PrefillFirstConfig
+from plugins.schedulers.chunked import Chunked
+from plugins.schedulers.prefill_first import PrefillFirst
+
+VOCAB = 20
+
+
+class EngineMachine(RuleBasedStateMachine):
+    scheduler = None
+
+    @initialize(
+        num_blocks=st.integers(4, 30),
+        block_size=st.sampled_from([1, 2, 3, 8]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 30),
+        caching=st.booleans(),
+    )
+    def start(self, num_blocks, block_size, max_num_seqs, budget, caching):
+        self.engine = fake_engine(
+            type(self).scheduler(),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=48,
+            vocab_size=VOCAB,
+            eos_token_ids=[0],
+            prefix_caching=caching,
+        )
+        self.wanted = {}
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=60),
+        max_tokens=st.integers(1, 30),
+        min_tokens=st.integers(0, 3),
+        ignore_eos=st.booleans(),
+        seed=st.integers(0, 3),
+    )
+    def arrive(self, prompt, max_tokens, min_tokens, ignore_eos, seed):
+        params = SamplingParams(
+            max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), seed=seed, ignore_eos=ignore_eos
+        )
+        try:
+            request_id = self.engine.add(prompt, params)
+        except RequestError:
+            assert len(prompt) >= self.engine.limits.max_len
+            return
+        assert len(prompt) < self.engine.limits.max_len
+        self.wanted[request_id] = (prompt, params)
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.take(self.engine.abort([request_id, 10**6]))
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps):
+        for _ in range(steps):
+            if self.engine.has_work:
+                self.take(self.engine.step())
+                check_engine(self.engine)
+                stats = self.engine.last_stats
+                limit = self.engine.limits.plan.max_num_batched_tokens
+                assert stats.num_prefill_tokens + stats.num_decode_tokens <= limit
+
+    @invariant()
+    def adds_up(self):
+        check_engine(self.engine)
+
+    def take(self, outputs):
+        for output in outputs:
+            prompt, params = self.wanted.pop(output.request_id)
+            room = min(params.max_tokens, self.engine.limits.max_len - len(prompt))
+            if output.finish_reason is not FinishReason.ABORT:
+                assert len(output.token_ids) <= room
+                if params.min_tokens == 0:
+                    stop = [] if params.ignore_eos else [0]
+                    assert output.token_ids == completion(params.seed, prompt, room, VOCAB, stop)
+                if output.finish_reason is FinishReason.STOP:
+                    assert output.token_ids[-1] == 0 and len(output.token_ids) >= params.min_tokens
+                else:
+                    assert len(output.token_ids) == room
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_work:
+                break
+            self.take(self.engine.step())
+        assert not self.wanted
+        assert self.engine.pool.num_free == self.engine.pool.num_blocks
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())], ids=["prefill_first", "chunked"]
+)
+def test_engine_and_policy_survive_any_sequence_of_events(make):
+    machine = type("Machine", (EngineMachine,), {"scheduler": staticmethod(make)})
+    config = settings(
+        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    )
+    machine.TestCase.settings = config
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=config)

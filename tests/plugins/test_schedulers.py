@@ -1,0 +1,131 @@
+"""The shipped policies: the conformance suite, and what each promises beyond it."""
+
+import pytest
+
+from core.contracts import ALL
+from core.request import FinishReason
+from core.sampling import SamplingParams
+from core.testing.fakes import completion, fake_engine
+from core.testing.scheduler_suite import SchedulerSuite, drain, look
+from plugins.schedulers import ChunkedConfig, PrefillFirstConfig
+from plugins.schedulers.chunked import Chunked
+from plugins.schedulers.prefill_first import PrefillFirst
+
+BOTH = [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())]
+
+
+class TestPrefillFirst(SchedulerSuite):
+    def make(self):
+        return PrefillFirst(PrefillFirstConfig())
+
+
+class TestChunked(SchedulerSuite):
+    def make(self):
+        return Chunked(ChunkedConfig())
+
+
+def params(max_tokens=4, **options):
+    return SamplingParams(max_tokens=max_tokens, seed=1, **options)
+
+
+def test_prefill_first_computes_waiting_prompts_before_it_decodes():
+    engine = fake_engine(PrefillFirst(PrefillFirstConfig()))
+    engine.add([1, 2, 3], params())
+    engine.step()
+    engine.add([4, 5, 6], params())
+    assert list(engine.scheduler.plan(look(engine)).prefill) == [(1, 3)]
+    engine.step()
+    assert engine.scheduler.plan(look(engine)).decode is ALL
+
+
+def test_chunked_decodes_and_computes_prompts_in_one_step():
+    engine = fake_engine(Chunked(ChunkedConfig()), max_num_batched_tokens=8)
+    engine.add([1, 2, 3], params())
+    engine.step()
+    engine.add(list(range(1, 21)), params())
+    plan = engine.scheduler.plan(look(engine))
+    assert list(plan.decode) == [0]
+    assert list(plan.prefill) == [(1, 7)]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_max_num_seqs_counts_running_requests(make):
+    engine = fake_engine(make(), max_num_seqs=4)
+    for index in range(12):
+        engine.add([index + 1] * 3, params(max_tokens=6))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, len(engine.queue.running))
+    assert most == 4
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_requests_are_admitted_first_come_first_served(make):
+    engine = fake_engine(make(), max_num_seqs=1)
+    ids = [engine.add([index + 1] * 3, params()) for index in range(5)]
+    assert [output.request_id for output in drain(engine)] == ids
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_cached_prefix_tokens_do_not_count_against_the_token_budget(make):
+    engine = fake_engine(make(), max_num_batched_tokens=16, block_size=4, num_blocks=64)
+    shared = list(range(1, 13))
+    engine.add([*shared, 20], params(max_tokens=1))
+    drain(engine)
+    for last in range(21, 25):
+        engine.add([*shared, last], params(max_tokens=1))
+    plan = engine.scheduler.plan(look(engine))
+    assert [count for _, count in plan.prefill] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_out_of_blocks_the_newest_request_is_preempted_and_queued_at_the_head(make):
+    engine = fake_engine(make(), num_blocks=8, block_size=2, max_model_len=16, prefix_caching=False)
+    for index in range(2):
+        engine.add([index + 1] * 5, params(max_tokens=10))
+    engine.add([9], params(max_tokens=10))
+    while not any(request.num_preemptions for request in engine.queue.live.values()):
+        engine.step()
+    assert [request.id for request in engine.queue.waiting.values()][-1] == 2
+    assert 0 in engine.queue.running
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_preempted_requests_resume_with_the_same_tokens(make):
+    engine = fake_engine(make(), num_blocks=10, block_size=2, max_model_len=20)
+    prompts = [[index + 1] * 4 for index in range(5)]
+    for prompt in prompts:
+        engine.add(prompt, params(max_tokens=12))
+    outputs = sorted(drain(engine), key=lambda output: output.request_id)
+    assert sum(output.num_preemptions for output in outputs) > 3
+    assert [output.token_ids for output in outputs] == [completion(1, prompt, 12, 50) for prompt in prompts]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_a_running_request_that_fills_the_whole_pool_ends_with_length(make):
+    engine = fake_engine(make(), num_blocks=4, block_size=4, max_model_len=128)
+    engine.add([1] * 10, params(max_tokens=100))
+    output = drain(engine)[0]
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.token_ids) == 6
+
+
+def test_a_watermark_keeps_blocks_free_beside_running_requests():
+    engine = fake_engine(PrefillFirst(PrefillFirstConfig(watermark=0.5)), num_blocks=16, block_size=4, max_model_len=60)
+    engine.add([1] * 20, params(max_tokens=8))
+    engine.add([2] * 20, params(max_tokens=8))
+    engine.step()
+    assert list(engine.queue.running) == [0]
+    assert len(drain(engine)) == 2
+
+
+def test_chunked_gives_every_running_request_a_token_in_every_step_while_prompts_queue():
+    engine = fake_engine(Chunked(ChunkedConfig()), max_num_batched_tokens=16, num_blocks=256, max_num_seqs=8)
+    engine.add([1, 2], params(max_tokens=30))
+    engine.step()
+    for index in range(6):
+        engine.add([index + 3] * 40, params(max_tokens=2))
+    for expected in range(2, 12):
+        engine.step()
+        assert engine.queue.live[0].num_output_tokens == expected

@@ -1,0 +1,353 @@
+"""The Triton kernels against plain float64 torch: poisoned outputs, poisoned cache slots, ragged lengths.
+
+Without a GPU the kernels run under Triton's interpreter at small sizes; `gpu` tests repeat them at full size.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from core.batch import Batch  # noqa: E402
+from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
+from plugins.kernels import triton_ops  # noqa: E402
+from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+
+DEVICE = torch.device("cuda" if GPU else "cpu")
+needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+
+RELATIVE_ERROR = {
+    torch.float32: 2e-6,  # a few roundings of 6e-8 that grow with the root of the number of terms
+    torch.float16: 1e-3,  # weights and output are rounded once each, 2^-11 = 5e-4 at most
+    torch.bfloat16: 8e-3,  # the same at 2^-8 = 4e-3
+}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16] if GPU else [torch.float32, torch.float16]
+
+
+def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """|out - expected| / |expected|; NaN counts as infinite."""
+    error = ((out.double() - expected.double()).norm() / expected.double().norm()).item()
+    return error if error == error else float("inf")
+
+
+@dataclass
+class Case:
+    """A batch over a poisoned cache, and what attention must give."""
+
+    batch: Batch
+    spec: AttentionSpec
+    kv: torch.Tensor
+    q: torch.Tensor
+    expected: torch.Tensor
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal bottom-right attention of one request in float64: (L, H, E) over (N, K, E)."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+    scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
+    visible = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(len(k) - len(q))
+    return (scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values).transpose(0, 1)
+
+
+def make_case(
+    query_lens: list[int],
+    context_lens: list[int],
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 16,
+    group: int = 2,
+    head_dim: int = 64,
+    num_kv_heads: int = 2,
+    shared_blocks: int = 0,
+    sharers: int | None = None,
+) -> Case:
+    """Requests with these lengths; the first `sharers` (default all) begin with the same `shared_blocks` blocks."""
+    torch.manual_seed(sum(context_lens) + block_size + group)
+    rows, width = len(context_lens), -(-max(context_lens) // block_size)
+    num_blocks = rows * width + 1
+    table = (torch.randperm(num_blocks - 1)[: rows * width] + 1).view(rows, width).int()
+    table[:sharers, :shared_blocks] = table[0, :shared_blocks]
+    kv = torch.full((2, num_blocks, block_size, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    for row, length in enumerate(context_lens):
+        begin = shared_blocks * block_size if 0 < row < (sharers or rows) else 0
+        position = torch.arange(begin, length)
+        content = torch.randn(2, len(position), num_kv_heads, head_dim)
+        kv[:, table[row, position // block_size].long(), position % block_size] = content.to(dtype)
+    num_heads = num_kv_heads * group
+    q = torch.randn(sum(query_lens), num_heads, head_dim).to(dtype)
+    starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    kv, q, table = kv.to(DEVICE), q.to(DEVICE), table.to(DEVICE)
+    expected = []
+    for row, length in enumerate(context_lens):
+        position = torch.arange(length, device=DEVICE)
+        k, v = kv[:, table[row, position // block_size].long(), position % block_size]
+        expected.append(reference(q[starts[row] : starts[row + 1]], k, v))
+    num_decodes = next((row for row, length in enumerate(query_lens) if length != 1), rows)
+    context = torch.tensor(context_lens, dtype=torch.int32)
+    spec = AttentionSpec(
+        num_heads, num_kv_heads, head_dim, block_size, max(rows, 4), 1 << 14, max(context_lens), DEVICE, dtype
+    )
+    nothing = torch.zeros(len(q), dtype=torch.int64, device=DEVICE)
+    batch = Batch(
+        token_ids_T=nothing, positions_T=nothing, slot_mapping_T=nothing,
+        query_starts_B1=torch.from_numpy(starts).to(DEVICE), context_lens_B=context.to(DEVICE),
+        block_table_BM=table, num_decodes=num_decodes, max_query_len=max(query_lens),
+        max_context_len=max(context_lens), query_starts_host=starts, context_lens_host=context.numpy(),
+    )  # fmt: skip
+    if shared_blocks:
+        shared_lens = torch.zeros(rows, dtype=torch.int32)
+        shared_lens[:sharers] = shared_blocks * block_size
+        batch.shared_lens_B = shared_lens.to(DEVICE)  # type: ignore[attr-defined]
+    return Case(batch, spec, kv, q, torch.cat(expected))
+
+
+class PoisonedEmpty:
+    """torch.empty that fills floating-point tensors with NaN, so that what a kernel leaves out shows."""
+
+    def __init__(self, empty):
+        self.empty = empty
+
+    def __call__(self, *args, **kwargs):
+        out = self.empty(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(-123456)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs(monkeypatch):
+    monkeypatch.setattr(torch, "empty", PoisonedEmpty(torch.empty))
+
+
+def attend(case: Case, kernels: TritonKernels | None = None) -> torch.Tensor:
+    kernels = kernels or TritonKernels(None, case.spec)
+    kernels.prepare(case.batch)
+    return kernels.attend(case.q, case.kv, case.batch)
+
+
+def assert_attends(case: Case) -> None:
+    assert relative_error(attend(case), case.expected) < RELATIVE_ERROR[case.spec.dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_decode_equals_reference_over_dtypes_and_block_sizes(dtype, block_size):
+    assert_attends(make_case([1] * 4, [1, 37, 300, 129], dtype, block_size))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+def test_decode_equals_reference_over_groups_and_head_dims(group, head_dim):
+    assert_attends(make_case([1] * 3, [5, 64, 200], group=group, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("block_size", [48, 80])
+def test_block_sizes_that_are_no_power_of_two_work(block_size):
+    assert_attends(make_case([1, 1, 70, 3], [100, 7, 70, 150], block_size=block_size))
+
+
+def test_group_that_is_no_power_of_two_works():
+    assert_attends(make_case([1, 1, 40, 50], [100, 7, 40, 150], group=3))
+
+
+def test_decode_twice_with_one_scratch_gives_the_same():
+    case = make_case([1] * 3, [400, 1, 90])
+    kernels = TritonKernels(None, case.spec)
+    first = attend(case, kernels)
+    assert torch.equal(first, attend(case, kernels))
+
+
+def test_decode_of_one_long_and_many_short_rows_equals_reference():
+    assert_attends(make_case([1] * 20, [900] + [3] * 19))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_prefill_equals_reference_over_dtypes_and_block_sizes(dtype, block_size):
+    assert_attends(make_case([70, 2, 129], [70, 130, 200], dtype, block_size))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+def test_prefill_equals_reference_over_groups_and_head_dims(group, head_dim):
+    assert_attends(make_case([33, 65], [33, 90], group=group, head_dim=head_dim))
+
+
+def test_mixed_batch_of_decodes_prompts_and_chunks_equals_reference():
+    assert_attends(make_case([1, 1, 1, 40, 17, 2], [1, 80, 33, 40, 100, 66]))
+
+
+def test_last_chunk_of_one_token_after_longer_ones_equals_reference():
+    assert_attends(make_case([1, 40, 1], [9, 40, 55]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_shared_prefix_decode_equals_reference(dtype, block_size):
+    assert_attends(make_case([1] * 5, [130, 129, 200, 140, 150], dtype, block_size, shared_blocks=128 // block_size))
+
+
+def test_rows_outside_the_shared_group_attend_to_their_own_blocks():
+    assert_attends(make_case([1] * 5, [130, 70, 200, 5, 1], shared_blocks=4, sharers=3))
+
+
+def test_shared_prefix_of_nothing_equals_reference():
+    case = make_case([1] * 3, [30, 70, 20], shared_blocks=1)
+    case.batch.shared_lens_B.zero_()
+    assert_attends(case)
+
+
+def test_mixed_batch_with_shared_prefix_equals_reference():
+    assert_attends(make_case([1, 1, 1, 20], [70, 75, 90, 80], shared_blocks=4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 100, 1024])
+def test_norms_equal_reference(dtype, width):
+    x, residual = (torch.randn(5, width, device=DEVICE).to(dtype) for _ in range(2))
+    weight = torch.randn(width, device=DEVICE).to(dtype)
+
+    def expected(value):
+        return value * (value.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+
+    out = triton_ops.rms_norm(x, weight, 1e-6)
+    assert relative_error(out, expected(x.double())) < RELATIVE_ERROR[dtype]
+    total = x.double() + residual.double()
+    normed, summed = triton_ops.add_rms_norm(x, residual, weight, 1e-6)
+    assert relative_error(summed, total) < RELATIVE_ERROR[dtype]
+    assert relative_error(normed, expected(total)) < RELATIVE_ERROR[dtype]
+    assert summed.data_ptr() == residual.data_ptr()
+
+
+def test_rms_norm_takes_rows_of_a_wider_tensor():
+    x = torch.randn(5, 200, device=DEVICE)
+    weight = torch.ones(64, device=DEVICE)
+    assert torch.equal(
+        triton_ops.rms_norm(x[:, :64], weight, 1e-6), triton_ops.rms_norm(x[:, :64].clone(), weight, 1e-6)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [96, 1100])
+def test_silu_mul_equals_reference(dtype, width):
+    gate_up = (3 * torch.randn(5, 2 * width, device=DEVICE)).to(dtype)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert relative_error(triton_ops.silu_mul(gate_up), gate * gate.sigmoid() * up) < RELATIVE_ERROR[dtype]
+
+
+def check_qk_norm_rope_write(dtype, head_dim, group, num_kv_heads, num_tokens, with_norm=True, with_rope=True):
+    block_size, num_heads = 16, num_kv_heads * group
+    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, device=DEVICE).to(dtype)
+    angle = 7 * torch.rand(200, head_dim // 2)
+    rope = Rope(torch.cat([angle.cos(), angle.sin()], 1).to(DEVICE)) if with_rope else None
+    weights = [torch.randn(head_dim, device=DEVICE).to(dtype) for _ in range(2)]
+    norm = QKNorm(*weights, 1e-6) if with_norm else None
+    position = torch.randint(0, 200, (num_tokens,), device=DEVICE)
+    num_blocks = -(-num_tokens // block_size) + 2
+    slot = torch.randperm(num_blocks * block_size, device=DEVICE)[:num_tokens]
+    kv = torch.full((2, num_blocks, block_size, num_kv_heads, head_dim), float("nan"), dtype=dtype, device=DEVICE)
+    sizes = [num_heads, num_kv_heads, num_kv_heads]
+    q, k, v = qkv.double().view(num_tokens, -1, head_dim).split(sizes, 1)
+    if norm is not None:
+        q, k = (
+            x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w.double()
+            for x, w in zip((q, k), weights, strict=True)
+        )
+    if rope is not None:
+        cos, sin = rope.table_PE.double()[position][:, None].chunk(2, -1)
+        q, k = (torch.cat([a * cos - b * sin, b * cos + a * sin], -1) for a, b in (x.chunk(2, -1) for x in (q, k)))
+    out = triton_ops.qk_norm_rope_write(qkv, kv, position, slot, rope, norm)
+    stored_k, stored_v = kv.view(2, -1, num_kv_heads, head_dim)[:, slot]
+    assert relative_error(out, q) < RELATIVE_ERROR[dtype]
+    assert relative_error(stored_k, k) < RELATIVE_ERROR[dtype]
+    assert torch.equal(stored_v.double(), v)
+    untouched = torch.ones(num_blocks * block_size, dtype=torch.bool, device=DEVICE)
+    untouched[slot] = False
+    assert kv.view(2, -1, num_kv_heads * head_dim)[:, untouched].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_qk_norm_rope_write_equals_reference(dtype, head_dim):
+    check_qk_norm_rope_write(dtype, head_dim, group=2, num_kv_heads=2, num_tokens=7)
+
+
+@pytest.mark.parametrize(("with_norm", "with_rope"), [(False, True), (True, False), (False, False)])
+def test_qk_norm_and_rope_are_optional(with_norm, with_rope):
+    check_qk_norm_rope_write(torch.float32, 64, 3, 1, 5, with_norm, with_rope)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (2, 64), (2, 128), (4, 128), (8, 64)])
+def test_full_size_decode_equals_reference(dtype, block_size, group, head_dim):
+    lens = [1, 8192, 255, 256, 257, 4000, 2, 63, 1024, 5000, 17, *range(100, 1100, 97)]
+    assert_attends(make_case([1] * len(lens), lens, dtype, block_size, group, head_dim, num_kv_heads=8 // group or 1))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (2, 64), (2, 128), (4, 128), (8, 64)])
+def test_full_size_mixed_batch_equals_reference(dtype, block_size, group, head_dim):
+    query_lens, context_lens = [1, 1, 1, 512, 777, 64, 1, 2000], [300, 1, 5000, 512, 4096, 65, 900, 8192]
+    assert_attends(make_case(query_lens, context_lens, dtype, block_size, group, head_dim, num_kv_heads=8 // group))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize("rows", [3, 40, 200])
+def test_full_size_shared_prefix_decode_equals_reference(dtype, block_size, rows):
+    lens = [2048 + 1 + 13 * row for row in range(rows)]
+    sharers = rows - 1
+    lens[-1] = 77
+    case = make_case([1] * rows, lens, dtype, block_size, 2, 128, 2, shared_blocks=2048 // block_size, sharers=sharers)
+    assert_attends(case)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared_blocks", [0, 2])
+def test_captured_decode_follows_the_lengths_on_the_device(shared_blocks):
+    """The graph is captured with one set of lengths and replayed with others, without the host."""
+    final = [600, 1030, 513, 2000] if shared_blocks else [600, 1, 3, 2000]
+    case = make_case([1] * 4, final, torch.bfloat16, 256, 2, 128, 8, shared_blocks=shared_blocks)
+    kernels = TritonKernels(None, case.spec)
+    lengths, case.batch.context_lens_host = case.batch.context_lens_B.clone(), None
+    shared_lens = case.batch.shared_lens_B.clone() if shared_blocks else None
+    attend(case, kernels)
+    case.batch.context_lens_B.fill_(1)
+    if shared_lens is not None:
+        case.batch.shared_lens_B.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(case, kernels)
+    for _ in range(3):
+        graph.replay()
+    case.batch.context_lens_B.copy_(lengths)
+    if shared_lens is not None:
+        case.batch.shared_lens_B.copy_(shared_lens)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert relative_error(out, case.expected) < RELATIVE_ERROR[torch.bfloat16]
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 500, 3000])
+def test_full_size_qk_norm_rope_write_equals_reference(dtype, num_tokens):
+    check_qk_norm_rope_write(dtype, 128, group=2, num_kv_heads=8, num_tokens=num_tokens)
