@@ -313,6 +313,7 @@ def tokenizer_settings() -> dict[str, Any]:
         "eos_token": END_OF_TEXT,
         "pad_token": END_OF_TEXT,
         "model_max_length": POSITIONS,
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
