@@ -118,7 +118,9 @@ class BlockPool:
 
     def reset_cache(self) -> None:
         """Forget all contents; holders keep their blocks."""
-        for block in range(self.num_blocks):
+        for block in reversed(range(self.num_blocks)):
+            if self._contents[block] is not None and block in self._free:
+                self._free.move_to_end(block, last=False)
             self._forget(block)
 
     def check(self) -> None:

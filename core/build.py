@@ -17,6 +17,7 @@ from core.config import Config, Option
 from core.contracts import AttentionSpec, Limits, Model, ModelSpec, Runtime
 from core.engine import Engine, EngineLimits
 from core.errors import ConfigError, PluginError
+from core.graphs import graph_sizes
 from core.memory import allocate_cache, count_blocks
 from core.needs import Facts, choose_kernels, unmet
 from core.observers import Observers
@@ -37,6 +38,8 @@ class Built:
 
     engine: Engine
     checkpoint: Checkpoint
+    device: torch.device
+    kernels_name: str
 
 
 def build_engine(config: Config, host: PluginHost) -> Built:
@@ -68,8 +71,11 @@ def build_engine(config: Config, host: PluginHost) -> Built:
     with torch.inference_mode():
         model: Model = model_class(checkpoint.config, Runtime(device, attention.dtype, ranks, kernels))
         load_weights(model, checkpoint, config)
-    worker = build_worker(config, spec, attention, model, kernels, ranks)
-    return Built(assemble(config, host, worker, spec, attention, checkpoint), checkpoint)
+    graph_safe = kernels_entry.needs.graph_safe and chosen(config.sampler).needs.graph_safe
+    use_graphs = config.engine.cuda_graphs and device.type == "cuda" and graph_safe
+    worker = build_worker(config, spec, attention, model, kernels, ranks, use_graphs)
+    engine = assemble(config, host, worker, spec, attention, checkpoint)
+    return Built(engine, checkpoint, device, kernels_entry.name)
 
 
 def chosen(option: Option) -> Entry:
@@ -140,9 +146,9 @@ def load_weights(model: Model, checkpoint: Checkpoint, config: Config) -> None:
 
 
 def build_worker(
-    config: Config, spec: ModelSpec, attention: AttentionSpec, model: Model, kernels: Any, ranks: Ranks
+    config: Config, spec: ModelSpec, attention: AttentionSpec, model: Model, kernels: Any, ranks: Ranks, use_graphs: bool
 ) -> Worker:
-    """Size the KV cache and put a rank together."""
+    """Size the KV cache, put a rank together and capture its decode graphs."""
     sampler_entry = chosen(config.sampler)
     sampler = sampler_entry.load()(config.sampler.config)
 
@@ -157,8 +163,13 @@ def build_worker(
             model, kernels, sampler, table, cache, ranks=ranks, vocab_size=spec.vocab_size, shards_vocabulary=shards
         )
 
-    num_blocks = count_blocks(config.engine, spec.num_layers, attention, lambda: worker(1).rehearse(attention))
-    return worker(num_blocks)
+    rehearsals = [lambda: worker(1).rehearse(attention)]
+    if use_graphs:
+        rehearsals.append(lambda: worker(1).rehearse_decode(attention))
+    ready = worker(count_blocks(config.engine, spec.num_layers, attention, rehearsals))
+    if use_graphs:
+        ready.capture(graph_sizes(attention.max_num_seqs), attention.max_model_len)
+    return ready
 
 
 def assemble(

@@ -1,28 +1,25 @@
-"""Where a checkpoint comes from: a local folder, the Hugging Face hub, or a folder shipped in a Python package.
+"""A checkpoint as it was found: its folder, config, end-of-text tokens and tokenizer.
 
 Reads config.json and generation_config.json; knows nothing of tensors or models, and runs no code from a checkpoint.
-Hub and tokenizer libraries are imported only when they are needed.
+core/checkpoint_sources.py finds the folder. The tokenizer's library is imported only when it is needed.
 """
 
 from __future__ import annotations
 
-import importlib.resources
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.checkpoint_sources import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from core.contracts import ModelConfig
 from core.errors import CheckpointError, ConfigError
 
-PACKAGE = "package:"
-"""Prefix of a reference to a folder inside a Python package: package:MODULE/FOLDER."""
+__all__ = ["WEIGHTS", "Checkpoint", "load_tokenizer", "locate", "merge", "resolve", "resolve_model", "resolve_random"]
+
 WEIGHTS = ("checkpoint", "random")
 """The values of model.weights."""
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -67,7 +64,7 @@ def resolve_random(model: ModelConfig) -> Checkpoint:
 
     Raises: CheckpointError if none of them is there.
     """
-    folder = _cached_on_disk(model.checkpoint) if is_hub_id(model.checkpoint) else None
+    folder = cached_on_disk(model.checkpoint) if is_hub_id(model.checkpoint) else None
     if model.checkpoint and not is_hub_id(model.checkpoint):
         folder = locate(model.checkpoint)
     if folder is not None:
@@ -79,30 +76,6 @@ def resolve_random(model: ModelConfig) -> Checkpoint:
         )
     config = merge(model.random_shape, model.hf_overrides)
     return Checkpoint(model.checkpoint, None, config, _token_ids(config.get("eos_token_id"), "model.random_shape"))
-
-
-def locate(reference: str) -> Path:
-    """The folder of a reference; a hub id is downloaded unless it is in the cache.
-
-    Raises: CheckpointError with what was tried and the fix.
-    """
-    if reference.startswith(PACKAGE):
-        return _packaged(reference)
-    folder = Path(reference).expanduser()
-    if reference and folder.is_dir():
-        return folder
-    if is_hub_id(reference):
-        return _download(reference)
-    what = "is a file" if reference and folder.is_file() else "does not exist"
-    raise CheckpointError(
-        f"model.checkpoint '{reference}' {what}; give a folder with config.json and *.safetensors, a hub id "
-        "(owner/name) or package:MODULE/FOLDER"
-    )
-
-
-def is_hub_id(reference: str) -> bool:
-    """True for owner/name unless that is a folder here."""
-    return _HUB_ID.fullmatch(reference) is not None and not Path(reference).is_dir()
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +97,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return _tokenizer_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
 
 
 def _tokenizer_class(folder: Path) -> Any:
@@ -136,41 +109,6 @@ def _tokenizer_class(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-def _packaged(reference: str) -> Path:
-    module, _, inside = reference.removeprefix(PACKAGE).partition("/")
-    try:
-        folder = Path(str(importlib.resources.files(module))) / inside
-    except (ImportError, ValueError, TypeError) as error:
-        raise CheckpointError(f"'{reference}': package '{module}' cannot be found ({error}); install it") from error
-    if not inside or not folder.is_dir():
-        raise CheckpointError(
-            f"'{reference}': package '{module}' has no folder '{inside}'; expected package:MODULE/FOLDER"
-        )
-    return folder
-
-
-def _download(reference: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-
-        # Subfolders hold other formats of the same weights.
-        return Path(snapshot_download(reference, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
-    except Exception as error:
-        raise CheckpointError(
-            f"checkpoint '{reference}' is no local folder, and the Hugging Face hub and its cache do not give it "
-            f"({_first_line(error)}); pass a local folder: model.checkpoint=/path/to/folder"
-        ) from error
-
-
-def _cached_on_disk(reference: str) -> Path | None:
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    config = try_to_load_from_cache(reference, "config.json")
-    return Path(config).parent if isinstance(config, str) else None
 
 
 def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Checkpoint:
@@ -199,7 +137,3 @@ def _token_ids(value: Any, where: str) -> tuple[int, ...]:
     if any(not isinstance(token_id, int) or isinstance(token_id, bool) for token_id in ids):
         raise CheckpointError(f"eos_token_id of {where} is {value!r}; it must be a token id or a list of them")
     return tuple(dict.fromkeys(ids))
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

@@ -45,6 +45,8 @@ class EngineConfig:
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = None
     """KV blocks; None takes as many as memory allows."""
+    cuda_graphs: bool = True
+    """Replay decode steps as CUDA graphs, where kernels and sampler allow it; no effect on a CPU."""
     prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
     stall_timeout_s: float = 30.0
@@ -106,6 +108,8 @@ class Config:
 
 ENGINE_KEYS = tuple(field.name for field in fields(Config))
 """Root keys that describe an engine."""
+LIMIT_KEYS = tuple(f"engine.{field.name}" for field in fields(EngineConfig))
+"""Full keys of the engine's limits, which are often looked for in the scheduler."""
 
 
 def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
@@ -118,7 +122,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     defaults = default_tree()
     given: dict[str, Any] = {key: tree.get(key, defaults[key]) for key in ENGINE_KEYS if key in tree or key in defaults}
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
-    engine = {**_mapping("engine", defaults.get("engine") or {}), **_mapping("engine", given.pop("engine", None) or {})}
+    engine = {**defaults.get("engine", {}), **_mapping("engine", given.pop("engine", None) or {})}
     return Config(**options, engine=build(EngineConfig, engine, "engine"), **given)
 
 
@@ -133,16 +137,17 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     option, preset_fields = _resolve(kind, name, host)
     entry = host.choose(kind, option)
     if entry.config is None:
-        check_keys(values, (), kind)
+        check_keys(values, (), kind, LIMIT_KEYS)
         return Option(entry)
-    return Option(entry, build(entry.config, _laid_over(preset_fields, values), kind))
+    return Option(entry, build(entry.config, _laid_over(preset_fields, values), kind, LIMIT_KEYS))
 
 
 def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
     presets = [preset for preset in host.presets if preset.kind == kind]
     found = _find(presets, name)
     if host.registry.find(kind, name) is None and found is None:
-        raise host.unknown(kind, name, [preset.name for preset in presets])
+        core_choice = [AUTO] if kind == "kernels" else []
+        raise host.unknown(kind, name, [*core_choice, *(preset.name for preset in presets)])
     return preset_values(found, presets) if found is not None else (name, {})
 
 
@@ -161,7 +166,8 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key}={value!r} is neither a name nor a mapping of fields")
+        names = "the name of an option or " if key in KINDS else ""
+        raise ConfigError(f"{key}={value!r} is not {names}a mapping of fields")
     return value
 
 

@@ -1,9 +1,9 @@
-"""Tensor-parallel layers: linears, embedding and head, each built for one rank of a group of any size.
+"""Tensor-parallel linears, each built for one rank of a group of any size; core/vocab_layers.py has embedding and head.
 
 They know nothing of models, checkpoints' names or kernels; a model hands them its names and gets `WeightTarget`s back.
 What defines them: concatenated (or summed) over the ranks they equal the plain layer. Not `nn.Module`s, because a
 module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
-Legend: T tokens, N rows whose logits are wanted, D input features, O output features of this rank, V vocabulary.
+Legend: T tokens, D input features of this rank, O output features of this rank, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from core.contracts import Runtime
-from core.parallel import Part, Ranks, even_part, head_parts
+from core.parallel import Part, even_part, head_parts
 from core.weights import WeightTarget
 
 
@@ -33,7 +33,7 @@ class ColumnParallelLinear:
         num_rows = sum(part.size for part in parts)
         self.parts = tuple(parts)
         self.weight_OD = _matrix(runtime, num_rows, in_features)
-        self.bias_O = _empty(runtime, num_rows) if bias else None
+        self.bias_O = empty_parameter(runtime, num_rows) if bias else None
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """Apply this rank's rows: (T, D) -> (T, O)."""
@@ -43,10 +43,10 @@ class ColumnParallelLinear:
         """`name.weight` (and `name.bias`) -> this rank's rows, for one name per packed matrix, in their order."""
         targets = {}
         sizes = [part.size for part in self.parts]
-        for name, part, weight_OD in zip(names, self.parts, self.weight_OD.split(sizes), strict=True):
+        for name, part, weight_OD in zip(names, self.parts, torch.split(self.weight_OD, sizes), strict=True):
             targets[f"{name}.weight"] = WeightTarget.shard(weight_OD, 0, part)
         if self.bias_O is not None:
-            for name, part, bias_O in zip(names, self.parts, self.bias_O.split(sizes), strict=True):
+            for name, part, bias_O in zip(names, self.parts, torch.split(self.bias_O, sizes), strict=True):
                 targets[f"{name}.bias"] = WeightTarget.shard(bias_O, 0, part, init="zeros")
         return targets
 
@@ -106,10 +106,10 @@ class RowParallelLinear:
         self.ranks = runtime.ranks
         self.part = even_part(in_features, runtime.ranks, what)
         self.weight_OD = _matrix(runtime, out_features, self.part.size)
-        self.bias_O = _empty(runtime, out_features) if bias else None
+        self.bias_O = empty_parameter(runtime, out_features) if bias else None
 
     def local(self, x_TD: Tensor) -> Tensor:
-        """This rank's partial sum; rank 0 alone adds the bias, so that the sum holds it once."""
+        """Partial sum of this rank; rank 0 alone adds the bias, so that the sum holds it once."""
         return functional.linear(x_TD, self.weight_OD, self.bias_O if self.ranks.rank == 0 else None)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -124,77 +124,13 @@ class RowParallelLinear:
         return targets
 
 
-class VocabParallelEmbedding:
-    """An embedding whose vocabulary, padded with zero rows to a multiple of the ranks, is split over them.
-
-    Shapes: token_ids_T (T,) int64 -> (T, D), the same on every rank.
-    """
-
-    def __init__(self, vocab_size: int, hidden_size: int, runtime: Runtime) -> None:
-        self.ranks = runtime.ranks
-        self.part, num_rows = vocab_part(vocab_size, runtime.ranks)
-        self.weight_VD = _empty(runtime, num_rows, hidden_size)
-        self.weight_VD[self.part.size :].zero_()
-
-    def local(self, token_ids_T: Tensor) -> Tensor:
-        """Rows of this rank's tokens; zero for tokens of other ranks."""
-        row_T = token_ids_T - self.part.start
-        is_elsewhere_T = (row_T < 0) | (row_T >= self.part.size)
-        hidden_TD = functional.embedding(row_T.masked_fill(is_elsewhere_T, 0), self.weight_VD)
-        return hidden_TD.masked_fill_(is_elsewhere_T.unsqueeze(-1), 0)
-
-    def __call__(self, token_ids_T: Tensor) -> Tensor:
-        """Look the tokens up: (T,) -> (T, D)."""
-        if self.ranks.size == 1:
-            return functional.embedding(token_ids_T, self.weight_VD)
-        return self.ranks.all_reduce(self.local(token_ids_T))
-
-    def targets(self, name: str) -> dict[str, WeightTarget]:
-        """`name.weight` -> this rank's rows, without the padding."""
-        return {f"{name}.weight": WeightTarget.shard(self.weight_VD[: self.part.size], 0, self.part)}
-
-
-class ParallelHead:
-    """The output projection onto this rank's shard of the padded vocabulary; may share an embedding's weight.
-
-    Shapes: hidden_ND (N, D) -> (N, padded V / ranks). Column 0 is token id `first_token`. Columns of the padding are
-    -inf, so that they never win; concatenated over the ranks they all lie behind the vocabulary.
-    """
-
-    def __init__(
-        self, vocab_size: int, hidden_size: int, runtime: Runtime, *, tied_to: VocabParallelEmbedding | None = None
-    ) -> None:
-        self.embedding = tied_to or VocabParallelEmbedding(vocab_size, hidden_size, runtime)
-        self.is_tied = tied_to is not None
-        self.num_columns, num_rows = self.embedding.part.size, self.embedding.weight_VD.shape[0]
-        self.has_padding = self.num_columns < num_rows
-        self.first_token = runtime.ranks.rank * num_rows
-
-    def __call__(self, hidden_ND: Tensor) -> Tensor:
-        """Logits of this rank's tokens: (N, D) -> (N, padded V / ranks)."""
-        logits_NV = functional.linear(hidden_ND, self.embedding.weight_VD)
-        if self.has_padding:
-            logits_NV[:, self.num_columns :].fill_(-torch.inf)
-        return logits_NV
-
-    def targets(self, name: str) -> dict[str, WeightTarget]:
-        """`name.weight` -> this rank's rows; ignored if tied, since some checkpoints store the copy all the same."""
-        return {f"{name}.weight": WeightTarget.ignored()} if self.is_tied else self.embedding.targets(name)
-
-
-def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:
-    """This rank's tokens, and the rows it holds with padding: the same number on every rank."""
-    num_rows = -(-vocab_size // ranks.size)
-    start = min(ranks.rank * num_rows, vocab_size)
-    return Part(vocab_size, start, min(start + num_rows, vocab_size)), num_rows
-
-
 def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
     """A linear's weight. A CPU multiplies one row a quarter to a third faster by a matrix stored transposed."""
     if runtime.device.type == "cpu":
-        return _empty(runtime, num_columns, num_rows).t()
-    return _empty(runtime, num_rows, num_columns)
+        return empty_parameter(runtime, num_columns, num_rows).t()
+    return empty_parameter(runtime, num_rows, num_columns)
 
 
-def _empty(runtime: Runtime, *shape: int) -> Tensor:
+def empty_parameter(runtime: Runtime, *shape: int) -> Tensor:
+    """An uninitialised parameter where the runtime wants it."""
     return torch.empty(*shape, device=runtime.device, dtype=runtime.dtype)

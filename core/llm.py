@@ -78,6 +78,7 @@ class LLM:
         self.config = config
         built = build_engine(config, host)
         self.engine: Engine = built.engine
+        self.device, self.kernels_name = built.device, built.kernels_name
         self.codec = Codec(_tokenizer_folder(config, built.checkpoint))
         if built.checkpoint.is_packaged and config.model.config.weights == "checkpoint":
             reference = built.checkpoint.reference.removeprefix("package:")

@@ -5,7 +5,7 @@ Knows sizes and devices, not requests. Every refusal holds the arithmetic and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,10 +26,13 @@ def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
     return per_token * spec.block_size
 
 
-def count_blocks(engine: EngineConfig, num_layers: int, spec: AttentionSpec, largest_step: Callable[[], None]) -> int:
+def count_blocks(
+    engine: EngineConfig, num_layers: int, spec: AttentionSpec, rehearsals: Sequence[Callable[[], None]]
+) -> int:
     """Blocks of the pool: engine.num_blocks if set, else what the device's memory allows.
 
-    `largest_step` computes the largest step the limits allow; on a GPU its peak memory is left free.
+    rehearsals: compute the largest steps the limits allow; on a GPU the sum of their peaks is left free, since a
+    captured graph keeps its memory while other steps run.
     Raises: CapacityError if not even a request of two blocks fits.
     """
     if engine.num_blocks is not None:
@@ -39,7 +42,7 @@ def count_blocks(engine: EngineConfig, num_layers: int, spec: AttentionSpec, lar
         budget = int(engine.cpu_cache_gib * GIB)
         found = f"engine.cpu_cache_gib={engine.cpu_cache_gib}"
     else:
-        budget, found = _left_on_gpu(engine, spec.device, largest_step)
+        budget, found = _left_on_gpu(engine, spec.device, rehearsals)
     count = budget // size - 1  # one more block is scratch for padding
     if count < MIN_BLOCKS:
         raise CapacityError(
@@ -50,21 +53,29 @@ def count_blocks(engine: EngineConfig, num_layers: int, spec: AttentionSpec, lar
     return count
 
 
-def _left_on_gpu(engine: EngineConfig, device: torch.device, largest_step: Callable[[], None]) -> tuple[int, str]:
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    largest_step()
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
+def _left_on_gpu(
+    engine: EngineConfig, device: torch.device, rehearsals: Sequence[Callable[[], None]]
+) -> tuple[int, str]:
+    peak = sum(_peak_bytes(device, rehearsal) for rehearsal in rehearsals)
     free, total = torch.cuda.mem_get_info(device)
     budget = int(total * engine.memory_fraction) - (total - free) - peak
     found = (
         f"{total / GIB:.2f} GiB x engine.memory_fraction={engine.memory_fraction}, less {(total - free) / GIB:.2f} GiB "
-        f"in use and {peak / GIB:.2f} GiB for the largest step,"
+        f"in use and {peak / GIB:.2f} GiB for the largest steps,"
     )
     return max(budget, 0), found
+
+
+def _peak_bytes(device: torch.device, rehearsal: Callable[[], None]) -> int:
+    """Most bytes that a rehearsal holds at a time, beyond what is held already."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    rehearsal()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
 
 
 def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Tensor:

@@ -62,7 +62,7 @@ class Part:
 
 
 def even_part(total: int, ranks: Ranks, what: str) -> Part:
-    """This rank's equal share of `total`; `what` names it in the error, e.g. "intermediate_size".
+    """The equal share of `total` that is this rank's; `what` names it in the error, e.g. "intermediate_size".
 
     Raises: ConfigError listing the tp values that divide it.
     """
@@ -74,7 +74,7 @@ def even_part(total: int, ranks: Ranks, what: str) -> Part:
 
 
 def head_parts(num_heads: int, num_kv_heads: int, ranks: Ranks) -> tuple[Part, Part]:
-    """This rank's query heads and kv heads; kv heads are replicated when there are more ranks than kv heads.
+    """The rank's query heads and kv heads; kv heads are replicated when there are more ranks than kv heads.
 
     Raises: ConfigError listing the tp values that split the heads.
     """

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import pluggy
 
 from core import hookspecs
+from core.blame import Rejected, Stage
 from core.contracts import API_VERSION, Needs
 from core.entry_check import entry_fault, one_line
 from core.presets import Preset, presets_in
@@ -29,32 +29,6 @@ _HOOK_OF_KIND = {
 _HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 
 
-class Stage(Enum):
-    """Where a plugin failed."""
-
-    BLOCK = "block"
-    IMPORT = "import"
-    VERSION = "version"
-    HOOKS = "hooks"
-    REGISTER = "register"
-    PRESETS = "presets"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a plugin is not used: its name, where it comes from, the cause in one line, and the entries it wanted."""
-
-    plugin: str
-    distribution: str
-    version: str
-    stage: Stage
-    cause: str
-    wanted: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        return f"plugin '{self.plugin}' ({self.distribution} {self.version}): {self.cause}"
-
-
 @dataclass(frozen=True)
 class Accepted:
     """What a sound plugin offers. `entries` come with their `replace` flag."""
@@ -62,16 +36,6 @@ class Accepted:
     entries: tuple[tuple[Entry, bool], ...]
     presets: tuple[Preset, ...]
     config_packages: tuple[str, ...]
-
-
-class Rejected(Exception):
-    """The first thing wrong with a plugin; turned into a Problem by the host, never shown as it is."""
-
-    def __init__(self, stage: Stage, cause: str, wanted: tuple[tuple[str, str], ...] = ()) -> None:
-        super().__init__(cause)
-        self.stage = stage
-        self.cause = cause
-        self.wanted = wanted
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -91,6 +55,7 @@ def check_plugin(plugin: Any, origin: Origin, registry: Registry, presets: list[
     collector = _Collector(origin, registry, presets)
     for kind in KINDS:
         collector.collect(kind, getattr(trial.hook, _HOOK_OF_KIND[kind]))
+    collector.raise_fault()
     packages, found = _check_presets(trial, origin, registry, presets, collector)
     return Accepted(tuple(collector.entries), tuple(found), tuple(packages))
 
@@ -118,10 +83,11 @@ def _trial_manager(plugin: Any, origin: Origin) -> pluggy.PluginManager:
 
 def _check_hook_names(plugin: Any, trial: pluggy.PluginManager) -> None:
     for name in dir(plugin):
-        marked = trial.parse_hookimpl_opts(plugin, name) is not None
-        if marked and name not in _HOOKS:
-            raise Rejected(Stage.HOOKS, f"no hook named '{name}'.{near_miss(name, _HOOKS)} Hooks: {', '.join(_HOOKS)}")
-        if not marked and name in _HOOKS and callable(getattr(plugin, name)):
+        options = trial.parse_hookimpl_opts(plugin, name)
+        hook = (options or {}).get("specname") or name
+        if options is not None and hook not in _HOOKS:
+            raise Rejected(Stage.HOOKS, f"no hook named '{hook}'.{near_miss(hook, _HOOKS)} Hooks: {', '.join(_HOOKS)}")
+        if options is None and name in _HOOKS and callable(getattr(plugin, name)):
             raise Rejected(Stage.HOOKS, f"function '{name}' is not marked with @hookimpl, so it would never be called")
 
 
@@ -140,7 +106,9 @@ class _Collector:
         try:
             hook(register=self._registrar(kind))
         except (Exception, SystemExit) as error:
-            raise Rejected(Stage.REGISTER, one_line(error), tuple(self.wanted)) from error
+            self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {one_line(error)}"
+
+    def raise_fault(self) -> None:
         if self._fault is not None:
             raise Rejected(Stage.REGISTER, self._fault, tuple(self.wanted))
 

@@ -12,10 +12,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from core.blame import Problem, Rejected, Stage
 from core.entry_check import one_line
 from core.errors import PluginError
 from core.hookspecs import PROJECT
-from core.plugin_check import Problem, Rejected, Stage, check_plugin, new_manager
+from core.plugin_check import check_plugin, new_manager
 from core.plugin_sources import BLOCK_VARIABLE, Source, check_siblings, in_development, installed, names_in
 from core.presets import CONF, Preset, presets_in
 from core.registry import Entry, Origin, Registry, near_miss
@@ -61,6 +62,11 @@ class PluginHost:
         """True if some plugin implements the hook: ask once, and skip the call if not."""
         return bool(getattr(self.manager.hook, name).get_hookimpls())
 
+    def hooks_of(self, origin: Origin) -> list[str]:
+        """Names of the hooks that a loaded plugin implements, sorted."""
+        callers = self.manager.get_hookcallers(self.manager.get_plugin(_key(origin))) or []
+        return sorted(caller.name for caller in callers)
+
     def choose(self, kind: str, name: str) -> Entry:
         """The entry of that name.
 
@@ -97,10 +103,13 @@ class PluginHost:
                 raise Rejected(Stage.BLOCK, f"blocked by {BLOCK_VARIABLE}")
             self._accept(source)
         except Rejected as error:
-            origin = source.origin
-            self.problems.append(
-                Problem(origin.plugin, origin.distribution, origin.version, error.stage, error.cause, error.wanted)
-            )
+            self._report(source.origin, error)
+        except Exception as error:  # a plugin that is no module may raise anywhere, and still must not stop the others
+            self._report(source.origin, Rejected(Stage.HOOKS, one_line(error)))
+
+    def _report(self, origin: Origin, error: Rejected) -> None:
+        cause = (error.stage, error.cause, error.wanted)
+        self.problems.append(Problem(origin.plugin, origin.distribution, origin.version, *cause))
 
     def _accept(self, source: Source) -> None:
         plugin, origin = _import(source), source.origin
@@ -112,8 +121,7 @@ class PluginHost:
         self.presets.extend(accepted.presets)
         self.config_packages.extend(accepted.config_packages)
         self.plugins.append(origin)
-        # Two distributions may give their entry points the same name, so the distribution is part of pluggy's.
-        self.manager.register(plugin, f"{origin.distribution}:{origin.plugin}")
+        self.manager.register(plugin, _key(origin))
 
     def _wanting(self, kind: str, name: str) -> list[Problem]:
         return [problem for problem in self.problems if (kind, name) in problem.wanted]
@@ -135,3 +143,8 @@ def _import(source: Source) -> Any:
         return source.load()
     except (Exception, SystemExit) as error:
         raise Rejected(Stage.IMPORT, one_line(error)) from error
+
+
+def _key(origin: Origin) -> str:
+    # Two distributions may give their entry points the same name, so the distribution is part of pluggy's.
+    return f"{origin.distribution}:{origin.plugin}"

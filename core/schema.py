@@ -6,6 +6,7 @@ Every error names the full key. Knows no kind and no plugin: `core.config` says 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,8 +18,10 @@ from core.registry import near_miss
 _TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "String": "a str"}
 
 
-def build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+def build(cls: type, values: Mapping[str, Any], prefix: str, elsewhere: Iterable[str] = ()) -> Any:
     """An instance of the dataclass `cls` with `values` laid over its defaults. `prefix` names it in errors.
+
+    elsewhere: full keys that may have been meant, if an unknown one is near none of the dataclass's own.
 
     Raises: ConfigError for an unknown key (with the near miss), a wrong type, a value that is missing, or one that the
     dataclass itself refuses.
@@ -26,7 +29,7 @@ def build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    check_keys(values, (field.name for field in dataclasses.fields(cls) if field.init), prefix)
+    check_keys(values, (field.name for field in dataclasses.fields(cls) if field.init), prefix, elsewhere)
     try:
         node = OmegaConf.merge(OmegaConf.structured(cls), dict(values))
         _refuse_missing(OmegaConf.missing_keys(node), prefix)
@@ -34,12 +37,14 @@ def build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     except HooklineError:
         raise
     except OmegaConfBaseException as error:
-        raise ConfigError(describe(error, values, prefix)) from error
+        raise ConfigError(describe(error, prefix)) from error
     except Exception as error:
         raise ConfigError(f"{prefix}: {one_line(error).partition(': ')[2] or one_line(error)}") from error
 
 
-def check_keys(values: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> None:
+def check_keys(
+    values: Mapping[str, Any], known: Iterable[str], prefix: str = "", elsewhere: Iterable[str] = ()
+) -> None:
     """Refuse keys that nothing would read.
 
     Raises: ConfigError with the near miss and the known keys.
@@ -47,41 +52,40 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], prefix: str = ""
     names = list(known)
     for key in values:
         if key not in names:
-            raise ConfigError(unknown_key(f"{prefix}.{key}" if prefix else str(key), names))
+            raise ConfigError(unknown_key(f"{prefix}.{key}" if prefix else str(key), names, elsewhere))
 
 
-def unknown_key(key: str, available: Iterable[str]) -> str:
-    """The message for a key that does not exist; `available` are the last parts of those that do."""
-    names = [str(name) for name in available]
-    hint = near_miss(key.rpartition(".")[2], names)
+def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """The message for a key that does not exist.
+
+    available: the last parts of those that do. elsewhere: full keys to suggest if none of these is near.
+    """
+    names, last = [str(name) for name in available], key.rpartition(".")[2]
+    others = {name.rpartition(".")[2]: name for name in elsewhere}
+    hint = near_miss(last, names)
+    if not hint and (other := difflib.get_close_matches(last, others, n=1)):
+        hint = f" Did you mean '{others[other[0]]}'?"
     return f"unknown key '{key}'.{hint} Available: {', '.join(names) or 'none'}"
 
 
-def describe(error: Exception, values: Any, prefix: str) -> str:
+def describe(error: Exception, prefix: str = "") -> str:
     """One line for what OmegaConf found wrong: `engine.max_num_seqs='abc' is not an int`."""
     full_key = str(getattr(error, "full_key", None) or "")
     key = ".".join(part for part in (prefix, full_key) if part)
     text = str(error).partition("\n")[0]
     if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
-        parent = getattr(error, "parent_node", None)
-        return unknown_key(key, list(parent) if parent is not None else [])
-    value = _lookup(values, full_key)
-    if converted := re.search(r"could not be converted to (\w+)", text):
-        return f"{key}={value!r} is not {_TYPE_NAMES.get(converted[1], converted[1])}"
+        return unknown_key(key, _keys_around(error))
+    if wrong := re.fullmatch(r"Value '(.*)' of type '(\w+)' could not be converted to (\w+)", text, re.DOTALL):
+        value = repr(wrong[1]) if wrong[2] == "str" else wrong[1]
+        return f"{key}={value} is not {_TYPE_NAMES.get(wrong[3], wrong[3])}"
     if "Incompatible value 'None'" in text:
         return f"{key} must have a value; it is None"
-    return f"{key}={value!r}: {' '.join(text.split())}"
+    return f"{key}: {' '.join(text.split())}"
 
 
-def _lookup(values: Any, full_key: str) -> Any:
-    for part in re.findall(r"[^.\[\]]+", full_key):
-        if isinstance(values, Mapping):
-            values = values.get(part)
-        elif isinstance(values, list | tuple) and part.isdigit() and int(part) < len(values):
-            values = values[int(part)]
-        else:
-            break
-    return values
+def _keys_around(error: Exception) -> list[str]:
+    parent = getattr(error, "parent_node", None)
+    return [str(key) for key in parent] if parent is not None else []
 
 
 def _refuse_missing(keys: Iterable[str], prefix: str) -> None:

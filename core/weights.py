@@ -62,7 +62,7 @@ class WeightTarget:
         return cls(None)
 
     def cut(self, whole: Any) -> Any:
-        """This rank's slice of the whole tensor, or of anything indexed like one."""
+        """The rank's slice of the whole tensor, or of anything indexed like one."""
         if self.dim is None:
             return whole[...]
         return whole[(*[slice(None)] * self.dim, slice(self.start, self.stop))]

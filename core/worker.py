@@ -16,6 +16,7 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
+from core.graphs import DecodeGraphs
 from core.parallel import Ranks
 from core.state import Draws, RequestTable
 from core.step import Step
@@ -56,6 +57,7 @@ class Worker:
         self.kv_layers = list(kv_cache.unbind(1))
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
+        self.graphs: DecodeGraphs | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -82,9 +84,23 @@ class Worker:
         self.draw(hidden_TD, Draws(rows_N, index_N, params))
 
     @torch.inference_mode()
+    def rehearse_decode(self, spec: AttentionSpec) -> None:
+        """Compute a decode step of max_num_seqs padding rows."""
+        rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
+        DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
+
+    def capture(self, sizes: Sequence[int], max_model_len: int) -> None:
+        """Capture pure decode steps of these sizes as CUDA graphs; `launch` then replays them."""
+        self.graphs = DecodeGraphs(self, sizes, max_model_len)
+        self.graphs.capture()
+
+    @torch.inference_mode()
     def launch(self, step: Step) -> Tensor:
         """Start a step; returns the drawn tokens (N,) on the device."""
         device_step = self.table.receive(step)
+        if self.graphs is not None and not len(step.chunk_rows) and not len(step.mask_rows):
+            self.table.host_length_R[step.decode_rows] += 1
+            return self.graphs.launch(device_step.views["decode_rows"])
         batch = self.table.batch(device_step)
         hidden_TD = self.forward(batch)
         drawn = self.table.draws(device_step, batch)
@@ -132,6 +148,7 @@ class Worker:
 
     def close(self) -> None:
         """Drop the cache and the weights."""
+        self.graphs = None
         self.kv_cache = None
         self.kv_layers = []
         self.__dict__.pop("model", None)

@@ -8,16 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, Model, ModelSpec, QKNorm, Rope, Runtime
 from core.parallel import Ranks, head_parts
+from core.testing.batches import Row, make_batch
 from plugins.kernels.torch_reference import TorchKernels
 
 BLOCK_SIZE = 8
+ALONE = Ranks()
 QWEN3 = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -40,7 +41,7 @@ def make_qwen3(folder: Path, *, seed: int = 0, max_shard_size: str = "20KB", **o
     config = Qwen3Config(**{**QWEN3, **options}, initializer_range=0.2, attn_implementation="eager")
     model = Qwen3ForCausalLM(config).float().eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:  # Norms of one and biases of zero would hide a forgotten weight.
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -55,7 +56,7 @@ def attention_spec(spec: ModelSpec, ranks: Ranks, **options: Any) -> AttentionSp
     return AttentionSpec(heads.size, kv_heads.size, spec.head_dim, **{**sizes, **place, **options})
 
 
-def build(model_class: Any, config: dict[str, Any], ranks: Ranks = Ranks()) -> tuple[Model, TorchKernels, Tensor]:
+def build(model_class: Any, config: dict[str, Any], ranks: Ranks = ALONE) -> tuple[Model, TorchKernels, Tensor]:
     """A model of one rank with uninitialised weights, its kernels, and a zeroed cache [2, layers, N, S, K, E]."""
     spec = model_class.spec(config)
     attention = attention_spec(spec, ranks)
@@ -66,25 +67,13 @@ def build(model_class: Any, config: dict[str, Any], ranks: Ranks = Ranks()) -> t
     return model, kernels, cache
 
 
-def one_prompt(token_ids: list[int], num_cached: int = 0, blocks: list[int] | None = None) -> Batch:
-    """A batch of one sequence whose first `num_cached` tokens are in the cache already."""
+def one_prompt(token_ids: list[int], num_cached: int = 0) -> Batch:
+    """A batch of one sequence whose first `num_cached` tokens are in the cache already; blocks from 1 on."""
     length = len(token_ids)
-    blocks = blocks or list(range(1, 2 + (length - 1) // BLOCK_SIZE))
-    positions = torch.arange(num_cached, length)
-    slots = torch.tensor(blocks)[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    starts = np.array([0, length - num_cached], dtype=np.int32)
-    return Batch(
-        token_ids_T=torch.tensor(token_ids[num_cached:]),
-        positions_T=positions,
-        slot_mapping_T=slots,
-        query_starts_B1=torch.from_numpy(starts),
-        context_lens_B=torch.tensor([length], dtype=torch.int32),
-        block_table_BM=torch.tensor([blocks], dtype=torch.int32),
-        num_decodes=int(length - num_cached == 1),
-        max_query_len=length - num_cached,
-        max_context_len=length,
-        query_starts_host=starts,
-        context_lens_host=np.array([length], dtype=np.int32),
+    row = Row(length, length - num_cached, tuple(range(1, 2 + (length - 1) // BLOCK_SIZE)))
+    place = AttentionSpec(1, 1, 4, BLOCK_SIZE, 1, 1, 1, torch.device("cpu"), torch.float32)
+    return make_batch(
+        [row], place, num_decodes=int(row.num_queries == 1), token_ids_T=torch.tensor(token_ids[num_cached:])
     )
 
 

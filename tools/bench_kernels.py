@@ -22,7 +22,7 @@ import torch
 
 from core.contracts import QKNorm, Rope
 from plugins.kernels import triton_decode, triton_ops, triton_prefill, triton_shared_prefix
-from plugins.kernels.triton_decode import DecodeScratch, DecodeTiling
+from plugins.kernels.triton_decode import Card, DecodeScratch, DecodeTiling
 from plugins.kernels.triton_prefill import PrefillTiling
 from plugins.kernels.triton_shared_prefix import SharedTiling
 
@@ -43,9 +43,16 @@ DECODE_SHAPES = {
     "16x8192": [8192] * 16,
     "256x840": [840] * 256,
     "8x1000": [1000] * 8,
+    "64 ragged": [100 + 29 * ((37 * row) % 64) for row in range(64)],
     "256 ragged": [100 + 7 * ((37 * row) % 256) for row in range(256)],
 }
-PREFILL_SHAPES = {"16x1024": [1024] * 16, "4x4096": [4096] * 4, "64x128": [128] * 64, "1x512": [512]}
+PREFILL_SHAPES = {
+    "16x1024": [1024] * 16,
+    "8x2048": [2048] * 8,
+    "4x4096": [4096] * 4,
+    "64x128": [128] * 64,
+    "1x512": [512],
+}
 SHARED_SHAPES = {"256x(2048+64)": (256, 2048, 64), "32x(2048+64)": (32, 2048, 64), "256x(512+500)": (256, 512, 500)}
 """Rows, tokens they share, tokens of their own."""
 ROWS: list[dict[str, object]] = []
@@ -115,11 +122,8 @@ def flash_decode(data: Rotation, table: torch.Tensor) -> torch.Tensor:
 
 
 def sweep_decode() -> Iterator[DecodeTiling]:
-    for tile, warps, stages in (
-        (32, 1, 5), (32, 2, 5), (32, 2, 7), (32, 4, 5), (64, 2, 5), (64, 4, 3), (64, 4, 5), (64, 4, 6), (64, 8, 5),
-        (128, 4, 3), (128, 4, 5), (128, 8, 3), (128, 8, 5),
-    ):  # fmt: skip
-        for programs in (4, 8, 16, 32):
+    for tile, warps, stages in ((32, 2, 5), (64, 2, 5), (64, 4, 3)):
+        for programs in (2, 3, 4, 6, 8, 16):
             yield DecodeTiling(tile, warps, stages, programs)
 
 
@@ -176,8 +180,8 @@ def check(label: str, out: torch.Tensor, expected: torch.Tensor | None) -> None:
 
 
 def sweep_shared() -> Iterator[SharedTiling]:
-    for shape in ((128, 64, 8, 4), (128, 64, 4, 4), (128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3)):
-        for parts in (1, 2, 4, 8, 16):
+    for shape in ((128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3)):
+        for parts in (2, 4, 8):
             yield SharedTiling(*shape, parts)
 
 
@@ -187,9 +191,9 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
     if expected is not None:
         report("shared", name, "flash-attn", spent)
     scratch = DecodeScratch.make(rows, HEADS, KV_HEADS, HEAD_DIM, DEVICE)
-    shipped = triton_shared_prefix.shared_tiling(rows * HEADS // KV_HEADS, KV_HEADS, scratch.num_sms, torch.bfloat16)
+    shipped = triton_shared_prefix.shared_tiling(rows * HEADS // KV_HEADS, KV_HEADS, torch.bfloat16, scratch.card)
     partials = triton_decode.SharedPartials(
-        torch.empty(16 * rows, HEADS, HEAD_DIM, device=DEVICE), torch.empty(16 * rows, HEADS, 2, device=DEVICE)
+        torch.empty(8 * rows, HEADS, HEAD_DIM, device=DEVICE), torch.empty(8 * rows, HEADS, 2, device=DEVICE)
     )
     tiling = triton_decode.decode_tiling(rows, KV_HEADS, torch.bfloat16)
     shared_lens = torch.full((rows,), shared_len, dtype=torch.int32, device=DEVICE)
@@ -219,8 +223,8 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
 
 def sweep_prefill() -> Iterator[PrefillTiling]:
     for shape in (
-        (128, 64, 8, 3), (128, 64, 8, 4), (128, 64, 8, 5), (128, 64, 4, 3), (128, 128, 8, 2), (128, 128, 8, 3),
-        (128, 128, 8, 4), (128, 32, 8, 5), (64, 64, 4, 3), (64, 64, 4, 5), (64, 128, 4, 3), (256, 64, 8, 3),
+        (64, 32, 4, 5), (64, 64, 4, 5), (128, 32, 8, 4), (128, 32, 8, 5), (128, 32, 8, 6), (128, 64, 8, 5),
+        (256, 32, 16, 5), (256, 64, 16, 4), (256, 64, 16, 5), (256, 64, 16, 6), (256, 128, 16, 3),
     ):  # fmt: skip
         yield PrefillTiling(*shape)
 
@@ -243,7 +247,8 @@ def bench_prefill_shape(name: str, lens: list[int], block_size: int, sweep: bool
         expected = flash(tables[0])
         spent = time_us([partial(flash, table) for table in tables])
         report("prefill", name, f"flash-attn S{block_size}", spent, tflop_s=round(flops / spent / 1e6))
-    for tiling in sweep_prefill() if sweep else [triton_prefill.prefill_tiling(HEAD_DIM, torch.bfloat16)]:
+    shipped = triton_prefill.prefill_tiling(sum(lens), max(lens), HEADS, torch.bfloat16, Card.of(DEVICE))
+    for tiling in sweep_prefill() if sweep else [shipped]:
         out = torch.full_like(q, float("nan"))
         tiles = triton_prefill.query_tiles(starts_host, np.array(lens), 0, tiling.block_m // (HEADS // KV_HEADS))
         tiles_W2 = torch.from_numpy(tiles).to(DEVICE)
@@ -317,8 +322,8 @@ def print_summary(top: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ["decode", "shared", "prefill", "ops"]
-    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
+    sections = ["decode", "shared", "prefill"]
+    parser.add_argument("--only", nargs="+", choices=[*sections, "ops"], default=[*sections, "ops"])
     parser.add_argument("--sweep", nargs="*", choices=sections, default=[], help="sections to try many tilings in")
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[BLOCK_SIZE])
     parser.add_argument("--top", type=int, default=6, help="variants a shape in the summary")

@@ -17,3 +17,33 @@ def register_kernels(register: Registrar) -> None:
         needs=Needs(),
         priority=0,
     )
+    register(
+        "triton",
+        "plugins.kernels.triton_backend:TritonKernels",
+        help="Triton kernels, tuned for Hopper; reads a shared prefix once a batch",
+        needs=Needs(
+            devices=("cuda",),
+            dtypes=("bfloat16", "float16", "float32"),
+            block_size_multiple=16,
+            head_dims=(64, 128),
+            compute_capability=(8, 0),
+            packages=("triton",),
+            graph_safe=True,
+        ),
+        priority=20,
+    )
+    register(
+        "flash_attn",
+        "plugins.kernels.flash_attn_backend:FlashAttnKernels",
+        help="attention by the flash-attn 2 package, the rest as kernels=triton",
+        needs=Needs(
+            devices=("cuda",),
+            dtypes=("bfloat16", "float16"),
+            block_size_multiple=256,
+            head_dims=tuple(range(8, 257, 8)),
+            compute_capability=(8, 0),
+            packages=("flash_attn", "triton"),
+            graph_safe=True,
+        ),
+        priority=10,
+    )

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from core.batch import Batch
 from core.contracts import AttentionSpec
+
+WORTH_A_GROUP = 512
+"""Padded tokens that a further group of decode rows must save to pay for its calls."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +42,62 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Decodes:
-    """The first `count` queries, one per sequence, each over the first `context` tokens of its blocks, masked."""
+    """`count` queries, one per sequence, each over the first `context` tokens of its blocks, masked.
+
+    queries_B: which of the step's queries they are; None if the first ones in order.
+    """
 
     count: int
     context: int
     blocks_BM: Tensor
     mask_B11L: Tensor
+    queries_B: Tensor | None
 
 
-Rows = list[Sequence | Decodes]
+@dataclass(frozen=True)
+class Rows:
+    """Groups of rows in the order they are attended in; order_T puts their outputs back, None if they are in order."""
+
+    groups: list[Sequence | Decodes]
+    order_T: Tensor | None = None
 
 
 def plan_rows(batch: Batch, spec: AttentionSpec) -> Rows:
     """What every layer of this step attends with, decodes first. Does not wait for the device."""
     lens = batch.context_lens_host
-    rows: Rows = []
-    if batch.num_decodes == 1 and lens is not None:
-        rows.append(_sequence(batch, spec, 0, int(lens[0])))
+    if lens is None:
+        assert batch.num_decodes == batch.num_requests, "a prefill needs its length on the host"
+        return Rows([_decodes(batch, spec, batch.max_context_len, None)])
+    groups: list[Sequence | Decodes] = []
+    order_T = None
+    if batch.num_decodes == 1:
+        groups.append(_sequence(batch, spec, 0, int(lens[0])))
     elif batch.num_decodes:
-        longest = batch.max_context_len if lens is None else int(lens[: batch.num_decodes].max())
-        rows.append(_decodes(batch, spec, longest))
-    for row in range(batch.num_decodes, batch.num_requests):
-        assert lens is not None, "a prefill needs its length on the host"
-        rows.append(_sequence(batch, spec, row, int(lens[row])))
-    return rows
+        members = group_by_length(lens[: batch.num_decodes])
+        groups += [_decodes(batch, spec, int(lens[rows].max()), rows if len(members) > 1 else None) for rows in members]
+        if len(members) > 1:
+            order = np.concatenate([*members, np.arange(batch.num_decodes, batch.num_tokens)]).argsort()
+            order_T = torch.from_numpy(order).to(batch.token_ids_T.device)
+    groups += [_sequence(batch, spec, row, int(lens[row])) for row in range(batch.num_decodes, batch.num_requests)]
+    return Rows(groups, order_T)
+
+
+def group_by_length(lens_B: np.ndarray) -> list[np.ndarray]:
+    """Rows of similar length together, since each row of a group costs as much as its longest.
+
+    A group holds lengths within a factor of two; a group that saves little joins the longer one before it.
+    """
+    groups: list[np.ndarray] = []
+    by_length = np.argsort(-lens_B, kind="stable")
+    while len(by_length):
+        longest = lens_B[by_length[0]]
+        is_shorter = lens_B[by_length] * 2 <= longest
+        saved = int((longest - lens_B[by_length[is_shorter]]).sum())
+        if saved < WORTH_A_GROUP:
+            return [*groups, by_length]
+        groups.append(by_length[~is_shorter])
+        by_length = by_length[is_shorter]
+    return groups
 
 
 def attend_rows(q_THE: Tensor, kv_2NSKE: Tensor, rows: Rows, spec: AttentionSpec) -> Tensor:
@@ -70,19 +106,24 @@ def attend_rows(q_THE: Tensor, kv_2NSKE: Tensor, rows: Rows, spec: AttentionSpec
         _attend_decodes(q_THE, kv_2NSKE, row, spec)
         if isinstance(row, Decodes)
         else _attend_sequence(q_THE, kv_2NSKE, row, spec)
-        for row in rows
+        for row in rows.groups
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    out_THE = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out_THE if rows.order_T is None else out_THE.index_select(0, rows.order_T)
 
 
-def _decodes(batch: Batch, spec: AttentionSpec, longest: int) -> Decodes:
-    count, num_blocks = batch.num_decodes, -(-longest // spec.block_size)
-    blocks_BM = batch.block_table_BM[:count, :num_blocks]
+def _decodes(batch: Batch, spec: AttentionSpec, longest: int, rows: np.ndarray | None) -> Decodes:
+    num_blocks = -(-longest // spec.block_size)
+    blocks_BM, lens_B = batch.block_table_BM[: batch.num_decodes, :num_blocks], batch.context_lens_B[: batch.num_decodes]
+    queries_B = None
+    if rows is not None:
+        queries_B = torch.from_numpy(rows).to(lens_B.device)
+        blocks_BM, lens_B = blocks_BM.index_select(0, queries_B), lens_B.index_select(0, queries_B)
     position_L = torch.arange(longest, device=blocks_BM.device)
-    is_hidden_BL = position_L >= batch.context_lens_B[:count, None]
+    is_hidden_BL = position_L >= lens_B[:, None]
     mask_BL = torch.zeros(is_hidden_BL.shape, device=blocks_BM.device, dtype=spec.dtype)
     mask_BL.masked_fill_(is_hidden_BL, -torch.inf)
-    return Decodes(count, longest, blocks_BM.reshape(-1), mask_BL[:, None, None])
+    return Decodes(len(lens_B), longest, blocks_BM.reshape(-1), mask_BL[:, None, None], queries_B)
 
 
 def _sequence(batch: Batch, spec: AttentionSpec, row: int, context: int) -> Sequence:
@@ -110,16 +151,21 @@ def _first_slot(blocks_M: Tensor, block_size: int) -> int | None:
 
 
 def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: AttentionSpec) -> Tensor:
-    q_BKGE = q_THE[: row.count].unflatten(1, (spec.num_kv_heads, -1))
-    gathered_2BLKE = kv_2NSKE.index_select(1, row.blocks_BM).view(2, row.count, -1, *kv_2NSKE.shape[3:])
-    k_BKLE, v_BKLE = gathered_2BLKE[:, :, : row.context].transpose(2, 3).unbind()
+    q_BHE = q_THE[: row.count] if row.queries_B is None else q_THE.index_select(0, row.queries_B)
+    q_BKGE = q_BHE.view(row.count, spec.num_kv_heads, -1, spec.head_dim)
+    k_BKLE, v_BKLE = (
+        blocks_NSKE.index_select(0, row.blocks_BM)
+        .view(row.count, -1, *blocks_NSKE.shape[2:])[:, : row.context]
+        .transpose(1, 2)
+        for blocks_NSKE in kv_2NSKE
+    )
     out_BKGE = scaled_dot_product_attention(q_BKGE, k_BKLE, v_BKLE, attn_mask=row.mask_B11L, scale=spec.scale)
     return out_BKGE.flatten(1, 2)
 
 
 def _attend_sequence(q_THE: Tensor, kv_2NSKE: Tensor, row: Sequence, spec: AttentionSpec) -> Tensor:
-    k_K1LE, v_K1LE = _context(kv_2NSKE, row).permute(0, 2, 1, 3).unsqueeze(2).unbind()
-    q_QKGE = q_THE[row.start : row.stop].unflatten(1, (spec.num_kv_heads, -1))
+    k_K1LE, v_K1LE = (_context(blocks_NSKE, row).transpose(0, 1).unsqueeze(1) for blocks_NSKE in kv_2NSKE)
+    q_QKGE = q_THE[row.start : row.stop].view(row.stop - row.start, spec.num_kv_heads, -1, spec.head_dim)
     if row.stop - row.start == 1:
         q_K1GE = q_QKGE.transpose(0, 1)  # The heads of a group are the rows of one product.
         return scaled_dot_product_attention(q_K1GE, k_K1LE, v_K1LE, scale=spec.scale).reshape(1, -1, spec.head_dim)
@@ -132,8 +178,12 @@ def _attend_sequence(q_THE: Tensor, kv_2NSKE: Tensor, row: Sequence, spec: Atten
     return out_KGQE.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _context(kv_2NSKE: Tensor, row: Sequence) -> Tensor:
-    """The sequence's keys and values, (2, L, K, E): a view if they lie in one piece."""
+def _context(blocks_NSKE: Tensor, row: Sequence) -> Tensor:
+    """The sequence's keys or values, (L, K, E): a view if they lie in one piece.
+
+    Keys and values are taken apart first: a layer's part of the cache is not contiguous as a whole, and index_select
+    would copy all of it.
+    """
     if row.first_slot is not None:
-        return kv_2NSKE.flatten(1, 2)[:, row.first_slot : row.first_slot + row.context]
-    return kv_2NSKE.index_select(1, row.blocks_M).flatten(1, 2)[:, : row.context]
+        return blocks_NSKE.flatten(0, 1)[row.first_slot : row.first_slot + row.context]
+    return blocks_NSKE.index_select(0, row.blocks_M).flatten(0, 1)[: row.context]

@@ -17,6 +17,9 @@ from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
 from plugins.kernels.torch_attention import attend_rows, plan_rows
 
+RopeRows = tuple[Tensor, Tensor]
+"""Cosines, and sines with their signs, of a step's positions: (T, 1, E) each."""
+
 
 class TorchKernels:
     """Implements core.contracts.Kernels.
@@ -60,12 +63,11 @@ class TorchKernels:
     ) -> Tensor:
         num_heads = self.spec.num_heads
         qkv_TYE = qkv_TC.view(qkv_TC.shape[0], -1, self.spec.head_dim)
-        qk_TXE, v_TKE = qkv_TYE.split((self.num_qk_heads, self.spec.num_kv_heads), 1)
+        qk_TXE, v_TKE = qkv_TYE[:, : self.num_qk_heads], qkv_TYE[:, self.num_qk_heads :]
         rows = _cached_rope_rows(rope, batch) if rope else None
         qk_TXE = self._norm_rope(qk_TXE.float(), num_heads, rows, norm).to(qkv_TC.dtype)
-        q_THE, k_TKE = qk_TXE.split((num_heads, self.spec.num_kv_heads), 1)
-        self.write_kv(k_TKE, v_TKE, kv_2NSKE, batch.slot_mapping_T)
-        return q_THE
+        self.write_kv(qk_TXE[:, num_heads:], v_TKE, kv_2NSKE, batch.slot_mapping_T)
+        return qk_TXE[:, :num_heads]
 
     def prepare(self, batch: Batch) -> None:
         batch.scratch["rows"] = plan_rows(batch, self.spec)
@@ -74,15 +76,13 @@ class TorchKernels:
         return attend_rows(q_THE, kv_2NSKE, batch.scratch["rows"], self.spec)
 
     def _normalise(self, x_TD: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x²) + eps) in a new tensor. On a CPU half the time of functional.rms_norm, which is not fused there."""
+        """x / sqrt(mean(x²) + eps) in a new tensor; twice as fast on a CPU as functional.rms_norm."""
         if eps not in self._eps:
             self._eps[eps] = torch.tensor(eps, device=x_TD.device)
         length_T1 = torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True)
         return x_TD * torch.addcmul(self._eps[eps], length_T1, length_T1, value=1 / x_TD.shape[-1]).rsqrt_()
 
-    def _norm_rope(
-        self, qk_TXE: Tensor, num_heads: int, rows: tuple[Tensor, Tensor] | None, norm: QKNorm | None
-    ) -> Tensor:
+    def _norm_rope(self, qk_TXE: Tensor, num_heads: int, rows: RopeRows | None, norm: QKNorm | None) -> Tensor:
         """Normalise and rotate query and key heads together, in float32; may overwrite qk_TXE."""
         if norm:
             qk_TXE = self._normalise(qk_TXE, norm.eps)
@@ -95,15 +95,15 @@ class TorchKernels:
         return qk_TXE
 
 
-def _cached_rope_rows(rope: Rope, batch: Batch) -> tuple[Tensor, Tensor]:
+def _cached_rope_rows(rope: Rope, batch: Batch) -> RopeRows:
     """Layers that share a rope table share its rows of this step."""
-    rows = batch.scratch.get(id(rope))
-    if rows is None:
-        rows = batch.scratch[id(rope)] = _rope_rows(rope, batch.positions_T)
-    return rows
+    cache: dict[int, RopeRows] = batch.scratch.setdefault("rope_rows", {})
+    if id(rope) not in cache:
+        cache[id(rope)] = _rope_rows(rope, batch.positions_T)
+    return cache[id(rope)]
 
 
-def _rope_rows(rope: Rope, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+def _rope_rows(rope: Rope, positions_T: Tensor) -> RopeRows:
     """Cosine for both halves of a head, and sine with the sign that each half's partner gets."""
     cos_T1F, sin_T1F = rope.table_PE.index_select(0, positions_T).unsqueeze(1).chunk(2, -1)
     return torch.cat((cos_T1F, cos_T1F), -1), torch.cat((-sin_T1F, sin_T1F), -1)

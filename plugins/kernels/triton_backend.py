@@ -64,7 +64,7 @@ class TritonKernels(TorchKernels):
         )
         self._shared_partials = make_shared_partials(
             spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim,
-            self._decode_scratch.num_sms, spec.dtype, spec.device,
+            spec.dtype, self._decode_scratch.card, spec.device,
         )  # fmt: skip
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -102,7 +102,7 @@ class TritonKernels(TorchKernels):
         shared = None
         if shared_lens_B is not None:
             queries = rows * spec.num_heads // spec.num_kv_heads
-            shared = shared_tiling(queries, spec.num_kv_heads, self._decode_scratch.num_sms, spec.dtype)
+            shared = shared_tiling(queries, spec.num_kv_heads, spec.dtype, self._decode_scratch.card)
             shared_lens_B = shared_lens_B[:rows]
         num_items = schedule_decode(
             batch.context_lens_B[:rows], self._decode_scratch, spec.num_kv_heads, tiling, shared_lens_B,
@@ -113,7 +113,10 @@ class TritonKernels(TorchKernels):
     def _prepare_prefill(self, batch: Batch) -> _PrefillStep:
         assert batch.context_lens_host is not None
         spec = self.spec
-        tiling = prefill_tiling(spec.head_dim, spec.dtype)
+        tiling = prefill_tiling(
+            batch.num_tokens - batch.num_decodes, batch.max_context_len, spec.num_heads, spec.dtype,
+            self._decode_scratch.card,
+        )  # fmt: skip
         tokens_a_tile = tiling.block_m // (spec.num_heads // spec.num_kv_heads)
         tiles = torch.from_numpy(
             query_tiles(batch.query_starts_host, batch.context_lens_host, batch.num_decodes, tokens_a_tile)

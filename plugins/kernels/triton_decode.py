@@ -8,6 +8,7 @@ Legend: B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a ta
 W work items, R shared-prefix parts.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -23,8 +24,29 @@ ITEMS_PER_PROGRAM = 16
 FEW_ROWS = 32
 """Batches up to this size are cut by a smaller variant of the scheduling kernel."""
 LOG2_E = 1.4426950408889634
-MERGE_PARTS = 16
-"""Partial results merged in one go."""
+MIN_ITEM_TOKENS = 64
+"""Shorter items spend more on merging than they gain."""
+MAX_PROGRAMS_PER_SM = 16
+MERGE_ROWS = 32
+"""Partial results, times heads of a kv head, merged in one go."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What tilings depend on besides the problem. Off the GPU (the interpreter): a small card."""
+
+    num_sms: int
+    large_shared_memory: bool
+    """Room for 200 KB a program, as on Hopper; the tilings for less are checked for results only."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Card:
+        """The card behind a device."""
+        if device.type != "cuda":
+            return cls(num_sms=4, large_shared_memory=False)
+        properties = torch.cuda.get_device_properties(device)
+        shared_memory_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
+        return cls(properties.multi_processor_count, shared_memory_bytes >= 200_000)
 
 
 @dataclass(frozen=True)
@@ -38,10 +60,15 @@ class DecodeTiling:
 
 
 def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> DecodeTiling:
-    """The measured choice for a batch, from static sizes alone."""
+    """The measured choice for a batch, from static sizes alone.
+
+    Merging costs a small batch more than imbalance does, so its rows are cut into few items; a large batch is seldom
+    cut at all, and finer items only catch its longest rows.
+    """
+    programs_per_sm = 3 if num_rows * num_kv_heads < 1024 else 16
     if dtype == torch.float32:
-        return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=4)
-    return DecodeTiling(tile=64, num_warps=4, num_stages=3, programs_per_sm=16)
+        return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
+    return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
 
 
 @dataclass
@@ -57,22 +84,22 @@ class DecodeScratch:
     stats_WH2: Tensor
     counters_BK: Tensor
     shared_info_4: Tensor
-    num_sms: int
+    card: Card
 
     @classmethod
     def make(
         cls, max_num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
     ) -> DecodeScratch:
         """Allocate for batches of up to `max_num_rows`."""
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-        num_items = max_num_items(max_num_rows, num_kv_heads, num_sms, 32)
+        card = Card.of(device)
+        num_items = max_num_items(max_num_rows, num_kv_heads, card.num_sms, MAX_PROGRAMS_PER_SM)
         return cls(
             items_W8=torch.empty((num_items, ITEM_WIDTH), dtype=torch.int32, device=device),
             partial_WHE=torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=device),
             stats_WH2=torch.empty((num_items, num_heads, 2), dtype=torch.float32, device=device),
             counters_BK=torch.zeros((max_num_rows, num_kv_heads), dtype=torch.int32, device=device),
             shared_info_4=torch.zeros(4, dtype=torch.int32, device=device),
-            num_sms=num_sms,
+            card=card,
         )
 
 
@@ -97,8 +124,8 @@ def max_num_items(num_rows: int, num_kv_heads: int, num_sms: int, programs_per_s
 @triton.jit(do_not_specialize=["num_rows", "num_items", "target"])
 def _schedule_kernel(
     context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target,
-    TILE: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr, SHARED_PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, ITEM_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, MIN_TILES: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
+    SHARED_PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
     row = tl.arange(0, BLOCK_ROWS)
@@ -116,7 +143,7 @@ def _schedule_kernel(
             tl.store(shared_info_ptr + 2, tl.cdiv(shared_tiles, tiles_a_part))
             tl.store(shared_info_ptr + 3, tiles_a_part * SHARED_TILE)
     tiles = tl.cdiv(length, TILE)
-    tiles_an_item = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target), 1)
+    tiles_an_item = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target), MIN_TILES)
     parts = tl.cdiv(tiles, tiles_an_item)
     while tl.sum(parts, axis=0) > num_items:
         tiles_an_item += tl.cdiv(tiles_an_item, 4)
@@ -160,14 +187,17 @@ def schedule_decode(
     Device: one launch, no host sync; the grid depends on B alone.
     """
     num_rows = len(context_lens_B)
-    num_items = max_num_items(num_rows, num_kv_heads, scratch.num_sms, tiling.programs_per_sm)
+    num_items = max_num_items(num_rows, num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm)
     assert num_items <= len(scratch.items_W8)
+    # Two variants only, so that a new batch size never compiles.
+    block_rows = FEW_ROWS if num_rows <= FEW_ROWS else triton.next_power_of_2(len(scratch.counters_BK))
     _schedule_kernel[(triton.cdiv(num_items, ITEMS_PER_PROGRAM),)](
         context_lens_B, context_lens_B if shared_lens_B is None else shared_lens_B,
         scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
-        target_items(num_kv_heads, scratch.num_sms, tiling.programs_per_sm),
-        TILE=tiling.tile, SHARED=shared_lens_B is not None, SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts,
-        BLOCK_ROWS=FEW_ROWS if num_rows <= FEW_ROWS else triton.next_power_of_2(len(scratch.counters_BK)), BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
+        target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm),
+        TILE=tiling.tile, MIN_TILES=max(1, MIN_ITEM_TOKENS // tiling.tile), SHARED=shared_lens_B is not None,
+        SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts, BLOCK_ROWS=block_rows,
+        BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
         num_warps=4,
     )  # fmt: skip
     return num_items
@@ -188,30 +218,59 @@ def tile_places(
 
 
 @triton.jit
-def _add_parts(
-    maximum, total, acc, partial_ptr, stats_ptr, first, count, part_stride, head, dim, dims,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PARTS: tl.constexpr,
+def _merge_items(
+    partial_ptr, stats_ptr, first, count, head, heads, dim, dims,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Merge parts first, first + 1, … of one head into a running (maximum, sum, weighted values) by log-sum-exp.
+    """Attention of BLOCK_GROUP heads from the partials of items first, first + 1, …, by log-sum-exp.
 
-    Past the L1 cache: other programs wrote them while this one ran.
+    Loads bypass the L1 cache: other programs wrote the partials while this one ran.
     """
+    maximum = tl.full([BLOCK_GROUP], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_GROUP], tl.float32)
+    acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for begin in range(0, count, PARTS):
         index = begin + tl.arange(0, PARTS)
-        inside = index < count
-        at = (first + index.to(tl.int64)) * part_stride * NUM_HEADS + head
+        at = (first + index.to(tl.int64))[:, None] * NUM_HEADS + head[None, :]
+        inside = (index < count)[:, None] & heads[None, :]
         part_maximum = tl.load(stats_ptr + at * 2, mask=inside, other=-float("inf"), cache_modifier=".cg")
         part_total = tl.load(stats_ptr + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
         values = tl.load(
-            partial_ptr + at[:, None] * HEAD_DIM + dim[None, :],
-            mask=inside[:, None] & dims[None, :], other=0.0, cache_modifier=".cg",
+            partial_ptr + at[:, :, None] * HEAD_DIM + dim[None, None, :],
+            mask=inside[:, :, None] & dims[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         new_maximum = tl.maximum(maximum, tl.max(part_maximum, axis=0))
-        weight = tl.exp2(part_maximum - new_maximum)
+        new_maximum = tl.where(heads, new_maximum, 0.0)  # keeps padding heads free of inf - inf
+        weight = tl.exp2(part_maximum - new_maximum[None, :])
         rescale = tl.exp2(maximum - new_maximum)
-        acc = acc * rescale + tl.sum(weight[:, None] * values, axis=0)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * values, axis=0)
         total = total * rescale + tl.sum(weight * part_total, axis=0)
         maximum = new_maximum
+    return acc / tl.where(heads, total, 1.0)[:, None]
+
+
+@triton.jit
+def _merge_shared(
+    maximum, total, acc, partial_ptr, stats_ptr, count, part_stride, head, mask_m, mask_md, dim,
+    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Merge a row's partials of the shared prefix into its running (maximum, sum, weighted values)."""
+    for begin in range(0, count, PARTS):
+        for index in tl.static_range(PARTS):  # unrolled, so that the loads of all parts are in flight together
+            inside = tl.full([1], begin + index, tl.int32) < count
+            at = (begin + index) * part_stride + head
+            part_maximum = tl.load(stats_ptr + at * 2, mask=mask_m & inside, other=-float("inf"))
+            part_total = tl.load(stats_ptr + at * 2 + 1, mask=mask_m & inside, other=0.0)
+            values = tl.load(
+                partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=mask_md & inside[:, None], other=0.0
+            )
+            new_maximum = tl.maximum(maximum, part_maximum)
+            weight = tl.exp2(part_maximum - new_maximum)
+            rescale = tl.exp2(maximum - new_maximum)
+            acc = acc * rescale[:, None] + values * weight[:, None]
+            total = total * rescale + part_total * weight
+            maximum = new_maximum
     return maximum, total, acc
 
 
@@ -221,8 +280,8 @@ def _decode_kernel(
     shared_lens_ptr, shared_info_ptr, shared_partial_ptr, shared_stats_ptr, num_rows,
     q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
-    ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
+    PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)  # fastest: programs that run together read neighbouring heads of the same tokens
     item = tl.program_id(1)
@@ -233,6 +292,10 @@ def _decode_kernel(
     parts = tl.load(items_ptr + item * ITEM_WIDTH + 4)
     if row < 0:
         return
+    shared_parts = 0
+    if SHARED:  # loaded early, used late; the first item of a row merges the shared part
+        shared_parts = tl.load(shared_info_ptr + 2)
+        shared_parts = tl.where((item == first) & (tl.load(shared_lens_ptr + row) > 0), shared_parts, 0)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     member = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_DIM)
@@ -264,8 +327,14 @@ def _decode_kernel(
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
 
+    if SHARED:
+        maximum, total, acc = _merge_shared(
+            maximum, total, acc,
+            shared_partial_ptr + row64 * NUM_HEADS * HEAD_DIM, shared_stats_ptr + row64 * NUM_HEADS * 2,
+            shared_parts, num_rows * NUM_HEADS, head, member < GROUP, mask_md, dim, HEAD_DIM, 4,
+        )  # fmt: skip
     out_row_ptr = out_ptr + row64 * NUM_HEADS * HEAD_DIM
-    if parts == 1 and not SHARED:
+    if parts == 1:
         out = acc / total[:, None]
         tl.store(out_row_ptr + head[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_md)
     else:
@@ -278,23 +347,17 @@ def _decode_kernel(
         arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
         if arrived == parts - 1:
             tl.store(counter_ptr, 0)  # for the next launch
-            for index in range(GROUP):
-                one_head = kv_head * GROUP + index
-                merged_maximum, merged_total, merged = _add_parts(
-                    tl.full([], -float("inf"), tl.float32), tl.full([], 0.0, tl.float32),
-                    tl.zeros([BLOCK_DIM], tl.float32), partial_ptr, stats_ptr, first, parts, 1,
-                    one_head, dim, dims, NUM_HEADS, HEAD_DIM, PARTS,
-                )  # fmt: skip
-                if SHARED:
-                    shared_parts = tl.load(shared_info_ptr + 2)
-                    shared_parts = tl.where(tl.load(shared_lens_ptr + row) > 0, shared_parts, 0)
-                    merged_maximum, merged_total, merged = _add_parts(
-                        merged_maximum, merged_total, merged,
-                        shared_partial_ptr + row64 * NUM_HEADS * HEAD_DIM, shared_stats_ptr + row64 * NUM_HEADS * 2,
-                        0, shared_parts, num_rows, one_head, dim, dims, NUM_HEADS, HEAD_DIM, PARTS,
-                    )  # fmt: skip
-                merged = (merged / merged_total).to(out_ptr.dtype.element_ty)
-                tl.store(out_row_ptr + one_head * HEAD_DIM + dim, merged, mask=dims)
+            group = tl.arange(0, BLOCK_GROUP)
+            heads = group < GROUP
+            group_head = kv_head * GROUP + group
+            merged = _merge_items(
+                partial_ptr, stats_ptr, first, parts, group_head, heads, dim, dims,
+                NUM_HEADS, HEAD_DIM, BLOCK_GROUP, BLOCK_DIM, PARTS,
+            )  # fmt: skip
+            tl.store(
+                out_row_ptr + group_head[:, None] * HEAD_DIM + dim[None, :],
+                merged.to(out_ptr.dtype.element_ty), mask=heads[:, None] & dims[None, :],
+            )  # fmt: skip
 
 
 def decode_attention(
@@ -318,6 +381,7 @@ def decode_attention(
     num_rows, num_heads, head_dim = q_BHE.shape
     _, _, block_size, num_kv_heads, _ = kv_2NSKE.shape
     group = num_heads // num_kv_heads
+    block_group = triton.next_power_of_2(group)
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
     with_shared = shared_lens_B is not None and shared is not None
     _decode_kernel[(num_kv_heads, num_items)](
@@ -329,6 +393,6 @@ def decode_attention(
         scale * LOG2_E,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
-        TILE=tiling.tile, PARTS=MERGE_PARTS, ITEM_WIDTH=ITEM_WIDTH,
+        BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group), ITEM_WIDTH=ITEM_WIDTH,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip

@@ -6,6 +6,7 @@ Legend: T tokens, D hidden, F feed-forward, H heads, K kv heads, E head dim, C =
 N cache blocks, S block size.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
 import torch
@@ -17,6 +18,8 @@ from core.contracts import QKNorm, Rope
 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""
+HEADS_PER_PROGRAM = 16
+"""Of `qk_norm_rope_write`: the fastest at 1 token and at 16,384 (docs/log.md)."""
 
 
 @triton.jit
@@ -173,8 +176,7 @@ def qk_norm_rope_write(
     """Split qkv, normalise and rotate q and k, store k and v in the paged cache, return q.
 
     Shapes: qkv_TC (T, (H + 2K) * E); positions_T, slot_mapping_T (T,) integer; returns q_THE (T, H, E), contiguous.
-    Device: one launch, no host sync. Few heads a program when there are few tokens, so that one token still spreads
-    over several multiprocessors.
+    Device: one launch, no host sync.
     """
     num_tokens, (_, _, block_size, num_kv_heads, head_dim) = len(qkv_TC), kv_2NSKE.shape
     num_heads = qkv_TC.shape[1] // head_dim - 2 * num_kv_heads
@@ -184,7 +186,7 @@ def qk_norm_rope_write(
     table = rope.table_PE if rope is not None else qkv_TC
     q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (qkv_TC, qkv_TC)
     total_heads = num_heads + 2 * num_kv_heads
-    block_heads = min(triton.next_power_of_2(total_heads), 8 if num_tokens <= 512 else 32)
+    block_heads = min(triton.next_power_of_2(total_heads), HEADS_PER_PROGRAM)
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
     _qk_norm_rope_write_kernel[(num_tokens, triton.cdiv(total_heads, block_heads))](
         qkv_TC, q_THE, kv_2NSKE, positions_T, slot_mapping_T, table, q_weight, k_weight,

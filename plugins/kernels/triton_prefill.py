@@ -6,6 +6,7 @@ Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M bloc
 S block size, W query tiles.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.kernels.triton_decode import LOG2_E, tile_places
+from plugins.kernels.triton_decode import LOG2_E, Card, tile_places
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,19 @@ class PrefillTiling:
     num_stages: int
 
 
-def prefill_tiling(head_dim: int, dtype: torch.dtype) -> PrefillTiling:
-    """The measured choice, from static sizes alone."""
+def prefill_tiling(
+    num_tokens: int, max_context_len: int, num_heads: int, dtype: torch.dtype, card: Card
+) -> PrefillTiling:
+    """The measured choice, from sizes that the host knows: large query tiles once they fill the card and last."""
     if dtype == torch.float32:
         return PrefillTiling(block_m=64, tile=32, num_warps=8, num_stages=2)
-    return PrefillTiling(block_m=128, tile=64, num_warps=8, num_stages=3)
+    if not card.large_shared_memory:
+        return PrefillTiling(block_m=64, tile=32, num_warps=4, num_stages=3)
+    if num_tokens * num_heads < 128 * card.num_sms:
+        return PrefillTiling(block_m=64, tile=64, num_warps=4, num_stages=5)
+    if max_context_len < 2048:
+        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=5)
+    return PrefillTiling(block_m=256, tile=64, num_warps=16, num_stages=5)
 
 
 def query_tiles(

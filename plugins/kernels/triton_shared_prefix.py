@@ -6,6 +6,7 @@ Legend: B rows, H heads, K kv heads, G = H / K, E head dim, M blocks in a table 
 R parts of the shared tokens.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.kernels.triton_decode import LOG2_E, DecodeScratch, SharedPartials, tile_places
+from plugins.kernels.triton_decode import LOG2_E, Card, DecodeScratch, SharedPartials, tile_places
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,27 @@ class SharedTiling:
     max_parts: int
 
 
-def shared_tiling(num_queries: int, num_kv_heads: int, num_sms: int, dtype: torch.dtype) -> SharedTiling:
+def shared_tiling(num_queries: int, num_kv_heads: int, dtype: torch.dtype, card: Card) -> SharedTiling:
     """The measured choice for `num_queries` queries a kv head, from static sizes alone: about one program an SM."""
-    block_m = 64 if num_queries <= 64 or dtype == torch.float32 else 128
+    small = num_queries <= 128 or dtype == torch.float32 or not card.large_shared_memory
+    block_m = 64 if small else 128
     programs = triton.cdiv(num_queries, block_m) * num_kv_heads
-    max_parts = max(1, min(16, triton.cdiv(num_sms, programs)))
+    max_parts = max(1, min(8, card.num_sms // programs))  # every row reads all parts: few, if that fills the card
     if dtype == torch.float32:
         return SharedTiling(block_m, tile=32, num_warps=8, num_stages=2, max_parts=max_parts)
-    return SharedTiling(block_m, tile=64, num_warps=4 if block_m == 64 else 8, num_stages=3, max_parts=max_parts)
+    if not card.large_shared_memory:
+        return SharedTiling(block_m, tile=32, num_warps=4, num_stages=3, max_parts=max_parts)
+    return SharedTiling(block_m, tile=128, num_warps=block_m // 16, num_stages=3, max_parts=max_parts)
 
 
 def make_shared_partials(
-    max_num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, num_sms: int, dtype: torch.dtype,
+    max_num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card,
     device: torch.device,
 ) -> SharedPartials:  # fmt: skip
     """Allocate once for batches of up to `max_num_rows`; few rows have many parts and the other way round."""
     group = num_heads // num_kv_heads
     size = max(
-        rows * shared_tiling(rows * group, num_kv_heads, num_sms, dtype).max_parts
-        for rows in range(1, max_num_rows + 1)
+        rows * shared_tiling(rows * group, num_kv_heads, dtype, card).max_parts for rows in range(1, max_num_rows + 1)
     )
     return SharedPartials(
         partial_PHE=torch.empty((size, num_heads, head_dim), dtype=torch.float32, device=device),

@@ -1,6 +1,6 @@
 """Qwen3 (dense), arXiv:2505.09388: grouped-query attention with normalised queries and keys, RoPE, SwiGLU.
 
-Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights come from.
+Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
 Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
 F intermediate, V vocabulary (of this rank).
 """
@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
-from core.layers import (
-    MergedColumnParallelLinear,
-    ParallelHead,
-    QKVParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
+from core.layers import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear, empty_parameter
 from core.rope import rope_table
+from core.vocab_layers import ParallelHead, VocabParallelEmbedding
 from core.weights import WeightTarget
 from plugins.models.qwen3_config import Shape, read_config
 
@@ -31,11 +25,11 @@ class Qwen3:
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
-        table_PE = rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device)
+        rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
         self.kernels, self.eps = runtime.kernels, shape.eps
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
-        self.layers = [Qwen3Layer(index, shape, Rope(table_PE), runtime) for index in range(shape.num_layers)]
-        self.norm_D = _vector(shape.hidden_size, runtime)
+        self.layers = [Qwen3Layer(index, shape, rope, runtime) for index in range(shape.num_layers)]
+        self.norm_D = empty_parameter(runtime, shape.hidden_size)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
@@ -53,9 +47,11 @@ class Qwen3:
         )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        hidden_TD, residual_TD = self.embed(token_ids_T), None
+        hidden_TD = self.embed(token_ids_T)
+        residual_TD: Tensor | None = None
         for layer in self.layers:
             hidden_TD, residual_TD = layer(hidden_TD, residual_TD, attend)
+        assert residual_TD is not None, "a model has layers"
         return self.kernels.add_rms_norm(hidden_TD, residual_TD, self.norm_D, self.eps)[0]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -78,11 +74,12 @@ class Qwen3Layer:
     def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
         self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, shape.eps
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.attention_bias
-        self.attention_norm_D = _vector(hidden, runtime)
+        self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
-        self.qk_norm = QKNorm(_vector(shape.head_dim, runtime), _vector(shape.head_dim, runtime), shape.eps)
+        q_norm_E, k_norm_E = empty_parameter(runtime, shape.head_dim), empty_parameter(runtime, shape.head_dim)
+        self.qk_norm = QKNorm(q_norm_E, k_norm_E, shape.eps)
         self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
-        self.mlp_norm_D = _vector(hidden, runtime)
+        self.mlp_norm_D = empty_parameter(runtime, hidden)
         self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what="intermediate_size")
         self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
 
@@ -112,7 +109,3 @@ class Qwen3Layer:
             **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             **self.down.targets(f"{mlp}.down_proj"),
         }
-
-
-def _vector(size: int, runtime: Runtime) -> Tensor:
-    return torch.empty(size, device=runtime.device, dtype=runtime.dtype)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from core.errors import ConfigError
-from core.rope import RopeSettings, rope_settings
+from core.rope_settings import RopeSettings, rope_settings
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def _size(hf_config: Mapping[str, Any], key: str, default: int | None = None) ->
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         _refuse(hf_config, key, "a positive whole number")
-    return int(value)
+    return value
 
 
-def _refuse(hf_config: Mapping[str, Any], key: str, supported: str) -> None:
+def _refuse(hf_config: Mapping[str, Any], key: str, supported: str) -> NoReturn:
     value = repr(hf_config[key]) if key in hf_config else "missing"
     raise ConfigError(f"Qwen3 does not support {key} = {value[:120]}; supported: {supported}")

@@ -6,6 +6,9 @@ nothing of requests or ranks. Legend: N rows, V vocabulary (or one rank's shard 
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,23 +28,38 @@ class Gumbel:
 
     def __init__(self, config: GumbelConfig) -> None:
         self.config = config
+        self.fused = fused_kernel()
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         return self.sample_shard(logits_NV, params, 0)[1]
 
     def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        greedy = self.config.greedy or params.all_greedy
+        if logits_NV.is_cuda and self.fused is not None:
+            return self.fused(logits_NV, params.temperature_N, params.seed_N, params.position_N, first_token, greedy)
         scores_NV = logits_NV.float()
-        if not (self.config.greedy or params.all_greedy):
-            scores_NV = self._perturbed(scores_NV, params, first_token)
+        if not greedy:
+            scores_NV = perturbed(scores_NV, params, first_token)
         scores_N, tokens_N = scores_NV.max(dim=-1)
         return scores_N, tokens_N + first_token
 
-    def _perturbed(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
-        temperature_N1 = params.temperature_N.unsqueeze(1)
-        is_greedy_N1 = temperature_N1 == 0
-        noise_NV = log_exponential(params.seed_N, params.position_N, logits_NV.shape[1], first_token)
-        scores_NV = logits_NV / temperature_N1.masked_fill(is_greedy_N1, 1.0)
-        return scores_NV.sub_(noise_NV.masked_fill_(is_greedy_N1, 0.0))
+
+def perturbed(logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
+    """Logits over temperature plus Gumbel noise; rows of temperature 0 as they are."""
+    temperature_N1 = params.temperature_N.unsqueeze(1)
+    is_greedy_N1 = temperature_N1 == 0
+    noise_NV = log_exponential(params.seed_N, params.position_N, logits_NV.shape[1], first_token)
+    scores_NV = logits_NV / temperature_N1.masked_fill(is_greedy_N1, 1.0)
+    return scores_NV.sub_(noise_NV.masked_fill_(is_greedy_N1, 0.0))
+
+
+def fused_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """The one-pass Triton version for CUDA tensors; None without a GPU or Triton, and the plain version serves."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return None
+    from plugins.samplers.gumbel_triton import best_tokens
+
+    return best_tokens
 
 
 def log_exponential(seed_N: Tensor, position_N: Tensor, num_tokens: int, first_token: int) -> Tensor:

@@ -1,0 +1,130 @@
+"""Decode steps as CUDA graphs: one launch for the whole step, from the request table back into the request table.
+
+A graph's only input is which rows decode; lengths, block tables, sampling parameters and tokens are gathered from the
+table on the device. Rows beyond the step's own are the padding row, which writes to the scratch block.
+Legend: G rows of a graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.batch import Batch
+from core.contracts import SamplingBatch
+from core.state import Draws, RequestTable, slot_mapping
+
+if TYPE_CHECKING:
+    from core.worker import Worker
+
+logger = logging.getLogger("hookline")
+GIB = 1 << 30
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Row counts to capture: every batch up to max_num_seqs fits one, with at most a quarter of padding from 32 on."""
+    sizes = {1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, max_num_seqs}
+    step, size = 16, 80
+    while size <= max_num_seqs:
+        sizes.add(size)
+        step = max(16, size // 8 // 16 * 16)
+        size += step
+    return sorted(size for size in sizes if size <= max_num_seqs)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    rows_G: Tensor
+    tokens_G: Tensor
+
+
+class DecodeGraphs:
+    """Captured decode steps of a worker, smallest first; they share one memory pool."""
+
+    def __init__(self, worker: Worker, sizes: Sequence[int], max_model_len: int) -> None:
+        self.worker, self.sizes, self.max_model_len = worker, list(sizes), max_model_len
+        self._graphs: dict[int, _Graph] = {}
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every size, the largest first so that the others fit into its memory."""
+        device = self.worker.table.device
+        started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self.sizes):
+            self._graphs[size] = self._capture_one(size, pool)
+        torch.cuda.synchronize(device)
+        seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
+        logger.info("captured %d decode graphs in %.1f s, %.2f GiB", len(self.sizes), seconds, grown / GIB)
+
+    def launch(self, rows_D: Tensor) -> Tensor:
+        """Replay the smallest graph that holds these rows; returns their tokens, valid until the next launch."""
+        count = rows_D.shape[0]
+        graph = self._graphs[self.sizes[np.searchsorted(self.sizes, count)]]
+        graph.rows_G[:count].copy_(rows_D)
+        graph.rows_G[count:].fill_(self.worker.table.padding_row)
+        graph.graph.replay()
+        return graph.tokens_G[:count]
+
+    def _capture_one(self, size: int, pool: tuple[int, int]) -> _Graph:
+        worker = self.worker
+        rows_G = torch.full((size,), worker.table.padding_row, device=worker.table.device)
+        # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
+        side = torch.cuda.Stream(worker.table.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.step(rows_G)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            tokens_G = self.step(rows_G)
+        return _Graph(graph, rows_G, tokens_G)
+
+    def step(self, rows_G: Tensor) -> Tensor:
+        """One decode step of these rows: everything a graph holds."""
+        worker, table = self.worker, self.worker.table
+        batch = decode_batch(table, rows_G, self.max_model_len)
+        hidden_GD = worker.forward(batch)
+        tokens_G = worker.draw(hidden_GD, decode_draws(table, rows_G, batch))
+        table.last_token_R[rows_G] = tokens_G
+        table.length_R[rows_G] = batch.context_lens_B + 1
+        table.length_R[table.padding_row : table.padding_row + 1].fill_(1)
+        return tokens_G
+
+
+def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> Batch:
+    """The batch of a pure decode step, made on the device alone."""
+    size = rows_G.shape[0]
+    context_G = table.length_R.index_select(0, rows_G)
+    positions_G = context_G.long() - 1
+    block_table_GM = table.block_table_RM.index_select(0, rows_G)
+    return Batch(
+        token_ids_T=table.last_token_R.index_select(0, rows_G),
+        positions_T=positions_G,
+        slot_mapping_T=slot_mapping(block_table_GM, None, positions_G, table.block_size),
+        query_starts_B1=torch.arange(size + 1, dtype=torch.int32, device=table.device),
+        context_lens_B=context_G,
+        block_table_BM=block_table_GM,
+        num_decodes=size,
+        max_query_len=1,
+        max_context_len=max_context_len,
+        query_starts_host=np.arange(size + 1, dtype=np.int32),
+    )
+
+
+def decode_draws(table: RequestTable, rows_G: Tensor, batch: Batch) -> Draws:
+    """A draw for every row of a decode batch."""
+    params = SamplingBatch(
+        temperature_N=table.temperature_R.index_select(0, rows_G),
+        seed_N=table.seed_R.index_select(0, rows_G),
+        position_N=batch.context_lens_B.long(),
+    )
+    return Draws(rows_G, None, params)

@@ -1,0 +1,151 @@
+"""`python -m core.info`: what is installed, from where, and what cannot be used and why.
+
+Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
+nothing can run. `core.info_text` lays the facts out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from core.contracts import API_VERSION, Needs
+from core.errors import ConfigError, HooklineError
+from core.needs import unavailable
+from core.plugin_host import PluginHost, Problem
+from core.presets import Preset, preset_values
+from core.registry import Entry, Origin, near_miss
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the inventory, or one name of it, and return the exit code."""
+    from core.info_text import show_all, show_one
+
+    parser = argparse.ArgumentParser(prog="python -m core.info", description="Plugins, options and presets.")
+    parser.add_argument("name", nargs="?", help="an option, a preset or a plugin, to be shown in full")
+    parser.add_argument("--json", action="store_true", help="print the same as one JSON object")
+    options = parser.parse_args(arguments)
+    try:
+        facts = inventory(PluginHost.load())
+        if options.name is not None:
+            facts = only(facts, options.name)
+    except HooklineError as error:
+        print(f"hookline: error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(show_all(facts) if options.name is None else show_one(facts))
+    return 0
+
+
+def inventory(host: PluginHost) -> dict[str, Any]:
+    """All options, presets and problems of a host, as plain data."""
+    return {
+        "api_version": API_VERSION,
+        "plugins": [_plugin(origin, host) for origin in host.plugins],
+        "options": [_option(entry) for entry in host.registry],
+        "presets": [_preset(preset, host) for preset in host.presets],
+        "problems": [_problem(problem) for problem in host.problems],
+    }
+
+
+def only(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """What concerns one name: an option, a preset, a plugin, or a name that a broken plugin wanted.
+
+    Raises: ConfigError with the near miss if there is no such name.
+    """
+    found = {
+        "plugins": [one for one in facts["plugins"] if name == one["plugin"]],
+        "options": [one for one in facts["options"] if name in (one["name"], one["plugin"])],
+        "presets": [one for one in facts["presets"] if name == one["name"]],
+        "problems": [one for one in facts["problems"] if name in _names_of(one)],
+    }
+    if not any(found.values()):
+        known = {one["name"] for kind in ("options", "presets") for one in facts[kind]}
+        known |= {one["plugin"] for one in facts["plugins"]}
+        known |= {other for one in facts["problems"] for other in _names_of(one)}
+        names = sorted(known)
+        raise ConfigError(f"nothing is named '{name}'.{near_miss(name, names)} Available: {', '.join(names) or 'none'}")
+    return {"api_version": facts["api_version"], **found}
+
+
+def _names_of(problem: dict[str, Any]) -> list[str]:
+    return [problem["plugin"], *(name for _, name in problem["wanted"])]
+
+
+def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
+    return {
+        "plugin": origin.plugin,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "module": origin.module,
+        "hooks": host.hooks_of(origin),
+    }
+
+
+def _option(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "help": entry.help,
+        "fields": _fields(entry.config),
+        "plugin": entry.origin.plugin,
+        "distribution": entry.origin.distribution,
+        "version": entry.origin.version,
+        "target": entry.target,
+        "priority": entry.priority,
+        "needs": _stated(entry.needs),
+        "unavailable": unavailable(entry.needs),
+    }
+
+
+def _stated(needs: Needs) -> dict[str, Any]:
+    stated = {field.name: getattr(needs, field.name) for field in dataclasses.fields(Needs)}
+    return {name: value for name, value in stated.items() if value != getattr(Needs(), name)}
+
+
+def _fields(config: type | None) -> list[dict[str, str]]:
+    if config is None:
+        return []
+    return [
+        {"name": field.name, "type": _type_name(field.type), "default": _default(field)}
+        for field in dataclasses.fields(config)
+        if field.init
+    ]
+
+
+def _type_name(annotation: Any) -> str:
+    plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
+    return annotation.__name__ if plain else str(annotation)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    factory = field.default_factory
+    return repr(field.default if factory is dataclasses.MISSING else factory())
+
+
+def _preset(preset: Preset, host: PluginHost) -> dict[str, Any]:
+    facts = {"kind": preset.kind, "name": preset.name, "help": preset.help, "distribution": preset.distribution}
+    try:
+        base, values = preset_values(preset, host.presets)
+    except ConfigError as error:
+        return {**facts, "option": None, "values": {}, "unavailable": [str(error)]}
+    missing = [] if host.registry.find(preset.kind, base) else [f"its option '{base}' is not there"]
+    return {**facts, "option": base, "values": values, "unavailable": missing}
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(problem),
+        "stage": problem.stage.value,
+        "wanted": [list(one) for one in problem.wanted],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

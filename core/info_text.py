@@ -1,0 +1,103 @@
+"""Lays the inventory of `core.info` out as plain text. Knows its keys and nothing behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_HEAD = ("kind", "name", "available", "from", "summary")
+
+
+def show_all(facts: dict[str, Any]) -> str:
+    """Options with their fields, then presets, the plugins, and what is broken or blocked."""
+    rows = _columns([_HEAD, *(_row(one) for one in facts["options"])])
+    lines = [rows[0]]
+    for option, row in zip(facts["options"], rows[1:], strict=True):
+        lines += [row, *(f"    {option['kind']}.{field}" for field in _fields(option))]
+    if not facts["options"]:
+        lines.append("none")
+    if facts["presets"]:
+        lines += ["", "presets", *_columns([_preset_row(one) for one in facts["presets"]])]
+    if facts["plugins"]:
+        lines += ["", "plugins", *_columns([_plugin_row(one) for one in facts["plugins"]])]
+    return "\n".join([*lines, *_problems(facts)])
+
+
+def show_one(facts: dict[str, Any]) -> str:
+    """Everything that is known of the few things left in `facts`."""
+    plugins = _columns([_plugin_row(one) for one in facts["plugins"]]) if facts["plugins"] else []
+    blocks = ["\n".join(plugins)] if plugins else []
+    blocks += [_full_option(one) for one in facts["options"]] + [_full_preset(one) for one in facts["presets"]]
+    return "\n\n".join([*blocks, *(["\n".join(_problems(facts)).strip()] if facts["problems"] else [])])
+
+
+def _row(option: dict[str, Any]) -> tuple[str, ...]:
+    return (option["kind"], option["name"], _available(option), _origin(option), option["help"])
+
+
+def _preset_row(preset: dict[str, Any]) -> tuple[str, ...]:
+    return (preset["kind"], preset["name"], _available(preset), preset["distribution"], preset["help"])
+
+
+def _plugin_row(plugin: dict[str, Any]) -> tuple[str, ...]:
+    return (plugin["plugin"], _origin(plugin), plugin["module"], ", ".join(plugin["hooks"]))
+
+
+def _available(one: dict[str, Any]) -> str:
+    return f"no: {'; '.join(one['unavailable'])}" if one["unavailable"] else "yes"
+
+
+def _origin(one: dict[str, Any]) -> str:
+    return f"{one['distribution']} {one['version']}"
+
+
+def _fields(option: dict[str, Any]) -> list[str]:
+    return [f"{field['name']}: {field['type']} = {field['default']}" for field in option["fields"]]
+
+
+def _problems(facts: dict[str, Any]) -> list[str]:
+    if not facts["problems"]:
+        return []
+    return ["", "not loaded", *(line for one in facts["problems"] for line in _problem(one))]
+
+
+def _problem(problem: dict[str, Any]) -> list[str]:
+    wanted = ", ".join(f"{kind} '{name}'" for kind, name in problem["wanted"])
+    lines = [f"{problem['plugin']} ({_origin(problem)}), {problem['stage']}: {problem['cause']}"]
+    return [*lines, f"    wanted: {wanted}"] if wanted else lines
+
+
+def _full_option(option: dict[str, Any]) -> str:
+    needs = ", ".join(f"{name}={value!r}" for name, value in option["needs"].items())
+    lines = [
+        f"{option['kind']}={option['name']}: {option['help']}",
+        f"  available: {_available(option)}",
+        f"  from:      plugin '{option['plugin']}' of {_origin(option)}",
+        f"  target:    {option['target']}",
+        f"  priority:  {option['priority']}",
+        f"  needs:     {needs or 'nothing'}",
+    ]
+    return "\n".join([*lines, *_block("fields", [f"{option['kind']}.{field}" for field in _fields(option)])])
+
+
+def _full_preset(preset: dict[str, Any]) -> str:
+    lines = [
+        f"{preset['kind']}={preset['name']}: {preset['help']}",
+        f"  available: {_available(preset)}",
+        f"  from:      {preset['distribution']}",
+        f"  option:    {preset['option'] or 'unknown'}",
+    ]
+    values = [f"{preset['kind']}.{name}: {value!r}" for name, value in preset["values"].items()]
+    return "\n".join([*lines, *_block("sets", values)])
+
+
+def _block(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"  {title}:", *(f"    {line}" for line in lines)] if lines else [f"  {title}: none"]
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,105 @@
+"""`python -m core.run` and `hookline`: prompts in, text out.
+
+Bare at import, since child processes import it again: no torch, no Hydra, nothing but the standard library. Only
+results go to standard output. Exit codes: 0 done; 2 a user's error or a refused request, one line each on standard
+error; 1 a failed job of a sweep; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from core.plugin_host import PluginHost
+    from core.run_config import RunConfig
+
+_SWEEP_FLAGS = ("-m", "--multirun")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return guarded(_run, arguments)
+
+
+def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
+    """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback."""
+    from core.errors import HooklineError
+
+    _log_to_stderr()
+    try:
+        return run(list(sys.argv[1:] if arguments is None else arguments))
+    except HooklineError as error:
+        print(f"hookline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hookline: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does. Python would complain once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(arguments: list[str]) -> int:
+    from core.compose import compose
+    from core.plugin_host import PluginHost
+    from core.run_config import validate_run
+    from core.sweep import run_jobs
+
+    host = PluginHost.load()
+    host.log_problems()
+    jobs = compose(arguments, host)
+    if not jobs:
+        return 0
+    if is_sweep(arguments):
+        return run_jobs(jobs)
+    return execute(validate_run(jobs[0].tree, host), host)
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether Hydra's multirun is asked for."""
+    return any(argument in _SWEEP_FLAGS for argument in arguments)
+
+
+def execute(run: RunConfig, host: PluginHost) -> int:
+    """Complete the prompts of a run and show the results; returns the exit code.
+
+    Raises: HooklineError for whatever keeps the engine from starting or running.
+    """
+    from core.llm import LLM
+    from core.progress import progress_bar
+    from core.results import print_text, refusals, write_json_lines
+
+    with LLM.from_config(run.config, host) as llm:
+        outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
+    if run.output is None:
+        print_text(outputs)
+    else:
+        write_json_lines(outputs, run.output)
+        print(f"hookline: wrote {len(outputs)} results to {run.output}", file=sys.stderr)
+    refused = refusals(outputs)
+    for line in refused:
+        print(f"hookline: {line}", file=sys.stderr)
+    return 2 if refused else 0
+
+
+class _ToStderr(logging.Handler):
+    """Looks standard error up at each record: whoever replaced it meanwhile gets the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"hookline: {record.getMessage()}", file=sys.stderr)
+
+
+def _log_to_stderr() -> None:
+    logger = logging.getLogger("hookline")
+    if not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
+        logger.addHandler(_ToStderr())
+    logger.setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

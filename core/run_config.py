@@ -1,0 +1,62 @@
+"""What a command-line run is: a Config, the prompts with their sampling parameters, and where the results go.
+
+Made once from the composed tree, before anything is loaded, so that a mistake in the last key costs no start-up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.config import ENGINE_KEYS, Config, validate
+from core.errors import ConfigError
+from core.plugin_host import PluginHost
+from core.prompts import SOURCES, read_prompts
+from core.sampling import SamplingParams
+from core.schema import check_keys
+
+RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output")
+"""All root keys of a run."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A validated run. params: one for each prompt. output: a .jsonl file; None prints text."""
+
+    config: Config
+    prompts: list[Any]
+    params: list[SamplingParams]
+    output: Path | None = None
+
+
+def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
+    """Check a composed tree and read its prompts.
+
+    Raises: ConfigError, PluginError or RequestError naming the key, the value and the fix.
+    """
+    check_keys(tree, RUN_KEYS)
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    sampling = tree.get("sampling") or {}
+    if not isinstance(sampling, Mapping):
+        raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
+    output = _checked_output(tree.get("output"))
+    prompts = read_prompts(tree, SamplingParams.of(sampling), stdin)
+    return RunConfig(config, [prompt for prompt, _ in prompts], [params for _, params in prompts], output)
+
+
+def _checked_output(value: Any) -> Path | None:
+    if value is None:
+        return None
+    path = Path(str(value))
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"output={value}: the name must end in .jsonl; leave output out to print text")
+    if path.is_dir():
+        raise ConfigError(f"output={value} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"output={value}: the folder {path.parent} does not exist; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"output={value}: the folder {path.parent} cannot be written to")
+    return path

@@ -1,0 +1,144 @@
+"""The conformance suite of kernels: subclass it in your tests and return your kernels from `make`.
+
+Everything is compared with core/testing/plain_kernels, in float64, on inputs rounded to the dtype under test. It says
+nothing about speed. Legend: T tokens, D hidden, F half of gate and up, H heads, K kv heads, E head dim, N blocks,
+S block size, C = (H + 2K) * E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from core.contracts import AttentionSpec, QKNorm, Rope
+from core.testing.attention_suite import AttentionSuite, describe, exact
+from core.testing.batches import make_batch, random_cache, scatter_rows
+from core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from core.testing.plain_kernels import PlainKernels
+
+EPS = 1e-5
+NUM_BLOCKS = 12
+WIDTHS = (64, 96, 1024)
+NUM_ROWS = (1, 5, 33)
+MAX_POSITION = 512
+
+
+class KernelsSuite(AttentionSuite):
+    """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
+
+    Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
+    (query heads per kv head), device, and captured_decodes (False if `Needs.graph_safe` is). tolerances: dtype ->
+    largest error relative to 1 + |expected|; widen it only with a reason.
+    """
+
+    def test_rms_norm(self) -> None:
+        """Also of rows so small that eps counts, and with weights that are not one."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            expected = PlainKernels(None, exact(spec)).rms_norm(x_TD.double(), weight_D, EPS)
+            with PoisonedMemory():
+                actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
+            self._check(f"rms_norm of {tuple(x_TD.shape)}", spec, actual, expected)
+
+    def test_add_rms_norm(self) -> None:
+        """Returns (normalised sum, sum), in this order."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            residual_TD = x_TD.flip(0).flip(1) * 0.5
+            expected = PlainKernels(None, exact(spec)).add_rms_norm(x_TD.double(), residual_TD.double(), weight_D, EPS)
+            with PoisonedMemory():
+                actual = self.make(spec).add_rms_norm(x_TD.clone(), residual_TD.clone(), weight_D, EPS)
+            check(len(actual) == 2, "add_rms_norm must return (normalised, residual)")
+            self._check(f"the norm that add_rms_norm of {tuple(x_TD.shape)} returns", spec, actual[0], expected[0])
+            self._check(f"the sum that add_rms_norm of {tuple(x_TD.shape)} returns", spec, actual[1], expected[1])
+
+    def test_silu_mul(self) -> None:
+        """The first half is the gate."""
+        for spec, gate_up_TF, _ in self._norm_inputs():
+            expected = PlainKernels(None, exact(spec)).silu_mul(gate_up_TF.double() * 4)
+            with PoisonedMemory():
+                actual = self.make(spec).silu_mul(gate_up_TF * 4)
+            self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_qk_norm_rope(self) -> None:
+        """With and without norm and rotation, at positions in any order."""
+        for spec in self.specs():
+            positions_T = self._positions(spec, 9)
+            q_THE = self._random(spec, 9, spec.num_heads, spec.head_dim)
+            k_TKE = self._random(spec, 9, spec.num_kv_heads, spec.head_dim) * 2
+            for what, rope, norm in self._variants(spec):
+                expected = PlainKernels(None, exact(spec)).qk_norm_rope(
+                    q_THE.double(), k_TKE.double(), positions_T, rope, norm
+                )
+                with PoisonedMemory():
+                    actual = self.make(spec).qk_norm_rope(q_THE.clone(), k_TKE.clone(), positions_T, rope, norm)
+                self._check(f"q of qk_norm_rope {what}", spec, actual[0], expected[0])
+                self._check(f"k of qk_norm_rope {what}", spec, actual[1], expected[1])
+
+    def test_write_kv_writes_its_slots_and_nothing_else(self) -> None:
+        """Exactly the given values, keys first, in exactly the given slots of one layer."""
+        for spec in self.specs():
+            cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+            slot_mapping_T = self._positions(spec, 11, below=NUM_BLOCKS * spec.block_size)
+            k_TKE = self._random(spec, 11, spec.num_kv_heads, spec.head_dim)
+            v_TKE = k_TKE.flip(0) + 1
+            expected = cache.clone()
+            PlainKernels(None, spec).write_kv(k_TKE, v_TKE, expected[:, 1], slot_mapping_T)
+            self.make(spec).write_kv(k_TKE, v_TKE, cache[:, 1], slot_mapping_T)
+            self._check_cache("write_kv", spec, cache, expected, 0.0)
+
+    def test_qk_norm_rope_write(self) -> None:
+        """The fused form rotates and writes what the two parts would, over decodes and chunks."""
+        for spec in self.specs():
+            rows = scatter_rows([(5, 1), (spec.block_size + 1, 1), (spec.block_size + 4, 4)], spec.block_size, NUM_BLOCKS, 0)
+            num_heads = spec.num_heads + 2 * spec.num_kv_heads
+            for what, rope, norm in self._variants(spec):
+                batch = make_batch(rows, spec, num_decodes=2)
+                qkv_TC = self._random(spec, batch.num_tokens, num_heads * spec.head_dim)
+                cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+                exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
+                expected = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
+                kernels = self.make(spec)
+                kernels.prepare(batch)
+                with PoisonedMemory():
+                    actual = kernels.qk_norm_rope_write(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
+                self._check(f"q of qk_norm_rope_write {what}", spec, actual, expected)
+                self._check_cache(f"qk_norm_rope_write {what}", spec, cache, exact_cache, self.tolerances[spec.dtype])
+
+    def _norm_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor]]:
+        """Rows of very different size, some of zeros; and weights around one."""
+        for spec in self.specs(self.groups[:1]):
+            for num_rows in NUM_ROWS:
+                for width in WIDTHS:
+                    size_T1 = torch.logspace(-4, 0.5, num_rows, device=spec.device).unsqueeze(1)
+                    x_TD = self._random(spec, num_rows, width) * size_T1.to(spec.dtype)
+                    yield spec, x_TD, 1 + 0.5 * self._random(spec, width)
+
+    def _variants(self, spec: AttentionSpec) -> Iterator[tuple[str, Rope | None, QKNorm | None]]:
+        frequency_F = 100.0 ** -torch.linspace(0, 1, spec.head_dim // 2)
+        angle_PF = torch.outer(torch.arange(float(MAX_POSITION)), frequency_F)
+        rope = Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1).to(spec.device))
+        q_weight_E = 1 + 0.3 * self._random(spec, spec.head_dim)
+        norm = QKNorm(q_weight_E, 1.5 - q_weight_E.flip(0), EPS)
+        yield "with norm and rope", rope, norm
+        yield "without norm", rope, None
+        yield "without rope", None, norm
+        yield "without norm and rope", None, None
+
+    def _positions(self, spec: AttentionSpec, num_tokens: int, below: int = MAX_POSITION) -> Tensor:
+        """Different numbers in random order."""
+        return torch.randperm(below, generator=torch.Generator().manual_seed(1))[:num_tokens].to(spec.device)
+
+    def _check(self, what: str, spec: AttentionSpec, actual: Tensor, expected: Tensor) -> None:
+        check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
+        check_close(f"{what} ({describe(spec)})", actual, expected, self.tolerances[spec.dtype])
+
+    def _check_cache(
+        self, what: str, spec: AttentionSpec, cache: Tensor, expected: Tensor, tolerance: float
+    ) -> None:
+        """Keys and values of the layer that was written (1), and the untouched others."""
+        for part, index in (("keys", 0), ("values", 1)):
+            name = f"the {part} that {what} leaves in the cache ({describe(spec)})"
+            check_close(name, cache[index, 1], expected[index, 1], tolerance)
+        others = [0, 2]
+        check_unchanged(f"another layer's cache, by {what},", expected[:, others].to(cache.dtype), cache[:, others])

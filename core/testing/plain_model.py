@@ -1,0 +1,120 @@
+"""A small model that is obviously right: embedding, layers of attention and a gated feed-forward, a head.
+
+What the models' conformance suite is tested with, and a model plugin to start from. It uses core's tensor-parallel
+layers and the rotary table, and refuses what it doesn't implement. Legend: as in core/contracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.contracts import Attend, ModelSpec, Rope, Runtime
+from core.errors import ConfigError
+from core.layers import (
+    MergedColumnParallelLinear,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from core.rope import rope_settings, rope_table
+from core.weights import WeightTarget
+
+EPS = 1e-6
+SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+PLAIN_CONFIG = {
+    "model_type": "plain",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 16,
+    "vocab_size": 31,
+    "max_position_embeddings": 64,
+}
+
+
+class PlainModel:
+    """Implements core.contracts.Model. The head dim is hidden_size / num_attention_heads."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        spec = self.spec(hf_config)
+        settings = rope_settings(hf_config)
+        rope = Rope(rope_table(settings, spec.head_dim, settings.max_position).to(runtime.device))
+        self.kernels = runtime.kernels
+        self.embed = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, runtime)
+        self.layers = [PlainLayer(index, spec, rope, runtime) for index in range(spec.num_layers)]
+        self.norm_D = torch.empty(spec.hidden_size, device=runtime.device, dtype=runtime.dtype)
+        self.head = ParallelHead(spec.vocab_size, spec.hidden_size, runtime)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
+        known = {*PLAIN_CONFIG, "rope_scaling", "rope_parameters", "rope_theta"}
+        unknown = [key for key, value in hf_config.items() if key not in known and value is not None]
+        if hf_config.get("model_type") != "plain" or unknown:
+            raise ConfigError(f"not a plain model: model_type {hf_config.get('model_type')!r}, unknown keys {unknown}")
+        for key in SIZES:
+            if not isinstance(hf_config.get(key), int) or hf_config[key] < 1:
+                raise ConfigError(f"{key} = {hf_config.get(key)!r} must be a positive whole number")
+        layers, heads, kv_heads, hidden, vocab = (hf_config[key] for key in SIZES)
+        if heads % kv_heads or hidden % (2 * heads):
+            raise ConfigError(f"{heads} heads over {kv_heads} kv heads do not fit a hidden size of {hidden}")
+        return ModelSpec(layers, heads, kv_heads, hidden // heads, hidden, vocab, rope_settings(hf_config).max_position)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
+        hidden_TD = self.embed(token_ids_T)
+        for layer in self.layers:
+            hidden_TD = layer(hidden_TD, attend)
+        return self.kernels.rms_norm(hidden_TD, self.norm_D, EPS)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
+        targets = {
+            **self.embed.targets("embed"),
+            **self.head.targets("head"),
+            "norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        return targets
+
+
+class PlainLayer:
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, index: int, spec: ModelSpec, rope: Rope, runtime: Runtime) -> None:
+        hidden = spec.hidden_size
+        self.index, self.rope, self.kernels = index, rope, runtime.kernels
+        self.attention_norm_D, self.mlp_norm_D = torch.empty(2, hidden, device=runtime.device, dtype=runtime.dtype)
+        self.qkv = QKVParallelLinear(hidden, spec.num_heads, spec.num_kv_heads, spec.head_dim, runtime)
+        self.output = RowParallelLinear(hidden, hidden, runtime)
+        self.gate_up = MergedColumnParallelLinear(hidden, [2 * hidden, 2 * hidden], runtime, what="2 * hidden_size")
+        self.down = RowParallelLinear(2 * hidden, hidden, runtime)
+
+    def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
+        """(T, D) -> (T, D)."""
+        qkv_TC = self.qkv(self.kernels.rms_norm(hidden_TD, self.attention_norm_D, EPS))
+        hidden_TD = hidden_TD + self.output(attend(self.index, qkv_TC, self.rope))
+        gate_up_TF = self.gate_up(self.kernels.rms_norm(hidden_TD, self.mlp_norm_D, EPS))
+        return hidden_TD + self.down(self.kernels.silu_mul(gate_up_TF))
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """Names as layers.0.q.weight."""
+        layer = f"layers.{self.index}"
+        return {
+            f"{layer}.attention_norm.weight": WeightTarget.whole(self.attention_norm_D, init="ones"),
+            f"{layer}.mlp_norm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
+            **self.qkv.targets(f"{layer}.q", f"{layer}.k", f"{layer}.v"),
+            **self.output.targets(f"{layer}.output"),
+            **self.gate_up.targets(f"{layer}.gate", f"{layer}.up"),
+            **self.down.targets(f"{layer}.down"),
+        }

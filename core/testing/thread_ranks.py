@@ -1,0 +1,68 @@
+"""Tensor-parallel ranks as threads of one process: collectives without processes, ports or torch.distributed.
+
+For testing models and layers; knows neither. Every rank must call the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from core.parallel import Ranks
+
+Result = TypeVar("Result")
+TIMEOUT_S = 30.0
+
+
+class Meeting:
+    """Where the threads exchange tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+        self.parts: list[Tensor] = [torch.empty(0)] * size
+
+    def exchange(self, rank: int, part: Tensor) -> list[Tensor]:
+        """Give one's own part, get everybody's in order of rank."""
+        self.parts[rank] = part.clone()
+        self.barrier.wait()
+        parts = list(self.parts)
+        self.barrier.wait()
+        return parts
+
+
+@dataclass(frozen=True)
+class ThreadRanks(Ranks):
+    """One rank of a group of threads; `group` is their Meeting."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Ranks."""
+        return x.copy_(torch.stack(self.group.exchange(self.rank, x)).sum(0))
+
+    def all_gather_last(self, x: Tensor) -> Tensor:
+        """See Ranks."""
+        return torch.cat(self.group.exchange(self.rank, x), -1)
+
+
+def on_ranks(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
+    """Run `work` on every rank at once; its results in order of rank. The first rank's error is raised, if any."""
+    meeting = Meeting(size)
+
+    def one(rank: int) -> Result:
+        try:
+            return work(ThreadRanks(rank, size, meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        futures = [threads.submit(one, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]

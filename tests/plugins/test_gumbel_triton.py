@@ -1,0 +1,56 @@
+"""The one-pass sampler draws what the plain one draws: under the interpreter on a CPU, and for real on a GPU."""
+
+import os
+
+import pytest
+import torch
+
+from core.contracts import SamplingBatch
+from plugins.samplers import GumbelConfig
+from plugins.samplers.gumbel import Gumbel, log_exponential
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.fixture(scope="module")
+def best_tokens():
+    pytest.importorskip("triton")
+    if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1")
+    from plugins.samplers.gumbel_triton import best_tokens
+
+    return best_tokens
+
+
+@pytest.mark.parametrize("vocab", [7, 4096, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_draws_the_same_tokens_as_the_plain_version(best_tokens, vocab, dtype):
+    generator = torch.Generator().manual_seed(vocab)
+    num_rows = 12
+    logits_NV = (torch.randn(num_rows, vocab, generator=generator) * 3).to(dtype)
+    seed_N = torch.randint(0, 2**63 - 1, (num_rows,), generator=generator)
+    temperature_N = torch.tensor([0.0, 0.6, 1.0, 2.0] * 3)
+    params = SamplingBatch(temperature_N, seed_N, torch.arange(num_rows) * 1000)
+    plain = Gumbel(GumbelConfig())
+    plain.fused = None
+    scores_N, tokens_N = plain.sample_shard(logits_NV, params, 100)
+    arguments = (x.to(DEVICE) for x in (logits_NV, temperature_N, seed_N, params.position_N))
+    fused_scores_N, fused_tokens_N = best_tokens(*arguments, 100, False)
+    assert fused_tokens_N.cpu().tolist() == tokens_N.tolist()
+    # Two logarithms in float32, each within an ulp or two of the other's.
+    torch.testing.assert_close(fused_scores_N.cpu(), scores_N, atol=2e-5, rtol=2e-5)
+
+
+def test_greedy_ignores_temperature_and_takes_the_first_of_equals(best_tokens):
+    logits_NV = torch.zeros(2, 50, device=DEVICE)
+    logits_NV[1, 30] = logits_NV[1, 40] = 5.0
+    ones_N, zeros_N = torch.ones(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    assert best_tokens(logits_NV, ones_N, zeros_N, zeros_N, 0, True)[1].tolist() == [0, 30]
+
+
+def test_the_noise_reaches_far_into_the_upper_tail():
+    noise_NV = -log_exponential(torch.arange(64), torch.arange(64), 65536, 0)
+    assert noise_NV.isfinite().all()
+    # The largest of n standard Gumbel variates lies near log(n), give or take a few.
+    assert 13 < noise_NV.max() < 25

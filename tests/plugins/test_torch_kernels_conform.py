@@ -1,0 +1,32 @@
+"""The torch kernels against the conformance suite, also with blocks of one token and of 256."""
+
+from __future__ import annotations
+
+from core.contracts import AttentionSpec
+from core.testing.kernels_suite import KernelsSuite
+from plugins.kernels.torch_reference import TorchKernels
+
+
+class TestTorchKernels(KernelsSuite):
+    groups = (1, 4)
+
+    def make(self, spec: AttentionSpec) -> TorchKernels:
+        return TorchKernels(None, spec)
+
+
+class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
+    block_sizes = (1, 256)
+    head_dims = (16,)
+    groups = (2,)
+
+    def make(self, spec: AttentionSpec) -> TorchKernels:
+        return TorchKernels(None, spec)
+
+
+class TestTorchKernelsWithManyGroups(KernelsSuite):
+    block_sizes = (8,)
+    head_dims = (32,)
+    groups = (8,)
+
+    def make(self, spec: AttentionSpec) -> TorchKernels:
+        return TorchKernels(None, spec)

@@ -1,0 +1,192 @@
+"""Ragged causal prefill over the paged cache: prompts, chunks and prefix hits, concatenated, on the tensor cores.
+
+The host cuts the query tokens into tiles and lists the longest first; a program takes one tile with all query heads of
+one kv head. Whole tiles of the past run without masks. Knows nothing of layers or decode.
+Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
+S block size, W query tiles.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from plugins.kernels.triton_decode import LOG2_E, Card, tile_places
+
+
+@dataclass(frozen=True)
+class PrefillTiling:
+    """block_m query rows (tokens times G) by tile positions."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+def prefill_tiling(
+    num_tokens: int, max_context_len: int, num_heads: int, dtype: torch.dtype, card: Card
+) -> PrefillTiling:
+    """The measured choice, from sizes that the host knows: large query tiles once they fill the card and last."""
+    if dtype == torch.float32:
+        return PrefillTiling(block_m=64, tile=32, num_warps=8, num_stages=2)
+    if not card.large_shared_memory:
+        return PrefillTiling(block_m=64, tile=32, num_warps=4, num_stages=3)
+    if num_tokens * num_heads < 128 * card.num_sms:
+        return PrefillTiling(block_m=64, tile=64, num_warps=4, num_stages=5)
+    if max_context_len < 2048:
+        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=5)
+    return PrefillTiling(block_m=256, tile=64, num_warps=16, num_stages=5)
+
+
+def query_tiles(
+    query_starts_host: np.ndarray[Any, Any],
+    context_lens_host: np.ndarray[Any, Any],
+    first_row: int,
+    tokens_a_tile: int,
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Query tiles of rows first_row, first_row + 1, …: (row, first query token of the row), longest context first.
+
+    Shapes: query_starts_host (B + 1,), context_lens_host (B,); returns tiles_W2 int32.
+    """
+    query_lens = np.diff(query_starts_host)[first_row:]
+    num_tiles = -(-query_lens // tokens_a_tile)
+    row = np.repeat(np.arange(first_row, first_row + len(query_lens)), num_tiles)
+    tile_of_row = np.arange(len(row)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    first = tile_of_row * tokens_a_tile
+    past = np.repeat(np.asarray(context_lens_host)[first_row:] - query_lens, num_tiles) + first
+    return np.stack([row, first], axis=1)[np.argsort(-past, kind="stable")].astype(np.int32)
+
+
+@triton.jit
+def _attend_bulk(q, maximum, total, acc, start, table_row_ptr, k_desc, v_desc, column, scale_log2, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    slot = tl.load(table_row_ptr + start // BLOCK_SIZE) * BLOCK_SIZE + start % BLOCK_SIZE
+    k = k_desc.load([slot, column])
+    scores = tl.dot(q, tl.trans(k))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_maximum[:, None])
+    rescale = tl.exp2(maximum - new_maximum)
+    total = total * rescale + tl.sum(weights, axis=1)
+    v = v_desc.load([slot, column])
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None])
+    return new_maximum, total, acc
+
+
+@triton.jit
+def _attend_tile(
+    q, maximum, total, acc, start, limit, last_position, table_row_ptr, head_ptr, dims,
+    half_stride, block_stride, offset_stride, scale_log2,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr, MASK_DIM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values into the running softmax."""
+    position = start + tl.arange(0, TILE)
+    inside = position < limit
+    place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
+    if MASK:
+        load_mask = inside[:, None] & dims[None, :]
+        k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
+        v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
+    elif MASK_DIM:
+        k = tl.load(head_ptr + place[:, None], mask=dims[None, :], other=0.0)
+        v = tl.load(head_ptr + half_stride + place[:, None], mask=dims[None, :], other=0.0)
+    else:
+        k = tl.load(head_ptr + place[:, None])
+        v = tl.load(head_ptr + half_stride + place[:, None])
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASK:
+        scores = tl.where(position[None, :] <= last_position[:, None], scores, -float("inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_maximum[:, None])
+    rescale = tl.exp2(maximum - new_maximum)
+    total = total * rescale + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+    return new_maximum, total, acc
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _prefill_kernel(
+    k_desc, v_desc, q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr,
+    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    kv_head = tl.program_id(0)
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    MASK_DIM: tl.constexpr = BLOCK_DIM != HEAD_DIM
+    row = tl.load(tiles_ptr + tl.program_id(1) * 2)
+    first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
+    query_start = tl.load(query_starts_ptr + row)
+    query_len = tl.load(query_starts_ptr + row + 1) - query_start
+    context_len = tl.load(context_lens_ptr + row)
+    past = context_len - query_len
+
+    member = tl.arange(0, BLOCK_M)
+    token = first + member // GROUP
+    head = kv_head * GROUP + member % GROUP
+    is_query = (token < query_len) & (member < TOKENS * GROUP)
+    dim = tl.arange(0, BLOCK_DIM)
+    dims = dim < HEAD_DIM
+    mask_md = is_query[:, None] & dims[None, :]
+    at_token = (query_start + token).to(tl.int64)
+    q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
+
+    maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
+    head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
+    last_position = past + token
+    unmasked_stop = (past + first + 1) // TILE * TILE
+    stop = tl.minimum(past + first + TOKENS, context_len)
+    for start in range(0, unmasked_stop, TILE):
+        maximum, total, acc = _attend_bulk(
+            q, maximum, total, acc, start, table_row_ptr, k_desc, v_desc, kv_head * HEAD_DIM, scale_log2, BLOCK_SIZE, TILE)
+    for start in range(unmasked_stop, stop, TILE):
+        maximum, total, acc = _attend_tile(
+            q, maximum, total, acc, start, stop, last_position, table_row_ptr, head_ptr, dims,
+            half_stride, block_stride, offset_stride, scale_log2, BLOCK_SIZE, TILE, True, MASK_DIM, PRECISION,
+        )  # fmt: skip
+    to_out = out_ptr + (at_token * NUM_KV_HEADS * GROUP * HEAD_DIM + head * HEAD_DIM)[:, None] + dim[None, :]
+    tl.store(to_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask_md)
+
+
+def prefill_attention(
+    q_THE: Tensor,
+    kv_2NSKE: Tensor,
+    block_table_BM: Tensor,
+    query_starts_B1: Tensor,
+    context_lens_B: Tensor,
+    tiles_W2: Tensor,
+    scale: float,
+    out_THE: Tensor,
+    tiling: PrefillTiling,
+) -> None:
+    """Causal attention of the listed query tiles; other rows of out are left alone.
+
+    Shapes: q_THE, out_THE (T, H, E), heads contiguous; block_table_BM (B, M) int32; query_starts_B1 (B + 1,),
+    context_lens_B (B,) int32; tiles_W2 (W, 2) int32 from `query_tiles` with tiling.block_m // G tokens a tile.
+    Device: one launch, no host sync.
+    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+    """
+    _, num_heads, head_dim = q_THE.shape
+    _, _, block_size, num_kv_heads, _ = kv_2NSKE.shape
+    half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
+    if not len(tiles_W2):
+        return
+    from triton.tools.tensor_descriptor import TensorDescriptor
+    k_desc, v_desc = (TensorDescriptor.from_tensor(kv_2NSKE[i].view(-1, num_kv_heads * head_dim), [tiling.tile, head_dim]) for i in (0, 1))
+    _prefill_kernel[(num_kv_heads, len(tiles_W2))](
+        k_desc, v_desc, q_THE, kv_2NSKE, block_table_BM, tiles_W2, query_starts_B1, context_lens_B, out_THE,
+        q_THE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
+        scale * LOG2_E,
+        NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        BLOCK_M=tiling.block_m, BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)), TILE=tiling.tile,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
