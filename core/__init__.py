@@ -1,4 +1,4 @@
-"""Hookline: a plugin-first LLM inference engine. The library API is imported on first use, so `import core` is light."""
+"""Hookline: a plugin-first LLM inference engine. The library API is imported on first use; `import core` is light."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +7,12 @@ if TYPE_CHECKING:
     from core.request import FinishReason, RequestOutput
     from core.sampling import SamplingParams
 
-_HOME = {"LLM": "core.llm", "SamplingParams": "core.sampling", "RequestOutput": "core.request", "FinishReason": "core.request"}
+_HOME = {
+    "LLM": "core.llm",
+    "FinishReason": "core.request",
+    "RequestOutput": "core.request",
+    "SamplingParams": "core.sampling",
+}
 __all__ = ["LLM", "FinishReason", "RequestOutput", "SamplingParams"]
 
 

@@ -149,8 +149,8 @@ def print_result(result: Mapping[str, Any], path: str | None) -> None:
     """A table and the JSON line; the line also goes to the end of `path`."""
     import json
 
-    shown = ("seconds", "output_tok_s", "prompt_tok_s", "steps", "cached_tokens", "preemptions", "start_to_first_token_s")
-    for key in ("device", "kernels", "scheduler", *shown):
+    shown = ("seconds", "output_tok_s", "prompt_tok_s", "steps", "cached_tokens", "preemptions")
+    for key in ("device", "kernels", "scheduler", *shown, "start_to_first_token_s"):
         print(f"{key:24} {result[key]}")
     line = json.dumps(result)
     print(line)

@@ -121,7 +121,7 @@ def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> str:
 def attention_spec(
     config: Config, spec: ModelSpec, ranks: Ranks, facts: Facts, device: torch.device, kernels: Entry
 ) -> AttentionSpec:
-    """This rank's attention sizes."""
+    """Attention sizes of one rank."""
     engine = config.engine
     return AttentionSpec(
         num_heads=spec.num_heads // ranks.size,
@@ -146,7 +146,13 @@ def load_weights(model: Model, checkpoint: Checkpoint, config: Config) -> None:
 
 
 def build_worker(
-    config: Config, spec: ModelSpec, attention: AttentionSpec, model: Model, kernels: Any, ranks: Ranks, use_graphs: bool
+    config: Config,
+    spec: ModelSpec,
+    attention: AttentionSpec,
+    model: Model,
+    kernels: Any,
+    ranks: Ranks,
+    use_graphs: bool,
 ) -> Worker:
     """Size the KV cache, put a rank together and capture its decode graphs."""
     sampler_entry = chosen(config.sampler)
@@ -154,9 +160,7 @@ def build_worker(
 
     def worker(num_blocks: int) -> Worker:
         max_blocks = -(-attention.max_model_len // attention.block_size)
-        table = RequestTable(
-            attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
-        )
+        table = RequestTable(attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device)
         cache = allocate_cache(spec.num_layers, num_blocks, attention)
         shards = sampler_entry.needs.vocabulary_shards
         return Worker(

@@ -120,7 +120,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     """
     check_keys(tree, ENGINE_KEYS)
     defaults = default_tree()
-    given: dict[str, Any] = {key: tree.get(key, defaults[key]) for key in ENGINE_KEYS if key in tree or key in defaults}
+    given = {key: value for key, value in {**defaults, **tree}.items() if key in ENGINE_KEYS}
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
     engine = {**defaults.get("engine", {}), **_mapping("engine", given.pop("engine", None) or {})}
     return Config(**options, engine=build(EngineConfig, engine, "engine"), **given)

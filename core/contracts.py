@@ -155,7 +155,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """This rank's vocabulary shard: (N, D) -> (N, V / ranks)."""
+        """Logits of this rank's vocabulary shard: (N, D) -> (N, V / ranks)."""
         ...
 
 
@@ -185,8 +185,8 @@ class AttentionSpec:
 class Kernels(Protocol):
     """The numerical back end of one rank. Constructed as `Kernels(config, spec)`; holds no request state.
 
-    The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values. `core.batch.Batch` says which
-    tokens, positions, cache slots and block tables a step has. Decode rows come first in a batch.
+    The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values. `core.batch.Batch` says
+    which tokens, positions, cache slots and block tables a step has. Decode rows come first in a batch.
     """
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
@@ -194,7 +194,7 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
         ...
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -396,9 +396,9 @@ class Plan:
     """What the next step computes. Ids are `RequestView.id`.
 
     prefill: (id, number of tokens to compute), for waiting requests (admits them) and running ones that are
-    prefilling; cached tokens are not counted. decode: ALL, or the ids of requests that are not prefilling. preempt: running
-    requests to send back to the head of the queue; they recompute later. idle_s: with nothing else in the plan, wait
-    this long (at most a second) before asking again.
+    prefilling; cached tokens are not counted. decode: ALL, or the ids of requests that are not prefilling. preempt:
+    running requests to send back to the head of the queue; they recompute later. idle_s: with nothing else in the plan,
+    wait this long (at most a second) before asking again.
     """
 
     prefill: Sequence[tuple[int, int]] = ()

@@ -235,7 +235,8 @@ class Engine:
     def _wait(self, idle_s: float) -> None:
         if not idle_s > 0:
             waiting, running = len(self.queue.waiting), len(self.queue.running)
-            raise self._stuck(f"plans nothing with {waiting} requests waiting and {running} running; set idle_s to wait")
+            load = f"{waiting} requests waiting and {running} running"
+            raise self._stuck(f"plans nothing with {load}; set idle_s to wait")
         if self._idle_s > self.limits.stall_timeout_s:
             raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
         idle_s = min(idle_s, MAX_IDLE_S)

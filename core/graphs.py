@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -74,11 +74,11 @@ class DecodeGraphs:
         graph.graph.replay()
         return graph.tokens_G[:count]
 
-    def _capture_one(self, size: int, pool: tuple[int, int]) -> _Graph:
+    def _capture_one(self, size: int, pool: Any) -> _Graph:
         worker = self.worker
         rows_G = torch.full((size,), worker.table.padding_row, device=worker.table.device)
         # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
-        side = torch.cuda.Stream(worker.table.device)
+        side = torch.cuda.Stream(worker.table.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.step(rows_G)

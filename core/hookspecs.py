@@ -7,7 +7,7 @@ listens. A plugin module marks its functions with `hookimpl` and sets `API_VERSI
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pluggy
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from core.engine import Engine, StepStats
     from core.request import RequestOutput
 
+NO_NEEDS = Needs()
 PROJECT = "hookline"
 """pluggy project name, and the entry-point group that plugins are found in."""
 
@@ -28,7 +29,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 def hookspec(function: _Hook) -> _Hook:
     """Mark a function as a hook specification."""
-    return cast(_Hook, _hookspec(function))
+    return _hookspec(function)
 
 
 class Registrar(Protocol):
@@ -41,7 +42,7 @@ class Registrar(Protocol):
         *,
         config: type | None = None,
         help: str = "",
-        needs: Needs = Needs(),
+        needs: Needs = NO_NEEDS,
         priority: int = 0,
         replace: bool = False,
     ) -> None:

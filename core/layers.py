@@ -16,7 +16,18 @@ from torch.nn import functional
 
 from core.contracts import Runtime
 from core.parallel import Part, even_part, head_parts
+from core.vocab_layers import ParallelHead, VocabParallelEmbedding, empty_parameter
 from core.weights import WeightTarget
+
+__all__ = [
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "ParallelHead",
+    "QKVParallelLinear",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "empty_parameter",
+]
 
 
 class ColumnParallelLinear:
@@ -129,8 +140,3 @@ def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
     if runtime.device.type == "cpu":
         return empty_parameter(runtime, num_columns, num_rows).t()
     return empty_parameter(runtime, num_rows, num_columns)
-
-
-def empty_parameter(runtime: Runtime, *shape: int) -> Tensor:
-    """An uninitialised parameter where the runtime wants it."""
-    return torch.empty(*shape, device=runtime.device, dtype=runtime.dtype)

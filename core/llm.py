@@ -60,8 +60,8 @@ class LLM:
     ) -> None:
         host = PluginHost.load()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "engine": engine}
-        tree = {key: value for key, value in options.items() if value is not None}
-        tree |= {"tp": tp, "seed": seed, "dtype": dtype, "device": device}
+        tree: dict[str, Any] = {"tp": tp, "seed": seed, "dtype": dtype, "device": device}
+        tree |= {key: value for key, value in options.items() if value is not None}
         config = validate(tree, host)
         if checkpoint is not None:
             config = _with_checkpoint(config, checkpoint)
@@ -133,9 +133,7 @@ class LLM:
         except RequestError as error:
             outputs[place] = self.engine.refuse(token_ids, error, text)
 
-    def _run(
-        self, outputs: list[RequestOutput | None], places: dict[int, int], progress: ProgressBar | None
-    ) -> None:
+    def _run(self, outputs: list[RequestOutput | None], places: dict[int, int], progress: ProgressBar | None) -> None:
         while places:
             finished = self.engine.step()
             for output in finished:

@@ -97,3 +97,7 @@ def _splits_heads(num_heads: int, num_kv_heads: int, size: int) -> bool:
 
 def _listed(values: list[int]) -> str:
     return ", ".join(map(str, values))
+
+
+ALONE = Ranks()
+"""The group of a single rank."""

@@ -90,7 +90,7 @@ class _Checker:
         request = self.request(id_, "prefill")
         if id_ in self.queue.running and not request.is_prefilling:
             raise self.error(f"prefills request {id_}, which is decoding")
-        if not isinstance(num_tokens, int) or num_tokens < 1:
+        if not num_tokens >= 1:
             raise self.error(f"prefills {num_tokens!r} tokens of request {id_}; at least 1 is needed")
         left = request.num_tokens - request.num_computed_tokens
         if num_tokens > left:

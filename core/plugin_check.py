@@ -84,7 +84,7 @@ def _trial_manager(plugin: Any, origin: Origin) -> pluggy.PluginManager:
 def _check_hook_names(plugin: Any, trial: pluggy.PluginManager) -> None:
     for name in dir(plugin):
         options = trial.parse_hookimpl_opts(plugin, name)
-        hook = (options or {}).get("specname") or name
+        hook = (options.get("specname") if options is not None else None) or name
         if options is not None and hook not in _HOOKS:
             raise Rejected(Stage.HOOKS, f"no hook named '{hook}'.{near_miss(hook, _HOOKS)} Hooks: {', '.join(_HOOKS)}")
         if options is None and name in _HOOKS and callable(getattr(plugin, name)):

@@ -6,7 +6,7 @@ Waiting requests queue first come first served; a preempted one returns to the h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import overload
 
@@ -78,5 +78,6 @@ class Views(Sequence[RequestView]):
             return list(self)[index]
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        views: Iterable[RequestFacade] = self if index >= 0 else reversed(self)
-        return next(islice(views, index if index >= 0 else -index - 1, None))
+        if index >= 0:
+            return next(islice(iter(self), index, None))
+        return next(islice(reversed(self), -index - 1, None))

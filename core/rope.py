@@ -11,7 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from core.rope_settings import RopeSettings
+from core.rope_settings import RopeSettings, rope_settings
+
+__all__ = ["RopeSettings", "rope_settings", "rope_table"]
 
 
 def rope_table(settings: RopeSettings, head_dim: int, num_positions: int) -> Tensor:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from core.plugin_host import PluginHost
     from core.run_config import RunConfig
 
-_SWEEP_FLAGS = ("-m", "--multirun")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
@@ -61,8 +59,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:
-    """Whether Hydra's multirun is asked for."""
-    return any(argument in _SWEEP_FLAGS for argument in arguments)
+    """Whether Hydra's multirun is asked for; its parser takes any beginning of the long flag, too."""
+    return any(one == "-m" or (len(one) > 2 and "--multirun".startswith(one)) for one in arguments)
 
 
 def execute(run: RunConfig, host: PluginHost) -> int:

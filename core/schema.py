@@ -15,7 +15,8 @@ from core.entry_check import one_line
 from core.errors import ConfigError, HooklineError
 from core.registry import near_miss
 
-_TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "String": "a str"}
+_WRONG_TYPE = re.compile(r"Value '(.*)' (?:of type '(\w+)' could not be converted to|is not a valid) (\w+).*")
+_TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "bool": "a bool", "String": "a str"}
 
 
 def build(cls: type, values: Mapping[str, Any], prefix: str, elsewhere: Iterable[str] = ()) -> Any:
@@ -75,8 +76,10 @@ def describe(error: Exception, prefix: str = "") -> str:
     text = str(error).partition("\n")[0]
     if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
         return unknown_key(key, _keys_around(error))
-    if wrong := re.fullmatch(r"Value '(.*)' of type '(\w+)' could not be converted to (\w+)", text, re.DOTALL):
-        value = repr(wrong[1]) if wrong[2] == "str" else wrong[1]
+    if wrong := re.fullmatch(
+        r"Value '(.*)' (?:of type '(\w+)' could not be converted to|is not a valid) (\w+).*", text
+    ):
+        value = wrong[1] if wrong[2] not in ("str", None) else repr(wrong[1])
         return f"{key}={value} is not {_TYPE_NAMES.get(wrong[3], wrong[3])}"
     if "Incompatible value 'None'" in text:
         return f"{key} must have a value; it is None"

@@ -26,7 +26,9 @@ class RequestTable:
     seed_R int64, block_table_RM int32. host_length_R mirrors length_R on the host.
     """
 
-    def __init__(self, num_rows: int, max_blocks: int, block_size: int, scratch_block: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, max_blocks: int, block_size: int, scratch_block: int, device: torch.device
+    ) -> None:
         size, self.block_size, self.device = num_rows + 1, block_size, device
         self.padding_row = num_rows
         self.last_token_R = torch.zeros(size, dtype=torch.int64, device=device)

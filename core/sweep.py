@@ -21,11 +21,12 @@ RESULTS = "output.jsonl"
 def run_jobs(jobs: Sequence[Job], module: str = "core.run", key: str = "output") -> int:
     """Run the jobs one after the other and return the exit code: 1 if any of them failed.
 
-    module: what each job runs. key: the root key that names its result file, in the job's own folder. Piped input is read once and given to every job.
-    Raises: ConfigError if `output` names a folder, since each job has its own.
+    module: what each job runs. key: the root key that names its result file, which goes to the job's own folder.
+    Where jobs take prompts, piped input is read once and given to each of them.
+    Raises: ConfigError if that key names a folder.
     """
     names = [_file_name(job, key) for job in jobs]
-    text = None if any(jobs[0].tree.get(source) is not None for source in SOURCES) else piped_text()
+    text = piped_text() if _take_standard_input(jobs[0]) else None
     failed = 0
     for number, (job, name) in enumerate(zip(jobs, names, strict=True)):
         assert job.folder is not None
@@ -52,6 +53,11 @@ def _file_name(job: Job, key: str) -> str:
     if Path(str(output)).name != str(output):
         raise ConfigError(f"{key}={output}: each job of a sweep has its own folder; give a file name alone")
     return str(output)
+
+
+def _take_standard_input(job: Job) -> bool:
+    # A benchmark's tree has a workload in place of prompts.
+    return "workload" not in job.tree and all(job.tree.get(source) is None for source in SOURCES)
 
 
 def _parent(jobs: Sequence[Job]) -> Path:

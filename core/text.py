@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from core.checkpoint import load_tokenizer
 from core.errors import RequestError
 
@@ -44,7 +46,7 @@ class Codec:
         if is_chat(prompt):
             return self._chat(prompt)
         if isinstance(prompt, Sequence) or hasattr(prompt, "__array__"):
-            return list(prompt)
+            return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -67,13 +69,17 @@ class Codec:
 
     def _needed(self, what: str) -> Any:
         if self.tokenizer is None:
-            raise RequestError(f"{what} needs a tokenizer, and the checkpoint has none; pass token ids or model.tokenizer")
+            raise RequestError(
+                f"{what} needs a tokenizer and the checkpoint has none; pass token ids or model.tokenizer"
+            )
         return self.tokenizer
 
 
 def is_chat(prompt: object) -> bool:
     """Whether a prompt is a conversation: a sequence of messages."""
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(map(_is_message, prompt)) and bool(prompt)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        return False
+    return all(map(_is_message, prompt))
 
 
 def as_prompts(prompts: Any) -> list[Any]:

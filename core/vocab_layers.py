@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from core.contracts import Runtime
-from core.layers import empty_parameter
 from core.parallel import Part, Ranks
 from core.weights import WeightTarget
 
@@ -79,3 +78,8 @@ def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:
     num_rows = -(-vocab_size // ranks.size)
     start = min(ranks.rank * num_rows, vocab_size)
     return Part(vocab_size, start, min(start + num_rows, vocab_size)), num_rows
+
+
+def empty_parameter(runtime: Runtime, *shape: int) -> Tensor:
+    """An uninitialised parameter where the runtime wants it."""
+    return torch.empty(*shape, device=runtime.device, dtype=runtime.dtype)

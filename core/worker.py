@@ -17,7 +17,7 @@ from torch import Tensor
 from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
 from core.graphs import DecodeGraphs
-from core.parallel import Ranks
+from core.parallel import ALONE, Ranks
 from core.state import Draws, RequestTable
 from core.step import Step
 
@@ -48,7 +48,7 @@ class Worker:
         table: RequestTable,
         kv_cache: Tensor,
         *,
-        ranks: Ranks = Ranks(),
+        ranks: Ranks = ALONE,
         vocab_size: int,
         shards_vocabulary: bool = False,
     ) -> None:

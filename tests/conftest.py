@@ -1,4 +1,4 @@
-"""Settings of the whole suite: Triton's interpreter where there is no GPU, and a printed reason for each skipped test."""
+"""Settings of the whole suite: Triton's interpreter where there is no GPU, a printed reason for each skipped test."""
 
 import os
 

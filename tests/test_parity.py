@@ -1,4 +1,4 @@
-"""The main job against transformers, token by token, and against itself over every way of computing the same request."""
+"""The main job against transformers, token by token, and against itself over every way of computing a request."""
 
 import json
 import random

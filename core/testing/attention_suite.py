@@ -1,4 +1,4 @@
-"""The part of the kernels' conformance suite that is about attention over a paged cache; see core/testing/kernels_suite.
+"""The part of the kernels' conformance suite (core/testing/kernels_suite.py) that is about attention.
 
 Every case lays its rows over blocks in random order, in a cache whose other slots are full of numbers: so whoever reads
 a wrong slot, block, head or position gets a wrong result. Legend: as in core/testing/batches.py, H heads.
@@ -94,12 +94,13 @@ class AttentionSuite:
         """A step writes all its keys and values before it attends, so a prefix can be shared within it."""
         for spec in self.specs():
             size = spec.block_size
-            prompt, follower = scatter_rows([(size + 2, size + 2), (size + 3, 3)], size, _num_blocks(spec), 3, num_shared=1)
-            kernels, batch = self.make(spec), make_batch([prompt, follower], spec, num_decodes=0)
+            rows = self._rows(spec, [(size + 2, size + 2), (size + 3, 3)], num_shared=1)
+            kernels, batch = self.make(spec), make_batch(rows, spec, num_decodes=0)
             qkv_TC = self._random(spec, batch.num_tokens, (spec.num_heads + 2 * NUM_KV_HEADS) * spec.head_dim)
             expected = _attend_after_writing(PlainKernels(None, exact(spec)), qkv_TC.double(), spec, batch)
             actual = _attend_after_writing(kernels, qkv_TC.clone(), spec, batch)
-            check_close(f"attend over blocks written in the same step ({describe(spec)})", actual, expected, 3 * self._tolerance(spec))
+            what = f"attend over blocks written in the same step ({describe(spec)})"
+            check_close(what, actual, expected, 3 * self._tolerance(spec))  # Keys and values are rounded, too.
 
     def test_attend_with_large_scores(self) -> None:
         """Softmax must subtract the maximum: exp overflows at 89 in float32."""
@@ -142,7 +143,8 @@ class AttentionSuite:
             q_THE, kv_2NSKE = self._inputs(spec, rows)
             forward = self._attend(spec, q_THE, kv_2NSKE, make_batch(rows, spec, num_decodes=4))
             backward = self._attend(spec, q_THE.flip(0), kv_2NSKE, make_batch(rows[::-1], spec, num_decodes=4))
-            check_close(f"attend of rows in reverse order ({describe(spec)})", backward.flip(0), forward, self._tolerance(spec))
+            what = f"attend of rows in reverse order ({describe(spec)})"
+            check_close(what, backward.flip(0), forward, self._tolerance(spec))
 
     def test_attend_decodes_as_a_captured_graph_lays_them_out(self) -> None:
         """No lengths on the host, an upper bound for the longest context, padding rows over the scratch block."""
@@ -160,7 +162,8 @@ class AttentionSuite:
 
     def specs(self, groups: Sequence[int] | None = None) -> Iterator[AttentionSpec]:
         """Every combination the author wants tested."""
-        for dtype, size, head_dim, group in product(self.dtypes, self.block_sizes, self.head_dims, groups or self.groups):
+        groups = groups or self.groups
+        for dtype, size, head_dim, group in product(self.dtypes, self.block_sizes, self.head_dims, groups):
             yield AttentionSpec(
                 num_heads=group * NUM_KV_HEADS,
                 num_kv_heads=NUM_KV_HEADS,

@@ -71,8 +71,8 @@ def scatter_rows(
 
 
 def seen_slots(rows: Sequence[Row], block_size: int) -> Tensor:
-    """Every flat cache slot that some row's context occupies."""
-    return torch.cat([_slots(row, torch.arange(row.context), block_size) for row in rows]).unique()
+    """Every flat cache slot that some row's context occupies; a shared one as often as it is shared."""
+    return torch.cat([_slots(row, torch.arange(row.context), block_size) for row in rows])
 
 
 def random_cache(spec: AttentionSpec, num_blocks: int, seed: int, num_layers: int = 1) -> Tensor:

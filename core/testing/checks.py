@@ -30,7 +30,7 @@ def check_form(what: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype)
 
 def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
     """|actual - expected| <= tolerance * (1 + |expected|) everywhere, the shapes agree, and nothing is NaN."""
-    check(actual.shape == expected.shape, f"{what} has shape {tuple(actual.shape)} and must have {tuple(expected.shape)}")
+    check_form(what, actual, expected.shape, actual.dtype)
     check(not bool(actual.isnan().any()), f"{what} holds NaN: part of it was never written, or reads what was not")
     error = (actual.double() - expected.double()).abs() / (1 + expected.double().abs())
     if error.numel() and float(error.max()) > tolerance:
@@ -46,8 +46,11 @@ def check_unchanged(what: str, before: Tensor, after: Tensor) -> None:
     check(torch.equal(before, after), f"{what} was changed")
 
 
-class PoisonedMemory(TorchDispatchMode):
+class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, torch.empty and its kin give NaN: what is never written, or forgotten when loading, shows."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; fill what it left uninitialised."""

@@ -27,7 +27,9 @@ def next_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
     return xxhash.xxh64_intdigest(np.asarray(tokens, dtype=np.int64).tobytes(), seed=seed & 0xFFFFFFFF) % vocab_size
 
 
-def completion(seed: int, prompt: Sequence[int], num_tokens: int, vocab_size: int, stop_ids: Sequence[int] = ()) -> list[int]:
+def completion(
+    seed: int, prompt: Sequence[int], num_tokens: int, vocab_size: int, stop_ids: Sequence[int] = ()
+) -> list[int]:
     """What a request alone must get: up to num_tokens tokens, ending with a stop token if one is drawn."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
@@ -62,7 +64,7 @@ class FakeExecutor:
         num_decodes = len(step.decode_rows)
         drawn = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
         masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
-        return [self._draw(*ends[place], index, masked) for index, place in enumerate(drawn)]
+        return [self._draw(ends[place], index, masked) for index, place in enumerate(drawn)]
 
     def collect(self, handle: Any) -> Sequence[int]:
         """The tokens that launch drew."""
@@ -97,7 +99,8 @@ class FakeExecutor:
             first += length
         return ends
 
-    def _draw(self, row: int, end: int, index: int, masked: set[tuple[int, int]]) -> int:
+    def _draw(self, place: tuple[int, int], index: int, masked: set[tuple[int, int]]) -> int:
+        row, end = place
         context = self.cache[self._slots(row, 0, end)]
         assert (context != HOLE).all(), f"row {row} reads a cache slot that was never written"
         token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)

@@ -90,7 +90,8 @@ class KernelsSuite(AttentionSuite):
     def test_qk_norm_rope_write(self) -> None:
         """The fused form rotates and writes what the two parts would, over decodes and chunks."""
         for spec in self.specs():
-            rows = scatter_rows([(5, 1), (spec.block_size + 1, 1), (spec.block_size + 4, 4)], spec.block_size, NUM_BLOCKS, 0)
+            lengths = [(5, 1), (spec.block_size + 1, 1), (spec.block_size + 4, 4)]
+            rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=0)
             num_heads = spec.num_heads + 2 * spec.num_kv_heads
             for what, rope, norm in self._variants(spec):
                 batch = make_batch(rows, spec, num_decodes=2)
@@ -133,9 +134,7 @@ class KernelsSuite(AttentionSuite):
         check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
         check_close(f"{what} ({describe(spec)})", actual, expected, self.tolerances[spec.dtype])
 
-    def _check_cache(
-        self, what: str, spec: AttentionSpec, cache: Tensor, expected: Tensor, tolerance: float
-    ) -> None:
+    def _check_cache(self, what: str, spec: AttentionSpec, cache: Tensor, expected: Tensor, tolerance: float) -> None:
         """Keys and values of the layer that was written (1), and the untouched others."""
         for part, index in (("keys", 0), ("values", 1)):
             name = f"the {part} that {what} leaves in the cache ({describe(spec)})"

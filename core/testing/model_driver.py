@@ -67,7 +67,8 @@ class ModelDriver:
         while num_decodes < len(chunks) and chunks[num_decodes].start and len(chunks[num_decodes].tokens) == 1:
             num_decodes += 1
         token_ids_T = torch.tensor([token for chunk in chunks for token in chunk.tokens])
-        return make_batch(list(map(self._row, chunks)), self.attention, num_decodes=num_decodes, token_ids_T=token_ids_T)
+        rows = [self._row(chunk) for chunk in chunks]
+        return make_batch(rows, self.attention, num_decodes=num_decodes, token_ids_T=token_ids_T)
 
     def _row(self, chunk: Chunk) -> Row:
         context = chunk.start + len(chunk.tokens)
@@ -89,7 +90,7 @@ class ModelDriver:
 
     @torch.inference_mode()
     def logits(self, *chunks: Chunk, batch: Batch | None = None) -> Tensor:
-        """This rank's logits (T, V) of every token of the chunks."""
+        """Logits (T, V) of every token of the chunks, of this rank's part of the vocabulary."""
         hidden_TD = self.hidden(batch or self.batch(chunks))
         logits_TV: Tensor = self.model.logits(hidden_TD.clone())
         columns = -(-self.spec.vocab_size // self.ranks.size)
@@ -115,18 +116,18 @@ class ModelDriver:
             enough = len(rope.table_PE) >= self.spec.max_position
             check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
         for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
-            check(weight_E.shape == (head_dim,), f"QKNorm's weights have shape {tuple(weight_E.shape)}, not ({head_dim},)")
+            check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
 
 
 def attention_spec(spec: ModelSpec, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:
     """The sizes of one rank's kernels."""
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
-    length = min(spec.max_position, 64)
-    return AttentionSpec(heads.size, kv_heads.size, spec.head_dim, BLOCK_SIZE, NUM_SEQUENCES, 512, length, device, dtype)
+    limits = (NUM_SEQUENCES, 512, min(spec.max_position, 64))
+    return AttentionSpec(heads.size, kv_heads.size, spec.head_dim, BLOCK_SIZE, *limits, device, dtype)
 
 
 def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
-    """Random weights in which everything counts: norms are not one, biases not zero. The same for any number of ranks."""
+    """Random weights in which everything counts: norms are not one, biases not zero. Ranks of any number agree."""
     random_weights({name: replace(target, init="normal") for name, target in targets.items()}, seed)
     with torch.inference_mode():
         for target in targets.values():

@@ -29,9 +29,9 @@ NO_SUCH_ROPE = {"rope_type": "no_such_rope", "factor": 2.0}
 class ModelSuite:
     """`class TestMyModel(ModelSuite): model_class = MyModel; def hf_config(self): return {…}`.
 
-    Keep the config small: two layers or more, a vocabulary of tens, max_position of at least 16. ranks: numbers of ranks
-    that split it. uses_positions: False for a model without any notion of position.
-    unused_weights: names of tensors that are loaded and yet may change nothing.
+    Keep the config small: two layers or more, a vocabulary of tens, max_position of at least 16. dtypes and device
+    narrow what is tested. ranks: numbers of ranks that split the config. uses_positions: False for a model without any
+    notion of position. unused_weights: names of tensors that are loaded and yet may change nothing.
     """
 
     model_class: ClassVar[Any] = None
@@ -46,7 +46,7 @@ class ModelSuite:
         raise NotImplementedError("return a small config.json from hf_config()")
 
     def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor | None:
-        """Logits (T, V) of a prompt from another implementation, given these checkpoint tensors; None if there is none."""
+        """Logits (T, V) of a prompt from another implementation with these weights; None if there is none."""
         return None
 
     def refused_configs(self) -> list[dict[str, Any]]:
@@ -73,7 +73,8 @@ class ModelSuite:
         for field in fields(spec):
             value = getattr(spec, field.name)
             check(isinstance(value, int) and value > 0, f"spec.{field.name} = {value!r} must be a positive int")
-        check(spec.num_heads % spec.num_kv_heads == 0, f"{spec.num_heads} heads cannot share {spec.num_kv_heads} kv heads")
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        check(heads % kv_heads == 0, f"spec: {heads} heads cannot share {kv_heads} kv heads evenly")
 
     def test_spec_refuses_what_the_model_does_not_implement(self) -> None:
         """ConfigError for unknown rope and model types, quantised weights and senseless sizes."""
@@ -102,7 +103,8 @@ class ModelSuite:
         hidden_TD = driver.hidden(driver.batch([Chunk(0, 0, self._prompt())]))
         with torch.inference_mode():
             whole_TV, some_NV = driver.model.logits(hidden_TD), driver.model.logits(hidden_TD[[4, 1]])
-        check_close("logits of two rows, compared with the same rows of all logits", some_NV, whole_TV[[4, 1]], TOLERANCE)
+        what = "logits of two rows, compared with the same rows of all logits"
+        check_close(what, some_NV, whole_TV[[4, 1]], TOLERANCE)
 
     def test_every_parameter_is_loaded(self) -> None:
         """Parameters are NaN before weight_targets are filled, and nothing may be NaN after."""
@@ -110,8 +112,9 @@ class ModelSuite:
         tokens = range(driver.spec.vocab_size)
         for first in range(0, len(tokens), driver.attention.max_model_len):
             logits_TV = driver.logits(Chunk(0, 0, tokens[first : first + driver.attention.max_model_len]))
-            suspects = ", ".join(tensors_with_nan(driver.model)[:5])
-            check(not bool(logits_TV.isnan().any()), f"not every parameter is in weight_targets; still unset: {suspects}")
+            unset = ", ".join(tensors_with_nan(driver.model)[:5])
+            is_nan = bool(logits_TV.isnan().any())
+            check(not is_nan, f"not every parameter is in weight_targets; still unset: {unset or 'not found'}")
 
     def test_every_weight_changes_the_logits(self) -> None:
         """A tensor that is read and changes nothing went to the wrong place, or one overwrote another."""
@@ -170,7 +173,7 @@ class ModelSuite:
             far_TV = driver.logits(batch=replace(batch, positions_T=torch.tensor(positions, device=self.device)))
             check(bool(far_TV.isfinite().all()), f"logits at positions {positions} are not finite")
             differs = not torch.allclose(far_TV[-1], near_TV[-1], rtol=0, atol=1e-3)
-            check(differs, f"tokens at positions {positions} give the logits of positions 0 to 4: positions are ignored")
+            check(differs, f"positions are ignored: {positions} give the logits of positions 0 to 4")
 
     def test_several_ranks_give_what_one_does(self) -> None:
         """Each rank holds its share of every tensor, and their shards of the vocabulary join to the whole."""
@@ -189,7 +192,8 @@ class ModelSuite:
         weights = {name: target.view.clone() for name, target in driver.targets.items() if target.view is not None}
         expected_TV = self.reference(weights, prompt)
         if expected_TV is not None:
-            check_close("logits, compared with the reference,", driver.logits(Chunk(0, 0, prompt)), expected_TV, TOLERANCE)
+            actual_TV = driver.logits(Chunk(0, 0, prompt))
+            check_close("logits, compared with the reference,", actual_TV, expected_TV, TOLERANCE)
 
     def _driver(self, ranks: Ranks | None = None) -> ModelDriver:
         return ModelDriver(self.model_class, self.hf_config(), ranks, device=self.device)
@@ -200,14 +204,12 @@ class ModelSuite:
         scattered = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)).tolist()
         return [int(scattered[index % vocab_size]) for index in range(num_tokens)]
 
-    def _check_shards(
-        self, whole: Mapping[str, WeightTarget], parts: Sequence[Mapping[str, WeightTarget]]
-    ) -> None:
+    def _check_shards(self, whole: Mapping[str, WeightTarget], parts: Sequence[Mapping[str, WeightTarget]]) -> None:
         for rank, targets in enumerate(parts):
             check(set(targets) == set(whole), f"rank {rank} of {len(parts)} wants other tensors than a single rank")
         for name, target in whole.items():
             shapes = {part[name].shape for part in parts} | {target.shape}
-            check(len(shapes) == 1, f"{name} has a different shape in the checkpoint for each number of ranks: {shapes}")
+            check(len(shapes) == 1, f"{name}: ranks disagree on the tensor's shape in the checkpoint: {shapes}")
             index = torch.arange(max(1, int(torch.Size(target.shape).numel()))).view(target.shape)
             held = {int(at) for part in parts for at in part[name].cut(index).flatten()}
             total = index.numel()

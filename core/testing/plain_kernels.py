@@ -63,8 +63,9 @@ class PlainKernels:
         """See Kernels."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         heads_TXE = qkv_TC.reshape(qkv_TC.shape[0], heads + 2 * kv_heads, self.spec.head_dim)
-        q_THE, k_TKE, v_TKE = heads_TXE.split((heads, kv_heads, kv_heads), 1)
-        q_THE, k_TKE = self.qk_norm_rope(q_THE, k_TKE, batch.positions_T, rope, norm)
+        v_TKE = heads_TXE[:, heads + kv_heads :]
+        q_and_k = heads_TXE[:, :heads], heads_TXE[:, heads : heads + kv_heads]
+        q_THE, k_TKE = self.qk_norm_rope(*q_and_k, batch.positions_T, rope, norm)
         self.write_kv(k_TKE, v_TKE, kv_2NSKE, batch.slot_mapping_T)
         return q_THE
 
@@ -101,6 +102,4 @@ class PlainKernels:
 def _rotate(x_TXE: Tensor, positions_T: Tensor, rope: Rope) -> Tensor:
     cos_T1F, sin_T1F = rope.table_PE[positions_T].double().unsqueeze(1).chunk(2, -1)
     first_TXF, second_TXF = x_TXE.chunk(2, -1)
-    return torch.cat(
-        (first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F), -1
-    )
+    return torch.cat((first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F), -1)

@@ -14,14 +14,10 @@ from torch import Tensor
 
 from core.contracts import Attend, ModelSpec, Rope, Runtime
 from core.errors import ConfigError
-from core.layers import (
-    MergedColumnParallelLinear,
-    ParallelHead,
-    QKVParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
-from core.rope import rope_settings, rope_table
+from core.layers import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from core.rope import rope_table
+from core.rope_settings import rope_settings
+from core.vocab_layers import ParallelHead, VocabParallelEmbedding
 from core.weights import WeightTarget
 
 EPS = 1e-6

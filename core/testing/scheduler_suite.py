@@ -1,7 +1,7 @@
 """The conformance suite of scheduler policies: subclass it in your tests and return your policy from `make`.
 
-It drives real engines over `core.testing.fakes`, where a request that lost or shares a wrong block gets other tokens than
-alone. It promises nothing about speed, and assumes no order but that nobody starves.
+It drives real engines over `core.testing.fakes`, where a request that lost or shares a wrong block gets other tokens
+than alone. It promises nothing about speed, and assumes no order but that nobody starves.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SchedulerSuite:
             engine.add([step % 50] * 5, SamplingParams(max_tokens=4, seed=step))
             if any(output.request_id == old for output in engine.step()):
                 return
-        raise AssertionError(f"a request of 20 tokens is not done after {MAX_STEPS} steps with new arrivals: it starves")
+        raise AssertionError(f"a request of 20 tokens starves: not done after {MAX_STEPS} steps with new arrivals")
 
     def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
         """Requests are aborted while waiting, mid-prompt, decoding and preempted."""

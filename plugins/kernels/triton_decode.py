@@ -65,7 +65,7 @@ def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> Decod
     Merging costs a small batch more than imbalance does, so its rows are cut into few items; a large batch is seldom
     cut at all, and finer items only catch its longest rows.
     """
-    programs_per_sm = 3 if num_rows * num_kv_heads < 1024 else 16
+    programs_per_sm = 2 if num_rows * num_kv_heads < 1024 else 16
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
     return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
@@ -218,21 +218,17 @@ def tile_places(
 
 
 @triton.jit
-def _merge_items(
-    partial_ptr, stats_ptr, first, count, head, heads, dim, dims,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    PARTS: tl.constexpr,
+def _merge_parts(
+    maximum, total, acc, partial_ptr, stats_ptr, first, count, part_stride, head, heads, dim, dims,
+    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Attention of BLOCK_GROUP heads from the partials of items first, first + 1, …, by log-sum-exp.
+    """Merge partials first, first + 1, … into the running (maximum, sum, weighted values) of some heads.
 
-    Loads bypass the L1 cache: other programs wrote the partials while this one ran.
+    Loads bypass the L1 cache: other programs may have written the partials while this one ran.
     """
-    maximum = tl.full([BLOCK_GROUP], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_GROUP], tl.float32)
-    acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for begin in range(0, count, PARTS):
         index = begin + tl.arange(0, PARTS)
-        at = (first + index.to(tl.int64))[:, None] * NUM_HEADS + head[None, :]
+        at = (first + index.to(tl.int64))[:, None] * part_stride + head[None, :]
         inside = (index < count)[:, None] & heads[None, :]
         part_maximum = tl.load(stats_ptr + at * 2, mask=inside, other=-float("inf"), cache_modifier=".cg")
         part_total = tl.load(stats_ptr + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
@@ -247,30 +243,6 @@ def _merge_items(
         acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * values, axis=0)
         total = total * rescale + tl.sum(weight * part_total, axis=0)
         maximum = new_maximum
-    return acc / tl.where(heads, total, 1.0)[:, None]
-
-
-@triton.jit
-def _merge_shared(
-    maximum, total, acc, partial_ptr, stats_ptr, count, part_stride, head, mask_m, mask_md, dim,
-    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Merge a row's partials of the shared prefix into its running (maximum, sum, weighted values)."""
-    for begin in range(0, count, PARTS):
-        for index in tl.static_range(PARTS):  # unrolled, so that the loads of all parts are in flight together
-            inside = tl.full([1], begin + index, tl.int32) < count
-            at = (begin + index) * part_stride + head
-            part_maximum = tl.load(stats_ptr + at * 2, mask=mask_m & inside, other=-float("inf"))
-            part_total = tl.load(stats_ptr + at * 2 + 1, mask=mask_m & inside, other=0.0)
-            values = tl.load(
-                partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=mask_md & inside[:, None], other=0.0
-            )
-            new_maximum = tl.maximum(maximum, part_maximum)
-            weight = tl.exp2(part_maximum - new_maximum)
-            rescale = tl.exp2(maximum - new_maximum)
-            acc = acc * rescale[:, None] + values * weight[:, None]
-            total = total * rescale + part_total * weight
-            maximum = new_maximum
     return maximum, total, acc
 
 
@@ -281,7 +253,7 @@ def _decode_kernel(
     q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, SHARED_PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)  # fastest: programs that run together read neighbouring heads of the same tokens
     item = tl.program_id(1)
@@ -327,37 +299,45 @@ def _decode_kernel(
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
 
+    group = tl.arange(0, BLOCK_GROUP)
+    heads = group < GROUP
+    group_head = kv_head * GROUP + group
+    group_mask = heads[:, None] & dims[None, :]
+    mask_m = member < GROUP
     if SHARED:
-        maximum, total, acc = _merge_shared(
+        # Drop the rows that only fill up the matrix product, so that the partials load in whole rows.
+        REPEAT: tl.constexpr = BLOCK_M // BLOCK_GROUP
+        maximum = tl.sum(tl.reshape(tl.where(mask_m, maximum, 0.0), [REPEAT, BLOCK_GROUP]), axis=0)
+        total = tl.sum(tl.reshape(tl.where(mask_m, total, 0.0), [REPEAT, BLOCK_GROUP]), axis=0)
+        acc = tl.sum(tl.reshape(tl.where(mask_m[:, None], acc, 0.0), [REPEAT, BLOCK_GROUP, BLOCK_DIM]), axis=0)
+        head, mask_m, mask_md = group_head, heads, group_mask
+        maximum, total, acc = _merge_parts(
             maximum, total, acc,
             shared_partial_ptr + row64 * NUM_HEADS * HEAD_DIM, shared_stats_ptr + row64 * NUM_HEADS * 2,
-            shared_parts, num_rows * NUM_HEADS, head, member < GROUP, mask_md, dim, HEAD_DIM, 4,
+            0, shared_parts, num_rows * NUM_HEADS, head, heads, dim, dims, HEAD_DIM, SHARED_PARTS,
         )  # fmt: skip
     out_row_ptr = out_ptr + row64 * NUM_HEADS * HEAD_DIM
     if parts == 1:
-        out = acc / total[:, None]
+        out = acc / tl.where(mask_m, total, 1.0)[:, None]
         tl.store(out_row_ptr + head[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_md)
     else:
         at = item.to(tl.int64) * NUM_HEADS + head
         tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask_md)
-        tl.store(stats_ptr + at * 2, maximum, mask=member < GROUP)
-        tl.store(stats_ptr + at * 2 + 1, total, mask=member < GROUP)
+        tl.store(stats_ptr + at * 2, maximum, mask=mask_m)
+        tl.store(stats_ptr + at * 2 + 1, total, mask=mask_m)
         counter_ptr = counters_ptr + row * NUM_KV_HEADS + kv_head
         tl.debug_barrier()  # every thread's partials are written before one thread publishes them
         arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
         if arrived == parts - 1:
             tl.store(counter_ptr, 0)  # for the next launch
-            group = tl.arange(0, BLOCK_GROUP)
-            heads = group < GROUP
-            group_head = kv_head * GROUP + group
-            merged = _merge_items(
-                partial_ptr, stats_ptr, first, parts, group_head, heads, dim, dims,
-                NUM_HEADS, HEAD_DIM, BLOCK_GROUP, BLOCK_DIM, PARTS,
+            _, merged_total, merged = _merge_parts(
+                tl.full([BLOCK_GROUP], -float("inf"), tl.float32), tl.zeros([BLOCK_GROUP], tl.float32),
+                tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32), partial_ptr, stats_ptr,
+                first, parts, NUM_HEADS, group_head, heads, dim, dims, HEAD_DIM, PARTS,
             )  # fmt: skip
-            tl.store(
-                out_row_ptr + group_head[:, None] * HEAD_DIM + dim[None, :],
-                merged.to(out_ptr.dtype.element_ty), mask=heads[:, None] & dims[None, :],
-            )  # fmt: skip
+            merged = merged / tl.where(heads, merged_total, 1.0)[:, None]
+            to_out = out_row_ptr + group_head[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(to_out, merged.to(out_ptr.dtype.element_ty), mask=group_mask)
 
 
 def decode_attention(
@@ -393,6 +373,7 @@ def decode_attention(
         scale * LOG2_E,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group), ITEM_WIDTH=ITEM_WIDTH,
+        BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
+        SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip

@@ -13,9 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
-from core.layers import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear, empty_parameter
+from core.layers import (
+    MergedColumnParallelLinear,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    empty_parameter,
+)
 from core.rope import rope_table
-from core.vocab_layers import ParallelHead, VocabParallelEmbedding
 from core.weights import WeightTarget
 from plugins.models.qwen3_config import Shape, read_config
 

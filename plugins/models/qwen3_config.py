@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from core.errors import ConfigError
-from core.rope_settings import RopeSettings, rope_settings
+from core.rope import RopeSettings, rope_settings
 
 
 @dataclass(frozen=True)

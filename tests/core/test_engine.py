@@ -1,5 +1,7 @@
 """The step loop over a fake executor: admission, ends, prefixes, aborts, bad policies, observers."""
 
+from typing import ClassVar
+
 import pluggy
 import pytest
 
@@ -223,7 +225,8 @@ def test_a_plan_over_max_num_seqs_or_over_the_pool_is_refused():
 
 
 def test_a_decoding_request_cannot_be_prefilled_nor_a_prefilling_one_decoded():
-    engine = fake_engine(Scripted(Plan(prefill=[(0, 2)]), Plan(decode=[0]), Plan(prefill=[(0, 1)]), Plan(prefill=[(0, 1)])))
+    rest = Plan(prefill=[(0, 1)])
+    engine = fake_engine(Scripted(Plan(prefill=[(0, 2)]), Plan(decode=[0]), rest, rest))
     engine.add([1, 2, 3], greedy())
     engine.step()
     with pytest.raises(PlanError, match="still prefilling"):
@@ -280,7 +283,7 @@ def observed(plugin):
 
 def test_observers_see_the_start_every_step_every_end_and_the_stop():
     class Watcher:
-        seen = []
+        seen: ClassVar = []
 
         @hookimpl
         def on_engine_start(self, engine):

@@ -12,9 +12,15 @@ from torch.nn import functional
 
 from core.contracts import Kernels, Runtime
 from core.errors import ConfigError
-from core.layers import ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from core.layers import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from core.parallel import Ranks, even_part, head_parts
-from core.vocab_layers import ParallelHead, VocabParallelEmbedding
 from core.weights import WeightTarget
 from tests.thread_ranks import on_every_rank
 

@@ -61,9 +61,7 @@ def test_one_plugin_may_register_all_kinds() -> None:
 
 def test_choosing_imports_nothing_until_the_target_is_loaded() -> None:
     entry = host_with(scheduler_plugin("mine", target="no.such.module:Thing")).choose("scheduler", "mine")
-    with pytest.raises(
-        PluginError, match=r"scheduler 'mine' of plugin 'plugin0' \(their-dist 1.2\) cannot be loaded"
-    ):
+    with pytest.raises(PluginError, match=r"scheduler 'mine' of plugin 'plugin0' \(their-dist 1.2\) cannot be loaded"):
         entry.load()
 
 
@@ -314,9 +312,7 @@ def test_presets_of_a_sound_plugin_are_known(tmp_path: Path, monkeypatch: pytest
 def test_a_preset_bearing_an_options_own_name_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     preset_package(tmp_path, "clashing_presets", {"scheduler/mine": "defaults: [mine, _self_]\n"})
-    problem = only_problem(
-        offering_presets("clashing_presets", register_schedulers=registering("scheduler", "mine"))
-    )
+    problem = only_problem(offering_presets("clashing_presets", register_schedulers=registering("scheduler", "mine")))
     assert problem.cause == "preset scheduler/mine bears the name of an option or preset"
 
 

@@ -11,8 +11,7 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from core.errors import ConfigError
-from core.rope import rope_table
-from core.rope_settings import rope_settings
+from core.rope import rope_settings, rope_table
 
 HEAD_DIM, LENGTH = 32, 64
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,8 @@ from core.errors import CheckpointError
 from core.parallel import Part
 from core.weights import RANDOM_STD, WeightTarget, load_checkpoint, random_weights
 
+WHOLE = Part(64, 0, 64)
+
 
 def stored(*names: str, shape: tuple[int, ...] = (4, 6)) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, name in enumerate(names)}
@@ -210,7 +212,7 @@ def test_a_tensor_of_a_quantised_dtype_is_refused(tmp_path: Path) -> None:
     assert "F8_E4M3" in refusal(tmp_path, targets_for(stored("a")))
 
 
-def draw(seed: int = 0, name: str = "a", part: Part = Part(64, 0, 64), dtype: torch.dtype = torch.float32) -> Tensor:
+def draw(seed: int = 0, name: str = "a", part: Part = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
     target = WeightTarget.shard(torch.empty(part.size, 32, dtype=dtype), 0, part)
     random_weights({name: target}, seed)
     assert target.view is not None

@@ -107,12 +107,18 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())], ids=["prefill_first", "chunked"]
+    "make",
+    [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())],
+    ids=["prefill_first", "chunked"],
 )
 def test_engine_and_policy_survive_any_sequence_of_events(make):
     machine = type("Machine", (EngineMachine,), {"scheduler": staticmethod(make)})
     config = settings(
-        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
     )
     machine.TestCase.settings = config
     from hypothesis.stateful import run_state_machine_as_test

@@ -1,0 +1,172 @@
+"""Kernels with one planted fault each, and what the conformance suite must say. Legend: as in core/contracts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, QKNorm, Rope
+from core.testing.plain_kernels import PlainKernels
+
+
+class ReadsTheNextBlock(PlainKernels):
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        return super().attend(q_THE, kv_2NSKE, replace(batch, block_table_BM=batch.block_table_BM.roll(-1, 1)))
+
+
+class SeesOneTokenTooFew(PlainKernels):
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        return super().attend_row(q_QHE, k_LKE, v_LKE) if len(q_QHE) > 1 else self._shorter(q_QHE, k_LKE, v_LKE)
+
+    def _shorter(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        length = max(1, len(k_LKE) - 1)
+        return super().attend_row(q_QHE, k_LKE[:length], v_LKE[:length])
+
+
+class SeesOneTokenTooMany(PlainKernels):
+    def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+        longest = batch.block_table_BM.shape[1] * self.spec.block_size
+        context_B = (batch.context_lens_B + 1).clamp(max=longest)
+        return super().read_row(kv_2NSKE, replace(batch, context_lens_B=context_B), row)
+
+
+class IgnoresCausality(PlainKernels):
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        return torch.cat([super(IgnoresCausality, self).attend_row(q_HE[None], k_LKE, v_LKE) for q_HE in q_QHE])
+
+
+class CountsPositionsFromTheChunk(PlainKernels):
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        if len(q_QHE) == 1:
+            return super().attend_row(q_QHE, k_LKE, v_LKE)
+        return super().attend_row(q_QHE, k_LKE[: len(q_QHE)], v_LKE[: len(q_QHE)])
+
+
+class MapsHeadsRoundRobin(PlainKernels):
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        repeats = q_QHE.shape[1] // k_LKE.shape[1]
+        return super().attend_row(q_QHE, k_LKE.repeat(1, repeats, 1), v_LKE.repeat(1, repeats, 1))
+
+
+class WritesValuesAsKeys(PlainKernels):
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        super().write_kv(v_TKE, k_TKE, kv_2NSKE, slot_mapping_T)
+
+
+class WritesBesideItsSlots(PlainKernels):
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        kv_2NSKE[:, -1] = 0
+        super().write_kv(k_TKE, v_TKE, kv_2NSKE, slot_mapping_T)
+
+
+class ForgetsTheScale(PlainKernels):
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        return super().attend_row(q_QHE / self.spec.scale, k_LKE, v_LKE)
+
+
+class WeighsUnseenBlocks(PlainKernels):
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        return super().attend(q_THE, kv_2NSKE, batch) + 1e-3 * kv_2NSKE[1, -1].mean()
+
+
+class FlattensTheHeads(PlainKernels):
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        return super().attend(q_THE, kv_2NSKE, batch).flatten(1)
+
+
+class LeavesPrefillUnwritten(PlainKernels):
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        out_THE, computed_THE = torch.empty_like(q_THE), super().attend(q_THE, kv_2NSKE, batch)
+        num_written = max(1, q_THE.shape[0] // 4 * 4)
+        out_THE[:num_written] = computed_THE[:num_written]
+        return out_THE
+
+
+class OverflowsInSoftmax(PlainKernels):
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+        repeats = q_QHE.shape[1] // k_LKE.shape[1]
+        k_LHE = k_LKE.repeat_interleave(repeats, 1)
+        scores_HQL = torch.einsum("qhe,lhe->hql", q_QHE.float(), k_LHE.float()) * self.spec.scale
+        out_QHE = super().attend_row(q_QHE, k_LKE, v_LKE)
+        return out_QHE * (scores_HQL.exp().sum() / scores_HQL.exp().sum())
+
+
+class MixesNeighbouringRows(PlainKernels):
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        out_THE = super().attend(q_THE, kv_2NSKE, batch)
+        return out_THE + 1e-3 * out_THE.mean(0)
+
+
+class NeedsLengthsOnTheHost(PlainKernels):
+    def prepare(self, batch: Batch) -> None:
+        assert batch.context_lens_host is not None
+        batch.scratch["longest"] = int(batch.context_lens_host.max())
+
+
+class ForgetsEps(PlainKernels):
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        return super().rms_norm(x_TD, weight_D, 0.0)
+
+
+class ReturnsTheNormLast(PlainKernels):
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        normed_TD, sum_TD = super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return sum_TD, normed_TD
+
+
+class GatesWithTheSecondHalf(PlainKernels):
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        return super().silu_mul(gate_up_TF.roll(gate_up_TF.shape[-1] // 2, -1))
+
+
+class RotatesBeforeTheNorm(PlainKernels):
+    def qk_norm_rope(
+        self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        q_THE, k_TKE = super().qk_norm_rope(q_THE, k_TKE, positions_T, rope, None)
+        return super().qk_norm_rope(q_THE, k_TKE, positions_T, None, norm)
+
+
+class KeepsFloat32(PlainKernels):
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        return super().silu_mul(gate_up_TF.float())
+
+
+class RemembersTheFirstBatch(PlainKernels):
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        super().__init__(config, spec)
+        self.first: Batch | None = None
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        self.first = self.first or batch
+        same = self.first.context_lens_B.shape == batch.context_lens_B.shape
+        return super().attend(q_THE, kv_2NSKE, replace(batch, context_lens_B=self.first.context_lens_B) if same else batch)
+
+
+FAULTS = {
+    ReadsTheNextBlock: "test_attend_decodes: AssertionError: attend, decodes",
+    SeesOneTokenTooFew: "test_attend_decodes: AssertionError: attend, decodes",
+    SeesOneTokenTooMany: "test_attend_ignores_unseen_slots: AssertionError: attend with garbage in slots",
+    IgnoresCausality: "test_attend_whole_prompts: AssertionError: attend, whole prompts",
+    CountsPositionsFromTheChunk: "test_attend_chunks_after_a_prefix: AssertionError: attend, chunks after a prefix",
+    MapsHeadsRoundRobin: "test_attend_decodes: AssertionError: attend, decodes",
+    WritesValuesAsKeys: "the keys that write_kv leaves in the cache",
+    WritesBesideItsSlots: "test_write_kv_writes_its_slots_and_nothing_else",
+    ForgetsTheScale: "test_attend_decodes: AssertionError: attend, decodes",
+    WeighsUnseenBlocks: "attend with garbage in slots no query may see",
+    FlattensTheHeads: "what attend returns has shape",
+    LeavesPrefillUnwritten: "holds NaN: part of it was never written",
+    OverflowsInSoftmax: "test_attend_with_large_scores",
+    MixesNeighbouringRows: "alone, compared with the same row in a batch",
+    NeedsLengthsOnTheHost: "test_attend_decodes_as_a_captured_graph_lays_them_out",
+    ForgetsEps: "test_rms_norm: AssertionError: rms_norm",
+    ReturnsTheNormLast: "the norm that add_rms_norm",
+    GatesWithTheSecondHalf: "silu_mul of",
+    RotatesBeforeTheNorm: "qk_norm_rope with norm and rope",
+    KeepsFloat32: "has dtype torch.float32 and must have torch.bfloat16",
+    RemembersTheFirstBatch: "attend of a batch after another",
+}

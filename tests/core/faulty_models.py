@@ -1,0 +1,165 @@
+"""Models with one planted fault each, and what the conformance suite must say. Legend: as in core/contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
+from core.parallel import Ranks
+from core.testing.plain_model import PlainModel
+from core.weights import WeightTarget
+
+
+class ForgetsAWeight(PlainModel):
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        return {name: target for name, target in super().weight_targets().items() if name != "layers.1.mlp_norm.weight"}
+
+
+class LoadsTwoTensorsToOnePlace(PlainModel):
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        targets = dict(super().weight_targets())
+        return {**targets, "layers.0.k.weight": targets["layers.0.v.weight"]}
+
+
+class NeverUsesAWeight(PlainModel):
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__(hf_config, runtime)
+        self.unused_D = torch.empty_like(self.norm_D)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        return {**super().weight_targets(), "extra.weight": WeightTarget.whole(self.unused_D)}
+
+
+class IgnoresPositions(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        def attend_anywhere(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+            return attend(layer, qkv_TC, None, norm)
+
+        return super().forward(token_ids_T, positions_T, attend_anywhere)
+
+
+class CountsPositionsFromTheChunk(PlainModel):
+    """As learned positions would, if the model numbered the tokens itself."""
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD = super().forward(token_ids_T, positions_T, attend)
+        return hidden_TD + 0.01 * torch.arange(len(token_ids_T)).unsqueeze(1)
+
+
+class WritesEveryLayerToTheFirst(PlainModel):
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__(hf_config, runtime)
+        for layer in self.layers:
+            layer.index = 0
+
+
+class OverwritesTokenIds(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD = super().forward(token_ids_T, positions_T, attend)
+        token_ids_T.zero_()
+        return hidden_TD
+
+
+class ReturnsOneRowOfLogits(PlainModel):
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return super().logits(hidden_ND[-1:])
+
+
+class ReturnsLogitsInFloat64(PlainModel):
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return super().logits(hidden_ND).double()
+
+
+class MixesTheRowsOfAStep(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD = super().forward(token_ids_T, positions_T, attend)
+        return hidden_TD - 0.01 * hidden_TD.mean(0)
+
+
+class KeepsStateBetweenSteps(PlainModel):
+    num_steps = 0
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        self.num_steps += 1
+        return super().forward(token_ids_T, positions_T, attend) * (1 + 0.01 * self.num_steps)
+
+
+class IgnoresRopeScaling(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        return super().spec({key: value for key, value in hf_config.items() if not key.startswith("rope_")})
+
+
+class RaisesKeyError(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        hf_config["num_hidden_layers"]
+        return super().spec(hf_config)
+
+
+class TakesAnyModelType(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        return super().spec({**hf_config, "model_type": "plain"})
+
+
+class ClaimsALargerVocabulary(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        spec = super().spec(hf_config)
+        return replace(spec, hidden_size=spec.hidden_size + 8 * spec.num_heads)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        return super().forward(token_ids_T, positions_T, attend)[:, :-8]
+
+
+class HasAShortRopeTable(PlainModel):
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__(hf_config, runtime)
+        for layer in self.layers:
+            layer.rope = Rope(layer.rope.table_PE[:32])
+
+
+class ForgetsToAddUpTheRanks(PlainModel):
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__(hf_config, runtime)
+        for layer in self.layers:
+            layer.down.ranks = Ranks()
+
+
+class SharesNothingOut(PlainModel):
+    """Every rank takes the first rank's part."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__(hf_config, replace(runtime, ranks=_FirstOf(runtime.ranks)))
+
+
+def _FirstOf(ranks: Ranks) -> Ranks:
+    return replace(ranks, rank=0)
+
+
+FAULTS = {
+    ForgetsAWeight: "still unset: model.layers[1].mlp_norm_D",
+    LoadsTwoTensorsToOnePlace: "test_every_parameter_is_loaded",
+    NeverUsesAWeight: "the weight extra.weight changes no logits",
+    IgnoresPositions: "positions are ignored",
+    CountsPositionsFromTheChunk: "logits of a prompt computed in chunks of",
+    WritesEveryLayerToTheFirst: "forward called attend for layers [0, 0] and must for [0, 1]",
+    OverwritesTokenIds: "token_ids_T, which forward was given, was changed",
+    ReturnsOneRowOfLogits: "what logits returns has shape (1, 31) and must have (7, 31)",
+    ReturnsLogitsInFloat64: "what logits returns has dtype torch.float64",
+    MixesTheRowsOfAStep: "logits of prompts in one batch, compared with each alone",
+    KeepsStateBetweenSteps: "logits of a prompt computed in chunks of [11]",
+    IgnoresRopeScaling: "spec accepts {'rope_scaling'",
+    RaisesKeyError: "spec raises KeyError, not ConfigError, for {'num_hidden_layers': None}",
+    TakesAnyModelType: "spec accepts {'model_type': 'no_such_model'} and must raise ConfigError",
+    ClaimsALargerVocabulary: "what forward returns has shape",
+    HasAShortRopeTable: "rope.table_PE has 32 rows for max_position=64",
+    ForgetsToAddUpTheRanks: "logits of 2 ranks, joined",
+    SharesNothingOut: "2 ranks together hold",
+}

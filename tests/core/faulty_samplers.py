@@ -1,0 +1,132 @@
+"""Samplers with one planted fault each, and what the conformance suite must say. Legend: as in core/contracts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from core.contracts import SamplingBatch
+from core.testing.plain_sampler import PlainSampler
+
+
+class IgnoresTheSeed(PlainSampler):
+    """Draws from a generator of its own, as torch.multinomial would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return -(-torch.rand(len(seed_N), num_tokens, generator=self.generator).double().log()).log()
+
+
+class DependsOnTheRow(PlainSampler):
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return super().noise(seed_N + torch.arange(len(seed_N)), position_N, first_token, num_tokens)
+
+
+class IgnoresThePosition(PlainSampler):
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return super().noise(seed_N, torch.zeros_like(position_N), first_token, num_tokens)
+
+
+class AddsSeedAndPosition(PlainSampler):
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return super().noise(seed_N + position_N, torch.zeros_like(position_N), first_token, num_tokens)
+
+
+class CutsTheSeedTo32Bits(PlainSampler):
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return super().noise(seed_N & 0xFFFFFFFF, position_N, first_token, num_tokens)
+
+
+class IgnoresTheTemperature(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        temperature_N = (params.temperature_N > 0).float()
+        return super().sample_shard(logits_NV, replace(params, temperature_N=temperature_N), first_token)
+
+
+class DividesByZero(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        temperature_N = params.temperature_N.clamp_min(0.05)
+        return super().sample_shard(logits_NV, replace(params, temperature_N=temperature_N), first_token)
+
+
+class CountsShardsFromOne(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        scores_N, tokens_N = super().sample_shard(logits_NV, params, first_token)
+        return scores_N, tokens_N + (first_token > 0)
+
+
+class ReturnsLocalIds(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        scores_N, tokens_N = super().sample_shard(logits_NV, params, first_token)
+        return scores_N, tokens_N - first_token
+
+
+class SameNoiseInEveryShard(PlainSampler):
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return super().noise(seed_N, position_N, 0, num_tokens)
+
+
+class ReturnsInt32(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        return super().sample(logits_NV, params).int()
+
+
+class ReturnsAColumn(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        return super().sample(logits_NV, params).unsqueeze(1)
+
+
+class AlwaysGreedy(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        return logits_NV.argmax(-1)
+
+
+class NeverGreedy(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        temperature_N = params.temperature_N.masked_fill(params.temperature_N == 0, 1.0)
+        return super().sample_shard(logits_NV, replace(params, temperature_N=temperature_N), first_token)
+
+
+class ScalesTheLogitsItWasGiven(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        tokens_N = super().sample(logits_NV, params)
+        logits_NV.mul_(0.5)
+        return tokens_N
+
+
+class DrawsForbiddenTokens(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        return super().sample_shard(logits_NV.clamp_min(-100.0), params, first_token)
+
+
+class IsSlightlyBiased(PlainSampler):
+    """A tenth too much noise: the shares are a few percent off."""
+
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        return 1.1 * super().noise(seed_N, position_N, first_token, num_tokens)
+
+
+FAULTS = {
+    IgnoresTheSeed: "the same call twice draws different tokens",
+    DependsOnTheRow: "a draw depends on its row",
+    IgnoresThePosition: "draws the same tokens at different positions",
+    AddsSeedAndPosition: "the two are only added",
+    CutsTheSeedTo32Bits: "draw the same token at 256 of 256 positions",
+    IgnoresTheTemperature: "draws at temperature 0.3, one draw for each",
+    DividesByZero: "did not take the largest logit",
+    CountsShardsFromOne: "from shards with bounds",
+    ReturnsLocalIds: "sample_shard must return global ids",
+    SameNoiseInEveryShard: "from shards with bounds",
+    ReturnsInt32: "what sample returns has dtype torch.int32",
+    ReturnsAColumn: "what sample returns has shape (1, 1)",
+    AlwaysGreedy: "took the largest logit: they are not sampled",
+    NeverGreedy: "greedy rows did not take the largest logit",
+    ScalesTheLogitsItWasGiven: "logits_NV, which sample was given, was changed",
+    DrawsForbiddenTokens: "a token whose logit is -inf was drawn",
+    IsSlightlyBiased: "have shares",
+}

@@ -1,0 +1,97 @@
+"""The conformance suites themselves: each passes a correct plugin, and fails every broken one with a telling message.
+
+A further kind adds a file of faults (faulty class -> part of a failure's line) and a case below.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from core.contracts import AttentionSpec
+from core.testing.counts import chi_square_p_value
+from core.testing.kernels_suite import KernelsSuite
+from core.testing.model_suite import ModelSuite
+from core.testing.plain_kernels import PlainKernels
+from core.testing.plain_model import PLAIN_CONFIG, PlainModel
+from core.testing.plain_sampler import PlainSampler
+from core.testing.running import failures
+from core.testing.sampler_suite import SamplerSuite
+from tests.core import faulty_kernels, faulty_models, faulty_samplers
+
+PLAIN = [PlainKernels, PlainSampler, PlainModel]
+FAULTS = [
+    *faulty_kernels.FAULTS.items(),
+    *faulty_samplers.FAULTS.items(),
+    *faulty_models.FAULTS.items(),
+]
+
+
+class SmallKernelsSuite(KernelsSuite):
+    plugin: Any
+    dtypes = (torch.bfloat16,)
+    block_sizes = (16,)
+    head_dims = (32,)
+    groups = (2,)
+
+    def make(self, spec: AttentionSpec) -> Any:
+        return self.plugin(None, spec)
+
+
+class SmallSamplerSuite(SamplerSuite):
+    plugin: Any
+
+    def make(self) -> Any:
+        return self.plugin()
+
+
+class SmallModelSuite(ModelSuite):
+    plugin: Any
+
+    def hf_config(self) -> dict[str, Any]:
+        return dict(PLAIN_CONFIG)
+
+
+def suite_for(plugin: type) -> type:
+    """The suite of the plugin's kind, bound to it."""
+    if issubclass(plugin, PlainModel):
+        return type("Suite", (SmallModelSuite,), {"model_class": plugin})
+    suite = SmallKernelsSuite if issubclass(plugin, PlainKernels) else SmallSamplerSuite
+    return type("Suite", (suite,), {"plugin": plugin})
+
+
+@pytest.mark.parametrize("plugin", PLAIN)
+def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
+    assert failures(suite_for(plugin)) == []
+
+
+@pytest.mark.parametrize(("plugin", "message"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, message: str) -> None:
+    found = failures(suite_for(plugin))
+    assert any(message in line for line in found), found
+
+
+@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite])
+def test_suite_that_names_no_plugin_fails(suite: type) -> None:
+    assert failures(suite)
+
+
+def test_suites_are_not_collected_themselves() -> None:
+    assert not [suite for suite in (KernelsSuite, SamplerSuite, ModelSuite) if suite.__name__.startswith("Test")]
+
+
+def test_chi_square_agrees_with_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    counts, shares = torch.tensor([18, 25, 30, 27]), torch.full((4,), 0.25)
+    assert chi_square_p_value(counts, shares) == pytest.approx(stats.chisquare(counts.tolist()).pvalue)
+
+
+def test_chi_square_of_an_impossible_value_is_zero() -> None:
+    assert chi_square_p_value(torch.tensor([99, 1]), torch.tensor([1.0, 0.0])) == 0.0
+
+
+def test_chi_square_pools_rare_values() -> None:
+    shares = torch.tensor([0.998, 0.001, 0.001])
+    assert chi_square_p_value(torch.tensor([998, 2, 0]), shares) == 1.0

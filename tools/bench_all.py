@@ -1,0 +1,56 @@
+"""All six workloads of conf/workload in one process, for one configuration: a table, and one JSON line each.
+
+python tools/bench_all.py model=qwen3_0_6b model.weights=random; every argument is an override of conf/bench.yaml. The
+prefix cache is emptied between workloads, since their prompts begin alike.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import yaml
+
+from core.bench import describe, first_token_s, time_load
+from core.compose import compose
+from core.config import ENGINE_KEYS, validate
+from core.llm import LLM
+from core.plugin_host import PluginHost
+from core.presets import CONF
+from core.run import guarded
+from core.schema import build
+from core.workload import WorkloadConfig
+
+WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
+
+
+def run(arguments: list[str]) -> int:
+    host = PluginHost.load()
+    tree = compose(arguments, host, config_name="bench")[0].tree
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    rows = []
+    with LLM.from_config(config, host) as llm:
+        start_s = first_token_s(llm)
+        for name in WORKLOADS:
+            workload = build(
+                WorkloadConfig, yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text()), "workload"
+            )
+            llm.engine.pool.reset_cache()
+            best = min(
+                (time_load(llm.engine, workload, at) for at in range(tree["repeats"])), key=lambda r: r["seconds"]
+            )
+            rows.append((name, best))
+            print(json.dumps({**describe(llm, workload), "name": name, "workload": asdict(workload), **best}))
+    print(f"start to first token {start_s:.1f} s; kernels {llm.kernels_name}")
+    for name, best in rows:
+        mean_ms = 1000 * best["seconds"] / best["steps"]
+        print(
+            f"{name:14} {best['output_tok_s']:>10,.0f} output tok/s {best['prompt_tok_s']:>11,.0f} prompt tok/s "
+            f"{best['steps']:5} steps of {mean_ms:7.3f} ms, {best['cached_tokens']} cached, {best['preemptions']} preempted"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(run, None))
