@@ -37,6 +37,9 @@ class Batch:
     """query_starts_B1 on the host; for an all-decode batch simply 0..B."""
     context_lens_host: np.ndarray[Any, np.dtype[np.int32]] | None = None
     """context_lens_B on the host; None inside a captured graph, where only decodes are."""
+    shared_lens_B: Tensor | None = None
+    """(B,) int32: the same number of leading tokens for all rows that share them, 0 for the others. Only in batches of
+    decodes, and only for kernels that declare `shared_prefix`."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """Whatever Kernels.prepare wants its attend to find."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from core.compose_errors import explain
 from core.errors import ConfigError
@@ -38,6 +38,7 @@ def compose(arguments: Sequence[str], host: PluginHost, config_name: str = "conf
 
     Raises: ConfigError or PluginError with the near miss and what is available. SystemExit after `--help`.
     """
+    arguments = flags_first(arguments)
     _refuse_name_overrides(arguments)
     store_options(host)
     raw = [argument for argument in arguments if is_raw(argument)]
@@ -97,6 +98,25 @@ def _config_dir() -> tuple[str, ...]:
 
     folder = get_args_parser().parse_args().config_dir
     return ("--config-dir", folder) if folder else ()
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with all flags before all key=value pairs: Hydra's parser refuses them mixed.
+
+    Raises: ConfigError for a flag that does not exist.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help and --hydra-help")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    pairs = list(parser.parse_intermixed_args(arguments).overrides)
+    flags = list(arguments)
+    for pair in pairs:
+        flags.remove(pair)
+    return [*flags, *pairs]
 
 
 def _refuse_name_overrides(arguments: Sequence[str]) -> None:

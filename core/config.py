@@ -47,6 +47,8 @@ class EngineConfig:
     """KV blocks; None takes as many as memory allows."""
     cuda_graphs: bool = True
     """Replay decode steps as CUDA graphs, where kernels and sampler allow it; no effect on a CPU."""
+    overlap: bool | None = None
+    """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
     stall_timeout_s: float = 30.0
@@ -57,6 +59,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"engine.{name}={value} must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"engine.max_num_seqs={self.max_num_seqs}: each running request computes a token a step"
+            )
         for name in ("cpu_cache_gib", "stall_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

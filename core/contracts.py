@@ -44,6 +44,8 @@ class Needs:
     """Top-level modules that must be importable; looked up without importing them."""
     graph_safe: bool = False
     """True if every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
+    shared_prefix: bool = False
+    """Kernels: True if `attend` makes use of Batch.shared_lens_B."""
     vocabulary_shards: bool = False
     """Samplers: True if `sample_shard` works on one rank's part of the vocabulary."""
 

@@ -17,6 +17,7 @@ from core.budget import match_prefix, max_cached_blocks
 from core.plan_check import CheckedPlan
 from core.queue import RequestQueue
 from core.request import Request
+from core.shared_prefix import shared_prefix
 from core.step import Step, ints
 
 
@@ -45,10 +46,15 @@ class Dispatched:
 class Dispatcher:
     """Owns the rows of the request table and, with the pool, every block a request holds."""
 
-    def __init__(self, pool: BlockPool, queue: RequestQueue, max_num_seqs: int) -> None:
+    def __init__(
+        self, pool: BlockPool, queue: RequestQueue, max_num_seqs: int, *, shares_prefixes: bool = False
+    ) -> None:
         self.pool = pool
         self.queue = queue
         self.free_rows = deque(range(max_num_seqs))
+        self.shares_prefixes = shares_prefixes
+        self._decoding: tuple[int, ...] = ()
+        self._shared_len = 0
 
     def carry_out(self, plan: CheckedPlan) -> Dispatched:
         """Preempt, admit and grow as planned; returns the step to launch."""
@@ -72,12 +78,27 @@ class Dispatcher:
         self.queue.preempt(requests)
 
     def retire(self, request: Request) -> None:
-        """Give back a request's row and blocks, if it has any."""
+        """Give back a request's row and blocks, if it has any.
+
+        A launched step may still use them: whoever gets them next is computed after it, on the same device queue.
+        """
         self.pool.release(request.blocks)
         request.blocks = []
+        self.free_row(request)
+
+    def free_row(self, request: Request) -> None:
+        """Give back a request's row, if it has one."""
         if request.row >= 0:
             self.free_rows.append(request.row)
             request.row = -1
+
+    def expect(self, drawn: Sequence[Request]) -> None:
+        """Count the tokens of a launched step; a request's last one takes it out of the running ones."""
+        for request in drawn:
+            request.num_tokens += 1
+            if request.is_full:
+                self.queue.end(request)
+                self.free_row(request)
 
     def hold_prefix(self, request: Request, blocks: Sequence[int]) -> None:
         """Share further findable blocks with a request that has computed nothing beyond them."""
@@ -140,10 +161,11 @@ class Dispatcher:
             draft.got_further = True
 
     def register(self, request: Request) -> None:
-        """Make the request's full blocks findable; their tokens are final."""
+        """Make the request's full blocks findable, as far as their tokens are known and so final."""
         if not self.pool.caching:
             return
-        while (request.num_registered_blocks + 1) * request.block_size <= request.num_computed_tokens:
+        final = min(request.num_computed_tokens, request.num_known_tokens)
+        while (request.num_registered_blocks + 1) * request.block_size <= final:
             index = request.num_registered_blocks
             tokens, parent = request.block_tokens(index), request.parent_serial
             block = request.blocks[index]
@@ -161,8 +183,19 @@ class Dispatcher:
         computed = (request.num_computed_tokens for request in (*decode, *(chunk[0] for chunk in draft.chunks)))
         step.max_context_len = max(computed, default=0)
         step.all_greedy = all(request.params.temperature == 0 for request in drawn)
+        if self.shares_prefixes and not draft.chunks:
+            self.write_shared_prefix(step, decode)
         cached = sum(request.num_cached_tokens for request in draft.admitted if request.num_preemptions == 0)
         return Dispatched(step, drawn, len(step.token_ids_T), cached, draft.got_further)
+
+    def write_shared_prefix(self, step: Step, decode: Sequence[Request]) -> None:
+        """Look for a common prefix whenever other requests decode than in the last step that looked."""
+        decoding = tuple(request.id for request in decode)
+        if decoding != self._decoding:
+            self._decoding = decoding
+            group, self._shared_len = shared_prefix(decode)
+            step.shared_rows = ints(request.row for request in group)
+        step.shared_len = self._shared_len
 
 
 def write_table(step: Step, draft: _Draft) -> None:

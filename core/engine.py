@@ -57,6 +57,7 @@ class EngineLimits:
     stall_timeout_s: float
     eos_token_ids: frozenset[int] = frozenset()
     seed: int = 0
+    overlap: bool = False
 
     @property
     def max_len(self) -> int:
@@ -79,6 +80,16 @@ class StepStats:
     step_s: float
 
 
+@dataclass(frozen=True)
+class _InFlight:
+    """A launched step whose tokens are not known yet; started is on time.perf_counter's clock."""
+
+    plan: CheckedPlan
+    dispatched: Dispatched
+    handle: Any
+    started: float
+
+
 class Engine:
     """Requests in, outputs out, one step at a time. Not thread-safe: one caller drives it."""
 
@@ -91,14 +102,16 @@ class Engine:
         *,
         policy: str = "scheduler",
         observers: Observers | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy = policy
         self.observers = observers
         self.queue = RequestQueue()
-        self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs)
+        self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
         self.last_stats: StepStats | None = None
         self._next_id = 0
+        self._in_flight: _InFlight | None = None
         self._fruitless = 0
         self._idle_s = 0.0
         self._is_closed = False
@@ -152,7 +165,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
-        return len(self.queue) > 0
+        return len(self.queue) > 0 or self._in_flight is not None
 
     def _checked_tokens(self, prompt_token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
         if len(prompt_token_ids) == 0:
@@ -189,32 +202,70 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------------- step
 
     def step(self) -> list[RequestOutput]:
-        """Plan, compute and commit one step; returns the requests it finished.
+        """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
-        Raises: PlanError if the scheduler breaks a rule; nothing has changed then.
+        Returns the requests that the committed tokens finished.
+        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then.
         """
-        started = time.perf_counter()
-        plan = self.plan()
+        before = self._in_flight
+        plan = self._plan_ahead() if before is not None else self.plan()
+        if plan is None:
+            return self._collect()
         if not plan.computes and not plan.preempt:
             return []
         try:
-            dispatched = self.dispatcher.carry_out(plan)
-            self._check_progress(dispatched)
-            tokens = self.executor.collect(self.executor.launch(dispatched.step)) if plan.computes else ()
-            outputs = self._commit(dispatched.drawn, tokens)
+            launched = self._launch(plan)
+            outputs = self._collect() if before is not None else []
+            self._in_flight = launched
+            return outputs if self.limits.overlap else outputs + self._collect()
         except BaseException:
             self._abandon()
             raise
-        self._report(plan, dispatched, time.perf_counter() - started)
+
+    def _plan_ahead(self) -> CheckedPlan | None:
+        """The plan of the step after the one in flight; None if that one must be committed first.
+
+        Planning knows lengths and not values, so a preempted request, which computes its last token again, has to wait
+        for it. And what is about to end may hold just the blocks that the policy misses.
+        """
+        if not self.queue.waiting and not self.queue.running:
+            return None
+        try:
+            plan = self.plan(may_wait=False)
+        except PlanError:
+            return None
+        return plan if plan.computes and not plan.preempt else None
+
+    def _launch(self, plan: CheckedPlan) -> _InFlight:
+        started = time.perf_counter()
+        dispatched = self.dispatcher.carry_out(plan)
+        self._check_progress(dispatched)
+        handle = self.executor.launch(dispatched.step) if plan.computes else None
+        self.dispatcher.expect(dispatched.drawn)
+        return _InFlight(plan, dispatched, handle, started)
+
+    def _collect(self) -> list[RequestOutput]:
+        """Commit the step in flight."""
+        launched = self._in_flight
+        assert launched is not None, "no step is in flight"
+        self._in_flight = None
+        try:
+            tokens = self.executor.collect(launched.handle) if launched.plan.computes else ()
+            outputs = self._commit(launched.dispatched.drawn, tokens)
+        except BaseException:
+            self._abandon()
+            raise
+        self._report(launched.plan, launched.dispatched, time.perf_counter() - launched.started)
         return outputs
 
     def _abandon(self) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
+        self._in_flight = None
         self.abort(list(self.queue.live))
         self.pool.reset_cache()
 
-    def plan(self) -> CheckedPlan:
-        """The scheduler's next plan, checked; waits if the plan asks to."""
+    def plan(self, *, may_wait: bool = True) -> CheckedPlan:
+        """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
         queue, limits = self.queue, self.limits.plan
         budget = Ledger(self.pool, queue.live)
         view = SchedulerView(Views(queue.waiting), Views(queue.running), limits, budget, time.monotonic())
@@ -222,7 +273,7 @@ class Engine:
         checked = check_plan(plan, queue, Ledger(self.pool, queue.live), limits, self.policy)
         if checked.computes or checked.preempt:
             self._idle_s = 0.0
-        else:
+        elif may_wait:
             self._wait(plan.idle_s)
         return checked
 
@@ -249,17 +300,19 @@ class Engine:
     def _commit(self, drawn: Sequence[Request], tokens: Sequence[int]) -> list[RequestOutput]:
         outputs = []
         for request, token_id in zip(drawn, tokens, strict=True):
+            if request.id not in self.queue.live:
+                continue  # it was aborted, or its last token was one too many
+            request.commit(token_id)
             self.dispatcher.register(request)
-            request.append(token_id)
             reason = self._end_of(request, token_id)
             if reason is not None:
                 outputs.append(self._finish(request, reason))
         return outputs
 
     def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
-        if token_id in request.stop_ids and request.num_output_tokens >= request.params.min_tokens:
+        if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_output_tokens >= request.max_tokens else None
+        return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
 
     def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
         self.dispatcher.retire(request)

@@ -49,9 +49,12 @@ class _Graph:
 class DecodeGraphs:
     """Captured decode steps of a worker, smallest first; they share one memory pool."""
 
-    def __init__(self, worker: Worker, sizes: Sequence[int], max_model_len: int) -> None:
+    def __init__(
+        self, worker: Worker, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
+    ) -> None:
         self.worker, self.sizes, self.max_model_len = worker, list(sizes), max_model_len
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._shares = shares_prefixes
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -60,38 +63,44 @@ class DecodeGraphs:
         started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
         pool = torch.cuda.graph_pool_handle()
         for size in reversed(self.sizes):
-            self._graphs[size] = self._capture_one(size, pool)
+            for is_shared in (False, True) if self._shares else (False,):
+                self._graphs[size, is_shared] = self._capture_one(size, is_shared, pool)
         torch.cuda.synchronize(device)
         seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
-        logger.info("captured %d decode graphs in %.1f s, %.2f GiB", len(self.sizes), seconds, grown / GIB)
+        logger.info("captured %d decode graphs in %.1f s, %.2f GiB", len(self._graphs), seconds, grown / GIB)
 
-    def launch(self, rows_D: Tensor) -> Tensor:
-        """Replay the smallest graph that holds these rows; returns their tokens, valid until the next launch."""
+    def launch(self, rows_D: Tensor, *, is_shared: bool = False) -> Tensor:
+        """Replay the smallest graph that holds these rows; returns their tokens, valid until the next launch.
+
+        is_shared: rows share a prefix, as shared_len_R of the table says.
+        """
         count = rows_D.shape[0]
-        graph = self._graphs[self.sizes[np.searchsorted(self.sizes, count)]]
+        graph = self._graphs[self.sizes[np.searchsorted(self.sizes, count)], is_shared]
         graph.rows_G[:count].copy_(rows_D)
         graph.rows_G[count:].fill_(self.worker.table.padding_row)
         graph.graph.replay()
         return graph.tokens_G[:count]
 
-    def _capture_one(self, size: int, pool: Any) -> _Graph:
+    def _capture_one(self, size: int, is_shared: bool, pool: Any) -> _Graph:
         worker = self.worker
         rows_G = torch.full((size,), worker.table.padding_row, device=worker.table.device)
         # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
         side = torch.cuda.Stream(worker.table.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.step(rows_G)
+            self.step(rows_G, is_shared)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            tokens_G = self.step(rows_G)
+            tokens_G = self.step(rows_G, is_shared)
         return _Graph(graph, rows_G, tokens_G)
 
-    def step(self, rows_G: Tensor) -> Tensor:
+    def step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
         """One decode step of these rows: everything a graph holds."""
         worker, table = self.worker, self.worker.table
         batch = decode_batch(table, rows_G, self.max_model_len)
+        if is_shared:
+            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
         hidden_GD = worker.forward(batch)
         tokens_G = worker.draw(hidden_GD, decode_draws(table, rows_G, batch))
         table.last_token_R[rows_G] = tokens_G

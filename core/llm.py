@@ -39,7 +39,8 @@ class ProgressBar(Protocol):
 class LLM:
     """An engine with a tokenizer: `generate` blocks until every prompt is done.
 
-    An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line.
+    An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
+    what is left out is as there: conf/config.yaml says.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
@@ -53,16 +54,16 @@ class LLM:
         sampler: OptionValue = None,
         kernels: OptionValue = None,
         engine: Mapping[str, Any] | None = None,
-        tp: int = 1,
-        seed: int = 0,
-        dtype: str = "auto",
-        device: str = "auto",
+        tp: int | None = None,
+        seed: int | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
     ) -> None:
         host = PluginHost.load()
+        host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "engine": engine}
-        tree: dict[str, Any] = {"tp": tp, "seed": seed, "dtype": dtype, "device": device}
-        tree |= {key: value for key, value in options.items() if value is not None}
-        config = validate(tree, host)
+        tree: dict[str, Any] = {**options, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
+        config = validate({key: value for key, value in tree.items() if value is not None}, host)
         if checkpoint is not None:
             config = _with_checkpoint(config, checkpoint)
         self._start(config, host)
@@ -78,10 +79,11 @@ class LLM:
         self.config = config
         built = build_engine(config, host)
         self.engine: Engine = built.engine
-        self.device, self.kernels_name = built.device, built.kernels_name
-        self.codec = Codec(_tokenizer_folder(config, built.checkpoint))
-        if built.checkpoint.is_packaged and config.model.config.weights == "checkpoint":
-            reference = built.checkpoint.reference.removeprefix("package:")
+        self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
+        checkpoint = built.choice.checkpoint
+        self.codec = Codec(_tokenizer_folder(config, checkpoint))
+        if checkpoint.is_packaged and config.model.config.weights == "checkpoint":
+            reference = checkpoint.reference.removeprefix("package:")
             print(
                 f"hookline: using the bundled checkpoint {reference}, a toy that checks an installation; "
                 "model.checkpoint=FOLDER or a preset takes a real one",

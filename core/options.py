@@ -47,6 +47,7 @@ def search_path_overrides(arguments: list[str], packages: list[str]) -> list[str
     key, ours = "hydra.searchpath=[", ",".join(f"pkg://{package}" for package in packages)
     for place, argument in enumerate(arguments):
         if argument.startswith(key):
-            merged = f"{key}{ours},{argument.removeprefix(key)}"
+            theirs = argument.removeprefix(key)
+            merged = f"{key}{ours}]" if theirs.strip() == "]" else f"{key}{ours},{theirs}"
             return [*arguments[:place], merged, *arguments[place + 1 :]]
     return [*arguments, f"{key}{ours}]"]

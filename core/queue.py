@@ -15,12 +15,16 @@ from core.request import Request, RequestFacade
 
 
 class RequestQueue:
-    """Waiting and running requests; `live` holds both by id. All moves are O(1) per request."""
+    """Waiting and running requests, and those ending: their last token is drawn and not yet known.
+
+    `live` holds all of them by id. All moves are O(1) per request.
+    """
 
     def __init__(self) -> None:
         self.live: dict[int, Request] = {}
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
+        self.ending: dict[int, Request] = {}
 
     def __len__(self) -> int:
         return len(self.live)
@@ -32,6 +36,10 @@ class RequestQueue:
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
         self.running[request.id] = self.waiting.pop(request.id)
+
+    def end(self, request: Request) -> None:
+        """Take a running request out of the scheduler's sight until its last token arrives."""
+        self.ending[request.id] = self.running.pop(request.id)
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
@@ -46,6 +54,7 @@ class RequestQueue:
         del self.live[request.id]
         self.waiting.pop(request.id, None)
         self.running.pop(request.id, None)
+        self.ending.pop(request.id, None)
 
     def decoding(self) -> list[Request]:
         """Running requests that are past their known tokens, oldest first."""

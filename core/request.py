@@ -61,6 +61,7 @@ class Request:
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_known_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
@@ -100,7 +101,8 @@ class Request:
         self.stop_ids = stop_ids
         self.block_size = block_size
         self.max_tokens = max_tokens
-        self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
+        self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
+        """num_tokens counts a token from the launch of the step that draws it, num_known_tokens from its arrival."""
         self.tokens: TokenArray = np.empty(self.num_prompt_tokens + max_tokens, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
@@ -123,7 +125,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Tokens drawn so far."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
@@ -131,10 +133,21 @@ class Request:
         """True while known tokens must be computed before the request can decode."""
         return self.num_computed_tokens < self.prefill_target
 
-    def append(self, token_id: int) -> None:
-        """Add a generated token."""
-        self.tokens[self.num_tokens] = token_id
-        self.num_tokens += 1
+    def commit(self, token_id: int) -> None:
+        """Fill in the oldest token that was drawn and not yet known."""
+        assert self.num_known_tokens < self.num_tokens, "a token arrives that nobody expects"
+        self.tokens[self.num_known_tokens] = token_id
+        self.num_known_tokens += 1
+
+    @property
+    def num_known_outputs(self) -> int:
+        """Generated tokens whose values are here."""
+        return self.num_known_tokens - self.num_prompt_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last token it may generate is drawn, known or not."""
+        return self.num_output_tokens >= self.max_tokens
 
     def block_tokens(self, index: int) -> bytes:
         """Token ids of full block `index`, as bytes."""
@@ -153,7 +166,7 @@ class Request:
             request_id=self.id,
             prompt=self.prompt,
             prompt_token_ids=self.tokens[: self.num_prompt_tokens].tolist(),
-            token_ids=self.tokens[self.num_prompt_tokens : self.num_tokens].tolist(),
+            token_ids=self.tokens[self.num_prompt_tokens : self.num_known_tokens].tolist(),
             finish_reason=reason,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,

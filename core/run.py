@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback."""
     from core.errors import HooklineError
 
-    _log_to_stderr()
     try:
-        return run(list(sys.argv[1:] if arguments is None else arguments))
+        with _logging_to_stderr():
+            return run(list(sys.argv[1:] if arguments is None else arguments))
     except HooklineError as error:
         print(f"hookline: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -92,11 +93,17 @@ class _ToStderr(logging.Handler):
         print(f"hookline: {record.getMessage()}", file=sys.stderr)
 
 
-def _log_to_stderr() -> None:
-    logger = logging.getLogger("hookline")
-    if not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
-        logger.addHandler(_ToStderr())
+@contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+    logger, handler = logging.getLogger("hookline"), _ToStderr()
+    level = logger.level
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 if __name__ == "__main__":

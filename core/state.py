@@ -23,7 +23,8 @@ class RequestTable:
     """One row per running request, and one more that only padding uses: it writes to the scratch block.
 
     Shapes: last_token_R int64, length_R int32 (tokens known, the last one not yet in the cache), temperature_R float32,
-    seed_R int64, block_table_RM int32. host_length_R mirrors length_R on the host.
+    seed_R int64, block_table_RM int32, shared_len_R int32 (tokens of a prefix shared with other rows). host_length_R
+    mirrors length_R on the host.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class RequestTable:
         self.temperature_R = torch.zeros(size, dtype=torch.float32, device=device)
         self.seed_R = torch.zeros(size, dtype=torch.int64, device=device)
         self.block_table_RM = torch.full((size, max_blocks), scratch_block, dtype=torch.int32, device=device)
+        self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
         self.host_length_R = np.ones(size, dtype=np.int32)
 
     def receive(self, step: Step) -> DeviceStep:
@@ -49,6 +51,9 @@ class RequestTable:
             self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
         if len(step.table_rows):
             self.block_table_RM[views["table_rows"], views["table_columns"]] = views["table_blocks"].to(torch.int32)
+        if len(step.shared_rows):
+            self.shared_len_R.zero_()
+            self.shared_len_R[views["shared_rows"]] = step.shared_len
         return DeviceStep(step, views)
 
     def batch(self, device_step: DeviceStep) -> Batch:

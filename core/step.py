@@ -30,6 +30,7 @@ class Step:
     first token and its length; token_ids_T are the chunks' tokens, row after row.
     sampled_chunks: indices of the chunks whose last token is followed by a draw.
     mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
+    shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     """
 
     admit_rows: IntArray = field(default_factory=no_ints)
@@ -46,10 +47,13 @@ class Step:
     sampled_chunks: IntArray = field(default_factory=no_ints)
     mask_rows: IntArray = field(default_factory=no_ints)
     mask_tokens: IntArray = field(default_factory=no_ints)
+    shared_rows: IntArray = field(default_factory=no_ints)
     max_context_len: int = 0
     """Most tokens any row of the step has in the cache when it ends."""
     all_greedy: bool = False
     """Every draw of the step is greedy."""
+    shared_len: int = 0
+    """Tokens that the rows last named in shared_rows share; 0 if this step has nothing to gain from it."""
 
     @property
     def num_tokens(self) -> int:
@@ -62,20 +66,22 @@ class Step:
         return len(self.decode_rows) + len(self.sampled_chunks)
 
 
-SECTIONS = tuple(section.name for section in fields(Step))[:-2]
+HEADER = 3
+"""Plain numbers of a step; in its packed form they come first."""
+SECTIONS = tuple(section.name for section in fields(Step))[:-HEADER]
 """Names of the array sections, in the order they are packed."""
 
 
 def pack(step: Step) -> IntArray:
-    """All sections of a step in one array, header first: max_context_len, all_greedy, then each section's length."""
+    """All sections of a step in one array, header first: the plain numbers, then each section's length."""
     sections = [getattr(step, name) for name in SECTIONS]
-    header = [step.max_context_len, int(step.all_greedy), *map(len, sections)]
+    header = [step.max_context_len, int(step.all_greedy), step.shared_len, *map(len, sections)]
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
 
 
 def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
     """Name the sections of a packed buffer (an array or a tensor) as views, given their lengths."""
-    views, start = {}, 2 + len(SECTIONS)
+    views, start = {}, HEADER + len(SECTIONS)
     for name, length in zip(SECTIONS, lengths, strict=True):
         views[name] = buffer[start : start + length]
         start += length
@@ -84,8 +90,9 @@ def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
 
 def unpack(buffer: IntArray) -> Step:
     """The step that `pack` wrote; its sections are views of the buffer."""
-    lengths = buffer[2 : 2 + len(SECTIONS)].tolist()
-    return Step(**split(buffer, lengths), max_context_len=int(buffer[0]), all_greedy=bool(buffer[1]))
+    max_context_len, all_greedy, shared_len, *lengths = buffer[: HEADER + len(SECTIONS)].tolist()
+    views = split(buffer, lengths)
+    return Step(**views, max_context_len=max_context_len, all_greedy=bool(all_greedy), shared_len=shared_len)
 
 
 def ints(values: Iterable[int]) -> IntArray:

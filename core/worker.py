@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.arrivals import Arrival, Arrivals
 from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
 from core.graphs import DecodeGraphs
@@ -58,6 +59,7 @@ class Worker:
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
         self.graphs: DecodeGraphs | None = None
+        self.arrivals = Arrivals(table.padding_row, table.device)
 
     @property
     def num_blocks(self) -> int:
@@ -89,29 +91,34 @@ class Worker:
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
 
-    def capture(self, sizes: Sequence[int], max_model_len: int) -> None:
+    def capture(self, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool) -> None:
         """Capture pure decode steps of these sizes as CUDA graphs; `launch` then replays them."""
-        self.graphs = DecodeGraphs(self, sizes, max_model_len)
+        self.graphs = DecodeGraphs(self, sizes, max_model_len, shares_prefixes=shares_prefixes)
         self.graphs.capture()
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Tensor:
-        """Start a step; returns the drawn tokens (N,) on the device."""
+    def launch(self, step: Step) -> Arrival:
+        """Start a step; its drawn tokens are on their way to the host."""
+        return self.arrivals.send(self.compute(step))
+
+    def compute(self, step: Step) -> Tensor:
+        """The drawn tokens (N,) of a step, on the device; valid until the next step."""
         device_step = self.table.receive(step)
         if self.graphs is not None and not len(step.chunk_rows) and not len(step.mask_rows):
             self.table.host_length_R[step.decode_rows] += 1
-            return self.graphs.launch(device_step.views["decode_rows"])
+            return self.graphs.launch(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
         batch = self.table.batch(device_step)
+        if step.shared_len:
+            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         hidden_TD = self.forward(batch)
         drawn = self.table.draws(device_step, batch)
         tokens_N = self.draw(hidden_TD, drawn, device_step.views if len(step.mask_rows) else None)
         self.table.commit(drawn, tokens_N, step)
         return tokens_N
 
-    def collect(self, handle: Tensor) -> Sequence[int]:
+    def collect(self, handle: Arrival) -> Sequence[int]:
         """Wait for a launched step and return its tokens."""
-        tokens: list[int] = handle.tolist()
-        return tokens
+        return handle.wait()
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states of a batch: (T, D)."""

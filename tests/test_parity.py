@@ -102,6 +102,9 @@ WAYS = {
     "no_prefix_caching": dict(engine=dict(prefix_caching=False)),
     "block_size_1": dict(engine=dict(block_size=1)),
     "block_size_256": dict(engine=dict(block_size=256)),
+    "overlap": dict(engine=dict(overlap=True)),
+    "overlap_tiny_pool": dict(engine=dict(overlap=True, num_blocks=9, block_size=16)),
+    "overlap_chunked_prompts": dict(engine=dict(overlap=True, max_num_batched_tokens=8, max_num_seqs=8)),
     "block_size_1_tiny_pool": dict(engine=dict(block_size=1, num_blocks=130)),
 }
 

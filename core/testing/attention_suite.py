@@ -90,6 +90,22 @@ class AttentionSuite:
             lengths = [(2 * size + 1, 1), (2 * size, 1), (3 * size + 2, 1), (2 * size + 4, 4), (2 * size + 5, 5)]
             self._compare(spec, "rows that share blocks", lengths, num_decodes=3, num_shared=2)
 
+    def test_attend_decodes_told_of_a_shared_prefix(self) -> None:
+        """Batch.shared_lens_B is a hint: results are the same with it, also of rows that do not share."""
+        for spec in self.specs():
+            size = spec.block_size
+            sharing = self._rows(spec, [(2 * size + 1, 1), (2 * size + 5, 1), (3 * size + 2, 1)], num_shared=2)
+            taken = {block for row in sharing for block in row.blocks}
+            own = tuple(block for block in range(_num_blocks(spec)) if block not in taken)[:3]
+            rows = [sharing[0], Row(2 * size + 2, 1, own), *sharing[1:]]
+            q_THE, kv_2NSKE = self._inputs(spec, rows)
+            batch = make_batch(rows, spec, num_decodes=4)
+            shared_lens_B = torch.tensor([2 * size, 0, 2 * size, 2 * size], dtype=torch.int32, device=self.device)
+            told = replace(batch, shared_lens_B=shared_lens_B)
+            expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch)
+            what = f"attend of decodes told of a shared prefix ({describe(spec)})"
+            check_close(what, self._attend(spec, q_THE, kv_2NSKE, told), expected, self._tolerance(spec))
+
     def test_attend_to_what_another_row_writes_in_the_same_step(self) -> None:
         """A step writes all its keys and values before it attends, so a prefix can be shared within it."""
         for spec in self.specs():
@@ -135,6 +151,21 @@ class AttentionSuite:
                 alone = self._attend(spec, q_THE[mine], kv_2NSKE, batch)
                 what = f"attend of row {index} alone, compared with the same row in a batch ({describe(spec)})"
                 check_close(what, alone, crowd[mine], self._tolerance(spec))
+
+    def test_nothing_is_kept_from_one_step_to_the_next(self) -> None:
+        """The same object attends with two batches of the same shape, and again with the first."""
+        for spec in self.specs():
+            kernels, reference = self.make(spec), PlainKernels(None, exact(spec))
+            short, long = ([(context, 1), (context + 7, 4)] for context in (5, spec.block_size + 9))
+            for lengths in (short, long, short):
+                rows = self._rows(spec, lengths)
+                q_THE, kv_2NSKE = self._inputs(spec, rows)
+                batch = make_batch(rows, spec, num_decodes=1)
+                expected = reference.attend(q_THE.double(), kv_2NSKE.double(), batch)
+                actual = self._attend(spec, q_THE, kv_2NSKE, batch, kernels)
+                check_close(
+                    f"attend of a batch after another ({describe(spec)})", actual, expected, self._tolerance(spec)
+                )
 
     def test_row_order_does_not_matter(self) -> None:
         """Reversed decodes give reversed results."""
@@ -194,10 +225,13 @@ class AttentionSuite:
         actual = self._attend(spec, q_THE, kv_2NSKE, batch)
         check_close(f"attend, {what} ({describe(spec)})", actual, expected, slack * self._tolerance(spec))
 
-    def _attend(self, spec: AttentionSpec, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def _attend(
+        self, spec: AttentionSpec, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, kernels: Kernels | None = None
+    ) -> Tensor:
+        """The queries' attention, by these kernels or by new ones; checked for what holds in every case."""
         before, q_copy_THE = kv_2NSKE.clone(), q_THE.clone()
         with PoisonedMemory(), torch.inference_mode():
-            kernels = self.make(spec)
+            kernels = kernels or self.make(spec)
             kernels.prepare(batch)
             out_THE = kernels.attend(q_copy_THE, kv_2NSKE, batch)
         check_form("what attend returns", out_THE, q_THE.shape, spec.dtype)

@@ -122,6 +122,7 @@ def fake_engine(
     eos_token_ids: Sequence[int] = (),
     prefix_caching: bool = True,
     stall_timeout_s: float = 1.0,
+    overlap: bool = False,
     **options: Any,
 ) -> Engine:
     """An engine over a FakeExecutor."""
@@ -130,7 +131,7 @@ def fake_engine(
         scheduler,
         FakeExecutor(limits, vocab_size),
         BlockPool(num_blocks, block_size, caching=prefix_caching),
-        EngineLimits(limits, vocab_size, stall_timeout_s, frozenset(eos_token_ids)),
+        EngineLimits(limits, vocab_size, stall_timeout_s, frozenset(eos_token_ids), overlap=overlap),
         **options,
     )
 
@@ -149,5 +150,5 @@ def check_engine(engine: Engine) -> None:
     rows = [request.row for request in queue.running.values()]
     assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0, "two requests share a row"
     assert len(rows) + len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs, "a row is lost"
-    assert set(queue.live) == set(queue.waiting) | set(queue.running), "a request is lost"
+    assert set(queue.live) == set(queue.waiting) | set(queue.running) | set(queue.ending), "a request is lost"
     assert not set(queue.waiting) & set(queue.running), "a request waits and runs"

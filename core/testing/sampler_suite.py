@@ -7,7 +7,7 @@ correct one fails a given count once in a million. Legend: N rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import ClassVar
 
 import torch
@@ -94,14 +94,14 @@ class SamplerSuite:
     def test_consecutive_draws_are_independent(self) -> None:
         """Neither the next position nor the next seed knows what this one drew; nor are they each other's copies."""
         logits_NV = torch.zeros(NUM_DRAWS, NUM_TOKENS, device=self.device)
+        aliased = float((self._draw_at(logits_NV, 1, 0) == self._draw_at(logits_NV, 0, 1)).double().mean())
+        check(aliased < 0.2, "seed s + 1 at position p draws what seed s draws at p + 1: the two are only added")
         here = self._draw_at(logits_NV, 0, 0)
         for what, seed, position in (("next position", 0, 1), ("next seed", 1, 0), ("next seed and position", 1, 1)):
             pairs = here * NUM_TOKENS + self._draw_at(logits_NV, seed, position)
             counts = torch.bincount(pairs, minlength=NUM_TOKENS**2)
             p_value = chi_square_p_value(counts, torch.full((NUM_TOKENS**2,), NUM_TOKENS**-2.0))
             check(p_value > LEAST_P_VALUE, f"a draw and the one of the {what} are not independent (p = {p_value:.1g})")
-        aliased = float((self._draw_at(logits_NV, 1, 0) == self._draw_at(logits_NV, 0, 1)).double().mean())
-        check(aliased < 0.2, "seed s + 1 at position p draws what seed s draws at p + 1: the two are only added")
 
     def test_other_seeds_and_positions_draw_other_tokens(self) -> None:
         """Every bit of a seed counts, also the upper 32."""
@@ -112,7 +112,7 @@ class SamplerSuite:
             params.seed_N.fill_(seed)
             drawn[seed] = self.make().sample(logits_NV, params)
             check(len(set(drawn[seed].tolist())) > 128, f"seed {seed} draws the same tokens at different positions")
-        for seed, other in pairwise(SEEDS):
+        for seed, other in combinations(SEEDS, 2):
             num_same = int((drawn[seed] == drawn[other]).sum())
             check(num_same < 16, f"seeds {seed} and {other} draw the same token at {num_same} of 256 positions")
 

@@ -100,7 +100,7 @@ class Load:
             "max_num_batched_tokens": rng.randint(6, 40),
             "max_model_len": 64,
         }
-        self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0])
+        self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0], overlap=rng.random() < 0.5)
         self.wanted: dict[int, list[int]] = {}
         self.common = [rng.randrange(1, 50) for _ in range(30)]
 

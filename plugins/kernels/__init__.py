@@ -29,6 +29,7 @@ def register_kernels(register: Registrar) -> None:
             compute_capability=(8, 0),
             packages=("triton",),
             graph_safe=True,
+            shared_prefix=True,
         ),
         priority=20,
     )

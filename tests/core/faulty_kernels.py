@@ -86,6 +86,16 @@ class LeavesPrefillUnwritten(PlainKernels):
         return out_THE
 
 
+class SharesThePrefixWithAll(PlainKernels):
+    def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+        k_LKE, v_LKE = super().read_row(kv_2NSKE, batch, row)
+        if batch.shared_lens_B is not None and row:
+            num_shared = min(len(k_LKE), int(batch.shared_lens_B.max()))
+            first_k_LKE, first_v_LKE = super().read_row(kv_2NSKE, batch, 0)
+            k_LKE[:num_shared], v_LKE[:num_shared] = first_k_LKE[:num_shared], first_v_LKE[:num_shared]
+        return k_LKE, v_LKE
+
+
 class OverflowsInSoftmax(PlainKernels):
     def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
         repeats = q_QHE.shape[1] // k_LKE.shape[1]
@@ -98,7 +108,7 @@ class OverflowsInSoftmax(PlainKernels):
 class MixesNeighbouringRows(PlainKernels):
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
         out_THE = super().attend(q_THE, kv_2NSKE, batch)
-        return out_THE + 1e-3 * out_THE.mean(0)
+        return out_THE + 0.1 * out_THE.mean(0)
 
 
 class NeedsLengthsOnTheHost(PlainKernels):
@@ -144,7 +154,9 @@ class RemembersTheFirstBatch(PlainKernels):
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
         self.first = self.first or batch
         same = self.first.context_lens_B.shape == batch.context_lens_B.shape
-        return super().attend(q_THE, kv_2NSKE, replace(batch, context_lens_B=self.first.context_lens_B) if same else batch)
+        return super().attend(
+            q_THE, kv_2NSKE, replace(batch, context_lens_B=self.first.context_lens_B) if same else batch
+        )
 
 
 FAULTS = {
@@ -160,6 +172,7 @@ FAULTS = {
     WeighsUnseenBlocks: "attend with garbage in slots no query may see",
     FlattensTheHeads: "what attend returns has shape",
     LeavesPrefillUnwritten: "holds NaN: part of it was never written",
+    SharesThePrefixWithAll: "attend of decodes told of a shared prefix",
     OverflowsInSoftmax: "test_attend_with_large_scores",
     MixesNeighbouringRows: "alone, compared with the same row in a batch",
     NeedsLengthsOnTheHost: "test_attend_decodes_as_a_captured_graph_lays_them_out",

@@ -109,13 +109,14 @@ class TakesAnyModelType(PlainModel):
 
 
 class ClaimsALargerVocabulary(PlainModel):
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        self.spec = PlainModel.spec  # type: ignore[method-assign]
+        super().__init__(hf_config, runtime)
+
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
         spec = super().spec(hf_config)
-        return replace(spec, hidden_size=spec.hidden_size + 8 * spec.num_heads)
-
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        return super().forward(token_ids_T, positions_T, attend)[:, :-8]
+        return replace(spec, vocab_size=spec.vocab_size + 1)
 
 
 class HasAShortRopeTable(PlainModel):
@@ -136,10 +137,10 @@ class SharesNothingOut(PlainModel):
     """Every rank takes the first rank's part."""
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
-        super().__init__(hf_config, replace(runtime, ranks=_FirstOf(runtime.ranks)))
+        super().__init__(hf_config, replace(runtime, ranks=_first_of(runtime.ranks)))
 
 
-def _FirstOf(ranks: Ranks) -> Ranks:
+def _first_of(ranks: Ranks) -> Ranks:
     return replace(ranks, rank=0)
 
 
@@ -158,7 +159,7 @@ FAULTS = {
     IgnoresRopeScaling: "spec accepts {'rope_scaling'",
     RaisesKeyError: "spec raises KeyError, not ConfigError, for {'num_hidden_layers': None}",
     TakesAnyModelType: "spec accepts {'model_type': 'no_such_model'} and must raise ConfigError",
-    ClaimsALargerVocabulary: "what forward returns has shape",
+    ClaimsALargerVocabulary: "what logits returns has shape (1, 31) and must have (1, 32)",
     HasAShortRopeTable: "rope.table_PE has 32 rows for max_position=64",
     ForgetsToAddUpTheRanks: "logits of 2 ranks, joined",
     SharesNothingOut: "2 ranks together hold",

@@ -119,7 +119,7 @@ FAULTS = {
     CutsTheSeedTo32Bits: "draw the same token at 256 of 256 positions",
     IgnoresTheTemperature: "draws at temperature 0.3, one draw for each",
     DividesByZero: "did not take the largest logit",
-    CountsShardsFromOne: "from shards with bounds",
+    CountsShardsFromOne: "sample_shard must return global ids",
     ReturnsLocalIds: "sample_shard must return global ids",
     SameNoiseInEveryShard: "from shards with bounds",
     ReturnsInt32: "what sample returns has dtype torch.int32",

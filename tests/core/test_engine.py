@@ -281,6 +281,51 @@ def observed(plugin):
     return Observers(manager)
 
 
+@pytest.mark.parametrize("prompt_len", [1, 4, 9])
+def test_overlap_gives_the_same_tokens_and_reasons_and_draws_one_too_many(prompt_len):
+    prompt = list(range(1, prompt_len + 1))
+    free = completion(1, prompt, 12, 50)
+
+    def outputs(overlap):
+        engine = fake_engine(OneByOne(), overlap=overlap, eos_token_ids=[free[5]], num_blocks=20)
+        for seed in range(6):
+            engine.add([*prompt, seed], SamplingParams(max_tokens=10, seed=seed))
+        engine.add(prompt, greedy(12))
+        found = [(o.request_id, o.token_ids, o.finish_reason) for o in drain(engine)]
+        assert engine.pool.num_free == 20
+        return sorted(found), len(engine.executor.steps)
+
+    (plain, plain_steps), (overlapped, steps) = outputs(False), outputs(True)
+    assert plain == overlapped
+    assert steps >= plain_steps
+
+
+def test_with_overlap_a_step_is_launched_before_the_last_ones_tokens_are_known():
+    engine = fake_engine(OneByOne(), overlap=True)
+    engine.add([1, 2, 3], greedy(3))
+    assert engine.step() == []
+    assert len(engine.executor.steps) == 1 and engine.queue.live[0].num_known_outputs == 0
+    assert engine.step() == []
+    assert len(engine.executor.steps) == 2 and engine.queue.live[0].num_known_outputs == 1
+    assert engine.step() == []
+    assert len(drain(engine)) == 1
+    assert len(engine.executor.steps) == 3
+
+
+def test_a_request_aborted_while_its_step_is_in_flight_leaves_nothing_behind():
+    for num_steps in range(1, 6):
+        engine = fake_engine(OneByOne(), overlap=True, num_blocks=16)
+        first = engine.add([1] * 9, greedy(6))
+        engine.add([1] * 9, greedy(6))
+        for _ in range(num_steps):
+            engine.step()
+            check_engine(engine)
+        engine.abort([first])
+        outputs = drain(engine)
+        assert outputs[0].token_ids == completion(1, [1] * 9, 6, 50)
+        assert engine.pool.num_free == 16
+
+
 def test_observers_see_the_start_every_step_every_end_and_the_stop():
     class Watcher:
         seen: ClassVar = []

@@ -117,6 +117,7 @@ def test_without_torch_imported_the_driver_tells(
 def test_auto_takes_the_highest_priority_that_fits(caplog: pytest.LogCaptureFixture) -> None:
     host = host_with(full_plugin())
     assert choose_kernels(host, "auto", GPU).name == "quick"
+    caplog.clear()
     with caplog.at_level(logging.INFO, "hookline"):
         assert choose_kernels(host, "auto", CPU).name == "slow"
     assert caplog.messages == [

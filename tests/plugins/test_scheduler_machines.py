@@ -26,8 +26,9 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 30),
         caching=st.booleans(),
+        overlap=st.booleans(),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, caching):
+    def start(self, num_blocks, block_size, max_num_seqs, budget, caching, overlap):
         self.engine = fake_engine(
             type(self).scheduler(),
             num_blocks=num_blocks,
@@ -38,6 +39,7 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             eos_token_ids=[0],
             prefix_caching=caching,
+            overlap=overlap,
         )
         self.wanted = {}
 
@@ -75,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
                 check_engine(self.engine)
                 stats = self.engine.last_stats
                 limit = self.engine.limits.plan.max_num_batched_tokens
-                assert stats.num_prefill_tokens + stats.num_decode_tokens <= limit
+                assert stats is None or stats.num_prefill_tokens + stats.num_decode_tokens <= limit
 
     @invariant()
     def adds_up(self):

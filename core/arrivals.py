@@ -1,0 +1,54 @@
+"""Drawn tokens on their way to the host: one asynchronous copy per step into a ring of pinned buffers.
+
+Knows neither steps nor requests. On a CPU there is nothing to wait for, and the tokens are simply kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RING = 4
+"""Buffers of the ring; the engine has at most two steps in flight."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The tokens of one launched step."""
+
+    tokens_N: Tensor
+    event: Any = None
+
+    def wait(self) -> list[int]:
+        """Wait for the copy and return the tokens; the only place where the host waits for the device."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens: list[int] = self.tokens_N.tolist()
+        return tokens
+
+
+class Arrivals:
+    """The ring, for steps of at most `max_tokens` draws."""
+
+    def __init__(self, max_tokens: int, device: torch.device) -> None:
+        self._next = 0
+        self._buffers: list[tuple[Tensor, Any]] = []
+        if device.type == "cuda":
+            self._buffers = [
+                (torch.empty(max_tokens, dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+                for _ in range(RING)
+            ]
+
+    def send(self, tokens_N: Tensor) -> Arrival:
+        """Start copying tokens to the host; they must stay as they are until the device has got to it."""
+        if not self._buffers:
+            return Arrival(tokens_N)
+        buffer, event = self._buffers[self._next]
+        self._next = (self._next + 1) % RING
+        arriving_N = buffer[: tokens_N.shape[0]]
+        arriving_N.copy_(tokens_N, non_blocking=True)
+        event.record()
+        return Arrival(arriving_N, event)

@@ -1,0 +1,137 @@
+"""Everything that is decided before a weight is loaded: checkpoint, device, dtype, kernels, sizes, and what fits.
+
+Compares needs with facts and refuses early. Allocates nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from core.checkpoint import Checkpoint, resolve_model
+from core.config import Config, Option
+from core.contracts import AttentionSpec, ModelSpec
+from core.errors import ConfigError, PluginError
+from core.needs import Facts, choose_kernels, unmet
+from core.parallel import ALONE, Ranks, head_parts
+from core.plugin_host import PluginHost
+from core.registry import Entry
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an engine will be made of."""
+
+    config: Config
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    attention: AttentionSpec
+    kernels: Entry
+    ranks: Ranks
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything lives."""
+        return self.attention.device
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps are captured as CUDA graphs."""
+        graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
+        return self.config.engine.cuda_graphs and self.device.type == "cuda" and graph_safe
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the kernels are told which decodes share a prefix."""
+        return self.kernels.needs.shared_prefix and self.config.engine.prefix_caching
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step is launched before the tokens of the last one are known."""
+        overlap = self.config.engine.overlap
+        return self.device.type == "cuda" if overlap is None else overlap
+
+
+def choose(config: Config, host: PluginHost) -> Choice:
+    """Decide what a configuration means on this machine.
+
+    Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
+    """
+    checkpoint = resolve_model(config.model.config)
+    spec: ModelSpec = chosen(config.model).load().spec(checkpoint.config)
+    device = pick_device(config.device)
+    facts = Facts(
+        device=device.type,
+        dtype=pick_dtype(config.dtype, checkpoint, device),
+        compute_capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        block_size=config.engine.block_size,
+        head_dim=spec.head_dim,
+        num_ranks=config.tp,
+    )
+    for option in (config.model, config.sampler, config.scheduler):
+        refuse_unmet(chosen(option), facts)
+    kernels = choose_kernels(host, config.kernels.name, facts)
+    attention = attention_spec(config, spec, ALONE, facts, device, kernels)
+    return Choice(config, checkpoint, spec, attention, kernels, ALONE)
+
+
+def chosen(option: Option) -> Entry:
+    """The entry of an option that names one."""
+    assert option.entry is not None, f"{option.name} names no entry"
+    return option.entry
+
+
+def refuse_unmet(entry: Entry, facts: Facts) -> None:
+    """Raise PluginError if the entry's needs are not met."""
+    reasons = unmet(entry.needs, facts)
+    if reasons:
+        raise PluginError(f"{entry.kind} '{entry.name}' of {entry.origin} does not fit: {'; '.join(reasons)}")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device a name means; "auto" is the first GPU if there is one.
+
+    Raises: ConfigError if it is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: no CUDA device is usable here; use device=cpu")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(f"device={name}: only {torch.cuda.device_count()} CUDA devices are here")
+    return device
+
+
+def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> str:
+    """Name of the dtype to compute in; "auto" is float32 on a CPU and the checkpoint's own on a GPU."""
+    if name != "auto":
+        return name
+    if device.type == "cpu":
+        return "float32"
+    stored = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "bfloat16"
+    return str(stored).removeprefix("torch.")
+
+
+def attention_spec(
+    config: Config, spec: ModelSpec, ranks: Ranks, facts: Facts, device: torch.device, kernels: Entry
+) -> AttentionSpec:
+    """Attention sizes of one rank."""
+    engine = config.engine
+    heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
+    return AttentionSpec(
+        num_heads=heads.size,
+        num_kv_heads=kv_heads.size,
+        head_dim=spec.head_dim,
+        block_size=engine.block_size or max(DEFAULT_BLOCK_SIZE, kernels.needs.block_size_multiple),
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=min(engine.max_model_len, spec.max_position),
+        device=device,
+        dtype=getattr(torch, facts.dtype),
+    )

@@ -1,0 +1,129 @@
+"""The engine on a GPU: every fast path gives the tokens of the plain one. Float32, so that equality is exact."""
+
+import random
+
+import pytest
+import torch
+
+from core import LLM, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 5000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+
+
+def make(dtype="float32", kernels="triton", **engine):
+    model = {"name": "qwen3", "checkpoint": "", "weights": "random", "random_shape": SHAPE}
+    sizes = {"max_num_seqs": 64, "max_model_len": 2048, "memory_fraction": 0.2, **engine}
+    return LLM(model=model, device="cuda", dtype=dtype, kernels=kernels, engine=sizes)
+
+
+def load(count=40, seed=0):
+    """Ragged prompts, some with a long common beginning; greedy and sampled."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(5000) for _ in range(600)]
+    prompts = [
+        [*(shared if index % 2 else []), *(rng.randrange(5000) for _ in range(rng.randint(1, 300)))]
+        for index in range(count)
+    ]
+    params = [
+        SamplingParams(temperature=float(index % 3), max_tokens=rng.randint(1, 60), seed=index, ignore_eos=True)
+        for index in range(count)
+    ]
+    return prompts, params
+
+
+def tokens(llm):
+    with llm:
+        return [output.token_ids for output in llm.generate(*load())]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return tokens(make(kernels="torch", overlap=False, cuda_graphs=False))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        dict(overlap=False, cuda_graphs=False),
+        dict(overlap=False),
+        dict(cuda_graphs=False),
+        dict(),
+        dict(max_num_seqs=37),
+        dict(prefix_caching=False),
+        dict(block_size=64, num_blocks=60),
+        dict(block_size=256),
+        dict(max_num_batched_tokens=128),
+    ],
+    ids=str,
+)
+def test_triton_graphs_and_overlap_give_the_tokens_of_plain_torch(plain, engine):
+    assert tokens(make(**engine)) == plain
+
+
+def test_a_shared_prefix_is_read_once_and_changes_no_token(plain, monkeypatch):
+    monkeypatch.setattr("core.shared_prefix.MIN_SAVED_TOKENS", 100)
+    llm = make()
+    used = []
+    launch = llm.engine.executor.graphs.launch
+    llm.engine.executor.graphs.launch = lambda rows, is_shared: (
+        used.append(is_shared),
+        launch(rows, is_shared=is_shared),
+    )[1]
+    assert tokens(llm) == plain
+    assert any(used)
+
+
+def test_every_batch_size_has_a_graph():
+    llm = make(max_num_seqs=11, max_model_len=128)
+    with llm:
+        for count in range(1, 12):
+            outputs = llm.generate([[index + 1] for index in range(count)], SamplingParams(max_tokens=3, seed=1))
+            assert len(outputs) == count
+
+
+def test_flash_attn_equals_triton_in_bfloat16_for_the_first_tokens():
+    pytest.importorskip("flash_attn")
+    prompts, _ = load(8)
+    greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    found = []
+    for kernels in ("triton", "flash_attn"):
+        with make("bfloat16", kernels) as llm:
+            found.append([output.token_ids for output in llm.generate(prompts, greedy)])
+    same = sum(a == b for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
+    assert same >= 28  # of 32: two near-equal logits may swap within bfloat16's rounding
+
+
+def test_memory_does_not_grow_over_many_steps():
+    with make(max_num_seqs=8, max_model_len=256) as llm:
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        llm.generate([[1, 2, 3]] * 8, params)
+        before = torch.cuda.memory_reserved()
+        steps = 0
+        while steps < 10_000:
+            llm.generate([[steps % 5000, 2, 3]] * 8, params)
+            steps += 200
+        assert torch.cuda.memory_reserved() == before
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic():
+    from core.errors import CapacityError
+
+    with pytest.raises(CapacityError, match=r"engine.memory_fraction=0.0001.*lower"):
+        make(memory_fraction=0.0001)

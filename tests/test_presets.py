@@ -1,0 +1,66 @@
+"""The shipped presets, with the plugins they stand on: the command line and the library must agree on them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.compose import compose
+from core.config import ENGINE_KEYS, EngineConfig, validate
+from core.plugin_host import PluginHost
+from core.presets import CONF, Preset, default_tree, presets_in
+
+PRESETS = presets_in(CONF, "hookline")
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+QWEN3 = {
+    "qwen3_0_6b": ("Qwen/Qwen3-0.6B", 28, 1024, 16, 3072, True),
+    "qwen3_1_7b": ("Qwen/Qwen3-1.7B", 28, 2048, 16, 6144, True),
+    "qwen3_4b": ("Qwen/Qwen3-4B", 36, 2560, 32, 9728, True),
+    "qwen3_8b": ("Qwen/Qwen3-8B", 36, 4096, 32, 12288, False),
+    "qwen3_14b": ("Qwen/Qwen3-14B", 40, 5120, 40, 17408, False),
+    "qwen3_32b": ("Qwen/Qwen3-32B", 64, 5120, 64, 25600, False),
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> PluginHost:
+    return PluginHost.load(environ={})
+
+
+@pytest.fixture(autouse=True)
+def work_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def composed(host: PluginHost, *arguments: str) -> Any:
+    tree = compose(list(arguments), host)[0].tree
+    return validate({key: tree[key] for key in ENGINE_KEYS}, host)
+
+
+def test_without_arguments_command_line_and_library_agree(host: PluginHost) -> None:
+    assert composed(host) == validate({}, host)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_command_line_and_library_agree_on_a_preset(host: PluginHost, preset: Preset) -> None:
+    assert composed(host, f"{preset.kind}={preset.name}") == validate({preset.kind: preset.name}, host)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_composes_and_changes_something(host: PluginHost, name: str) -> None:
+    config = composed(host, f"experiment={name}")
+    assert config.engine != EngineConfig() or config.scheduler.name != default_tree()["scheduler"]
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_a_model_preset_holds_the_published_sizes(host: PluginHost, name: str) -> None:
+    config = validate({"model": name}, host).model.config
+    shape = config.random_shape
+    sizes = (shape["num_hidden_layers"], shape["hidden_size"], shape["num_attention_heads"], shape["intermediate_size"])
+    assert (config.checkpoint, *sizes, shape["tie_word_embeddings"]) == QWEN3[name]
+    assert (shape["num_key_value_heads"], shape["head_dim"], shape["vocab_size"]) == (8, 128, 151936)
+    assert (shape["rope_theta"], shape["max_position_embeddings"], shape["rms_norm_eps"]) == (1e6, 40960, 1e-6)
+
+
+def test_the_greedy_preset_is_greedy(host: PluginHost) -> None:
+    assert validate({"sampler": "greedy"}, host).sampler.config.greedy is True
