@@ -19,7 +19,7 @@ class Batch:
     Rows are ordered decodes first (one token each), then prefill chunks; tokens lie in row order.
     Shapes: token_ids_T, positions_T, slot_mapping_T int64; query_starts_B1 (B + 1,) int32, the first token of each row;
     context_lens_B int32, tokens in the cache once this step has written (padding rows: 1);
-    block_table_BM int32, entries past a row's context point at the scratch block.
+    block_table_BM int32; entries past a row's context name any block.
     """
 
     token_ids_T: Tensor

@@ -43,11 +43,11 @@ class Needs:
     packages: tuple[str, ...] = ()
     """Top-level modules that must be importable; looked up without importing them."""
     graph_safe: bool = False
-    """True if every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
+    """A capability: every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
     shared_prefix: bool = False
-    """Kernels: True if `attend` makes use of Batch.shared_lens_B."""
+    """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     vocabulary_shards: bool = False
-    """Samplers: True if `sample_shard` works on one rank's part of the vocabulary."""
+    """A capability of samplers: `sample_shard` works on one rank's part of the vocabulary."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -263,7 +263,7 @@ class Sampler(Protocol):
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         """Draw one token per row from the whole vocabulary.
 
-        Shapes: logits_NV (N, V) float32 or bfloat16; returns tokens_N (N,) int64.
+        Shapes: logits_NV (N, V) float32 or bfloat16; returns tokens_N (N,) int64. Writes to none of its inputs.
         Device: no host sync.
         """
         ...

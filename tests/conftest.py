@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+torch.set_num_threads(1)  # at these sizes two threads mostly wait for each other, several times the run time
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from core.contracts import AttentionSpec, QKNorm, Rope
-from core.testing.attention_suite import AttentionSuite, describe, exact
+from core.testing.attention_cases import describe, exact
+from core.testing.attention_suite import AttentionSuite
 from core.testing.batches import make_batch, random_cache, scatter_rows
 from core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from core.testing.plain_kernels import PlainKernels
@@ -64,8 +65,8 @@ class KernelsSuite(AttentionSuite):
         """With and without norm and rotation, at positions in any order."""
         for spec in self.specs():
             positions_T = self._positions(spec, 9)
-            q_THE = self._random(spec, 9, spec.num_heads, spec.head_dim)
-            k_TKE = self._random(spec, 9, spec.num_kv_heads, spec.head_dim) * 2
+            q_THE = self.random(spec, 9, spec.num_heads, spec.head_dim)
+            k_TKE = self.random(spec, 9, spec.num_kv_heads, spec.head_dim) * 2
             for what, rope, norm in self._variants(spec):
                 expected = PlainKernels(None, exact(spec)).qk_norm_rope(
                     q_THE.double(), k_TKE.double(), positions_T, rope, norm
@@ -80,7 +81,7 @@ class KernelsSuite(AttentionSuite):
         for spec in self.specs():
             cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
             slot_mapping_T = self._positions(spec, 11, below=NUM_BLOCKS * spec.block_size)
-            k_TKE = self._random(spec, 11, spec.num_kv_heads, spec.head_dim)
+            k_TKE = self.random(spec, 11, spec.num_kv_heads, spec.head_dim)
             v_TKE = k_TKE.flip(0) + 1
             expected = cache.clone()
             PlainKernels(None, spec).write_kv(k_TKE, v_TKE, expected[:, 1], slot_mapping_T)
@@ -95,7 +96,7 @@ class KernelsSuite(AttentionSuite):
             num_heads = spec.num_heads + 2 * spec.num_kv_heads
             for what, rope, norm in self._variants(spec):
                 batch = make_batch(rows, spec, num_decodes=2)
-                qkv_TC = self._random(spec, batch.num_tokens, num_heads * spec.head_dim)
+                qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
                 cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
                 exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
                 expected = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
@@ -112,14 +113,14 @@ class KernelsSuite(AttentionSuite):
             for num_rows in NUM_ROWS:
                 for width in WIDTHS:
                     size_T1 = torch.logspace(-4, 0.5, num_rows, device=spec.device).unsqueeze(1)
-                    x_TD = self._random(spec, num_rows, width) * size_T1.to(spec.dtype)
-                    yield spec, x_TD, 1 + 0.5 * self._random(spec, width)
+                    x_TD = self.random(spec, num_rows, width) * size_T1.to(spec.dtype)
+                    yield spec, x_TD, 1 + 0.5 * self.random(spec, width)
 
     def _variants(self, spec: AttentionSpec) -> Iterator[tuple[str, Rope | None, QKNorm | None]]:
         frequency_F = 100.0 ** -torch.linspace(0, 1, spec.head_dim // 2)
         angle_PF = torch.outer(torch.arange(float(MAX_POSITION)), frequency_F)
         rope = Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1).to(spec.device))
-        q_weight_E = 1 + 0.3 * self._random(spec, spec.head_dim)
+        q_weight_E = 1 + 0.3 * self.random(spec, spec.head_dim)
         norm = QKNorm(q_weight_E, 1.5 - q_weight_E.flip(0), EPS)
         yield "with norm and rope", rope, norm
         yield "without norm", rope, None

@@ -16,6 +16,8 @@ from core.contracts import SamplingBatch
 from plugins.samplers import GumbelConfig
 
 _MASK = 0xFFFFFFFF
+LOWEST_TEMPERATURE = 1e-30
+"""Lower ones count as this: greedy all the same, and logits / T stays finite in float32."""
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -49,7 +51,7 @@ def perturbed(logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Ten
     temperature_N1 = params.temperature_N.unsqueeze(1)
     is_greedy_N1 = temperature_N1 == 0
     noise_NV = log_exponential(params.seed_N, params.position_N, logits_NV.shape[1], first_token)
-    scores_NV = logits_NV / temperature_N1.masked_fill(is_greedy_N1, 1.0)
+    scores_NV = logits_NV / temperature_N1.masked_fill(is_greedy_N1, 1.0).clamp(min=LOWEST_TEMPERATURE)
     return scores_NV.sub_(noise_NV.masked_fill_(is_greedy_N1, 0.0))
 
 

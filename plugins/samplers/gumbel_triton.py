@@ -70,7 +70,8 @@ def _best_of_stretch(
             position = tl.load(positions + row)
             first_key = _row_key(seed, position, salt_one)
             second_key = _row_key(seed, position, salt_two)
-            score = score / temperature - _log_exponential(columns + first_token, first_key, second_key)
+            noise = _log_exponential(columns + first_token, first_key, second_key)
+            score = score / tl.maximum(temperature, 1e-30) - noise
     best = tl.max(score, axis=0)
     winner = tl.min(tl.where(score == best, columns, num_tokens - 1), axis=0)
     tl.store(scores + row * num_stretches + stretch, best)

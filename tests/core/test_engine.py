@@ -5,38 +5,15 @@ from typing import ClassVar
 import pluggy
 import pytest
 
-from core.contracts import ALL, Plan
+from core.contracts import Plan
 from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.hookspecs import PROJECT, hookimpl
 from core.observers import Observers
 from core.request import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
+from core.testing.plain_scheduler import PlainScheduler
 from core.testing.scheduler_suite import drain
-
-HOUR = 3600.0
-
-
-class OneByOne:
-    """The smallest correct policy: prompts in order while they fit, then decode; preempt the newest."""
-
-    def plan(self, view):
-        budget, left = view.budget, view.limits.max_num_batched_tokens
-        seats = view.limits.max_num_seqs - len(view.running)
-        prefill = []
-        for request in [*(r for r in view.running if r.is_prefilling), *list(view.waiting)[:seats]]:
-            count = min(left, budget.num_uncomputed_tokens(request))
-            if not count or not budget.take(request, count):
-                break
-            prefill.append((request.id, count))
-            left -= count
-        if prefill:
-            return Plan(prefill=prefill)
-        running, preempt = list(view.running), []
-        while sum(budget.cost(r, 1) for r in running if not r.is_prefilling) > budget.num_free:
-            budget.give_back(running[-1])
-            preempt.append(running.pop().id)
-        return Plan(decode=ALL, preempt=preempt)
 
 
 class Scripted:
@@ -59,7 +36,7 @@ def run_one(engine, prompt, params):
 
 
 def test_a_request_gets_max_tokens_and_finish_reason_length():
-    output = run_one(fake_engine(OneByOne()), [1, 2, 3], greedy(5))
+    output = run_one(fake_engine(PlainScheduler()), [1, 2, 3], greedy(5))
     assert output.token_ids == completion(1, [1, 2, 3], 5, 50)
     assert output.finish_reason is FinishReason.LENGTH
 
@@ -67,28 +44,28 @@ def test_a_request_gets_max_tokens_and_finish_reason_length():
 def test_every_end_of_sequence_id_of_the_checkpoint_stops_a_request():
     free = completion(1, [1, 2, 3], 8, 50)
     for stop in free[2], free[4]:
-        output = run_one(fake_engine(OneByOne(), eos_token_ids=[stop, 77]), [1, 2, 3], greedy(8))
+        output = run_one(fake_engine(PlainScheduler(), eos_token_ids=[stop, 77]), [1, 2, 3], greedy(8))
         assert output.token_ids == free[: free.index(stop) + 1]
         assert output.finish_reason is FinishReason.STOP
 
 
 def test_ignore_eos_runs_on_and_stop_token_ids_still_stop():
     free = completion(1, [1, 2, 3], 8, 50)
-    engine = fake_engine(OneByOne(), eos_token_ids=[free[1]])
+    engine = fake_engine(PlainScheduler(), eos_token_ids=[free[1]])
     assert run_one(engine, [1, 2, 3], greedy(8, ignore_eos=True)).token_ids == free
     assert run_one(engine, [1, 2, 3], greedy(8, ignore_eos=True, stop_token_ids=(free[3],))).token_ids == free[:4]
 
 
 def test_min_tokens_keeps_stop_tokens_from_being_drawn():
     free = completion(1, [1, 2, 3], 8, 50)
-    engine = fake_engine(OneByOne(), eos_token_ids=[free[1]])
+    engine = fake_engine(PlainScheduler(), eos_token_ids=[free[1]])
     output = run_one(engine, [1, 2, 3], greedy(6, min_tokens=3))
     assert free[1] not in output.token_ids[:3]
     assert len(output.token_ids) >= 3
 
 
 def test_a_shared_prefix_is_found_by_a_later_request():
-    engine = fake_engine(OneByOne(), block_size=4)
+    engine = fake_engine(PlainScheduler(), block_size=4)
     run_one(engine, list(range(1, 14)), greedy(2))
     output = run_one(engine, [*range(1, 13), 40, 41], greedy(2))
     assert output.num_cached_tokens == 12
@@ -96,14 +73,14 @@ def test_a_shared_prefix_is_found_by_a_later_request():
 
 
 def test_generated_tokens_are_found_by_a_follow_up_prompt():
-    engine = fake_engine(OneByOne(), block_size=4)
+    engine = fake_engine(PlainScheduler(), block_size=4)
     first = run_one(engine, [1, 2, 3], greedy(8))
     follow_up = [1, 2, 3, *first.token_ids, 9]
     assert run_one(engine, follow_up, greedy(2)).num_cached_tokens == 8
 
 
 def test_prefixes_shared_inside_one_step_are_stored_once():
-    engine = fake_engine(OneByOne(), block_size=4, max_num_batched_tokens=512, max_num_seqs=8, num_blocks=64)
+    engine = fake_engine(PlainScheduler(), block_size=4, max_num_batched_tokens=512, max_num_seqs=8, num_blocks=64)
     prompts = [[*range(1, 17), 30 + index] for index in range(8)]
     for prompt in prompts:
         engine.add(prompt, greedy(3))
@@ -115,7 +92,7 @@ def test_prefixes_shared_inside_one_step_are_stored_once():
 
 
 def test_a_fully_cached_prompt_still_computes_its_last_token():
-    engine = fake_engine(OneByOne(), block_size=4)
+    engine = fake_engine(PlainScheduler(), block_size=4)
     prompt = list(range(1, 9))
     first = run_one(engine, prompt, greedy(3))
     second = run_one(engine, prompt, greedy(3))
@@ -124,7 +101,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
 
 
 def test_without_prefix_caching_nothing_is_found():
-    engine = fake_engine(OneByOne(), prefix_caching=False)
+    engine = fake_engine(PlainScheduler(), prefix_caching=False)
     run_one(engine, [1] * 12, greedy())
     assert run_one(engine, [1] * 12, greedy()).num_cached_tokens == 0
 
@@ -141,12 +118,12 @@ def test_without_prefix_caching_nothing_is_found():
 )
 def test_a_request_that_cannot_be_served_is_refused_with_value_and_limit(prompt, message):
     with pytest.raises(RequestError) as caught:
-        fake_engine(OneByOne()).add(prompt, greedy())
+        fake_engine(PlainScheduler()).add(prompt, greedy())
     assert message in str(caught.value)
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_and_the_others_run_on():
-    engine = fake_engine(OneByOne(), num_blocks=4, block_size=4)
+    engine = fake_engine(PlainScheduler(), num_blocks=4, block_size=4)
     engine.add([1, 2], greedy())
     with pytest.raises(RequestError, match="the KV cache holds 4 blocks of 4 tokens"):
         engine.add([1] * 16, greedy())
@@ -155,20 +132,20 @@ def test_a_prompt_larger_than_the_pool_is_refused_and_the_others_run_on():
 
 
 def test_output_ends_exactly_at_max_model_len():
-    engine = fake_engine(OneByOne(), max_model_len=16)
+    engine = fake_engine(PlainScheduler(), max_model_len=16)
     output = run_one(engine, [1] * 15, greedy(10))
     assert len(output.token_ids) == 1
     assert output.finish_reason is FinishReason.LENGTH
 
 
 def test_a_refused_request_is_an_output_with_its_reason():
-    output = fake_engine(OneByOne()).refuse([], RequestError("the prompt is empty"), "")
+    output = fake_engine(PlainScheduler()).refuse([], RequestError("the prompt is empty"), "")
     assert output.finish_reason is FinishReason.ERROR
     assert output.error == "the prompt is empty"
 
 
 def test_abort_frees_everything_and_ignores_unknown_ids():
-    engine = fake_engine(OneByOne())
+    engine = fake_engine(PlainScheduler())
     ids = [engine.add([index + 1] * 6, greedy()) for index in range(3)]
     engine.step()
     assert [output.finish_reason for output in engine.abort([*ids, 99])] == [FinishReason.ABORT] * 3
@@ -178,7 +155,7 @@ def test_abort_frees_everything_and_ignores_unknown_ids():
 
 
 def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
-    engine = fake_engine(OneByOne())
+    engine = fake_engine(PlainScheduler())
     engine.add([1] * 9, greedy())
     engine.executor.launch = lambda step: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -210,7 +187,7 @@ def test_a_plan_that_breaks_a_rule_names_the_policy_and_changes_nothing(plan, me
         engine.step()
     assert "'rough'" in str(caught.value) and message in str(caught.value)
     assert len(engine.queue.waiting) == 2 and engine.pool.num_free == engine.pool.num_blocks
-    engine.scheduler = OneByOne()
+    engine.scheduler = PlainScheduler()
     assert len(drain(engine)) == 2
 
 
@@ -263,7 +240,7 @@ def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
 
 
 def test_a_closed_engine_refuses_requests_and_closes_twice_without_harm():
-    engine = fake_engine(OneByOne())
+    engine = fake_engine(PlainScheduler())
     engine.add([1], greedy())
     engine.close()
     engine.close()
@@ -287,7 +264,7 @@ def test_overlap_gives_the_same_tokens_and_reasons_and_draws_one_too_many(prompt
     free = completion(1, prompt, 12, 50)
 
     def outputs(overlap):
-        engine = fake_engine(OneByOne(), overlap=overlap, eos_token_ids=[free[5]], num_blocks=20)
+        engine = fake_engine(PlainScheduler(), overlap=overlap, eos_token_ids=[free[5]], num_blocks=20)
         for seed in range(6):
             engine.add([*prompt, seed], SamplingParams(max_tokens=10, seed=seed))
         engine.add(prompt, greedy(12))
@@ -301,7 +278,7 @@ def test_overlap_gives_the_same_tokens_and_reasons_and_draws_one_too_many(prompt
 
 
 def test_with_overlap_a_step_is_launched_before_the_last_ones_tokens_are_known():
-    engine = fake_engine(OneByOne(), overlap=True)
+    engine = fake_engine(PlainScheduler(), overlap=True)
     engine.add([1, 2, 3], greedy(3))
     assert engine.step() == []
     assert len(engine.executor.steps) == 1 and engine.queue.live[0].num_known_outputs == 0
@@ -314,7 +291,7 @@ def test_with_overlap_a_step_is_launched_before_the_last_ones_tokens_are_known()
 
 def test_a_request_aborted_while_its_step_is_in_flight_leaves_nothing_behind():
     for num_steps in range(1, 6):
-        engine = fake_engine(OneByOne(), overlap=True, num_blocks=16)
+        engine = fake_engine(PlainScheduler(), overlap=True, num_blocks=16)
         first = engine.add([1] * 9, greedy(6))
         engine.add([1] * 9, greedy(6))
         for _ in range(num_steps):
@@ -346,7 +323,7 @@ def test_observers_see_the_start_every_step_every_end_and_the_stop():
         def on_engine_stop(self, engine):
             self.seen.append("stop")
 
-    engine = fake_engine(OneByOne(), observers=observed(Watcher()))
+    engine = fake_engine(PlainScheduler(), observers=observed(Watcher()))
     run_one(engine, [1, 2, 3], greedy(2))
     engine.close()
     assert Watcher.seen == ["start", 3, FinishReason.LENGTH, 0, "stop"]
@@ -358,7 +335,7 @@ def test_an_observer_that_raises_is_named():
         def on_step_end(self, stats):
             raise KeyError("oops")
 
-    engine = fake_engine(OneByOne(), observers=observed(Clumsy()))
+    engine = fake_engine(PlainScheduler(), observers=observed(Clumsy()))
     engine.add([1], greedy())
     with pytest.raises(PluginError, match="on_step_end of plugin 'watcher' raised KeyError"):
         engine.step()
@@ -366,7 +343,7 @@ def test_an_observer_that_raises_is_named():
 
 def test_the_same_requests_get_the_same_seeds_on_a_fresh_engine():
     def outputs():
-        engine = fake_engine(OneByOne())
+        engine = fake_engine(PlainScheduler())
         return [run_one(engine, [1, 2], SamplingParams(max_tokens=6)).token_ids for _ in range(3)]
 
     first = outputs()

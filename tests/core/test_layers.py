@@ -21,8 +21,8 @@ from core.layers import (
     VocabParallelEmbedding,
 )
 from core.parallel import Ranks, even_part, head_parts
+from core.testing.thread_ranks import on_ranks
 from core.weights import WeightTarget
-from tests.thread_ranks import on_every_rank
 
 SIZES = [1, 2, 4]
 TOKENS, HIDDEN = 5, 24
@@ -176,7 +176,7 @@ def test_row_parallel_layers_that_really_sum_give_every_rank_the_plain_result() 
         fill(layer.targets("w"), whole)
         return layer(x.chunk(2, -1)[ranks.rank])
 
-    first, second = on_every_rank(2, work)
+    first, second = on_ranks(2, work)
     torch.testing.assert_close(first, x @ whole["w.weight"].T)
     assert torch.equal(first, second)
 

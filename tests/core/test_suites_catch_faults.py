@@ -17,15 +17,18 @@ from core.testing.model_suite import ModelSuite
 from core.testing.plain_kernels import PlainKernels
 from core.testing.plain_model import PLAIN_CONFIG, PlainModel
 from core.testing.plain_sampler import PlainSampler
+from core.testing.plain_scheduler import PlainScheduler
 from core.testing.running import failures
 from core.testing.sampler_suite import SamplerSuite
-from tests.core import faulty_kernels, faulty_models, faulty_samplers
+from core.testing.scheduler_suite import SchedulerSuite
+from tests.core import faulty_kernels, faulty_models, faulty_samplers, faulty_schedulers
 
-PLAIN = [PlainKernels, PlainSampler, PlainModel]
+PLAIN = [PlainKernels, PlainSampler, PlainModel, PlainScheduler]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
+    *faulty_schedulers.FAULTS.items(),
 ]
 
 
@@ -47,6 +50,13 @@ class SmallSamplerSuite(SamplerSuite):
         return self.plugin()
 
 
+class AnySchedulerSuite(SchedulerSuite):
+    plugin: Any
+
+    def make(self) -> Any:
+        return self.plugin()
+
+
 class SmallModelSuite(ModelSuite):
     plugin: Any
 
@@ -58,6 +68,8 @@ def suite_for(plugin: type) -> type:
     """The suite of the plugin's kind, bound to it."""
     if issubclass(plugin, PlainModel):
         return type("Suite", (SmallModelSuite,), {"model_class": plugin})
+    if issubclass(plugin, PlainScheduler):
+        return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
     suite = SmallKernelsSuite if issubclass(plugin, PlainKernels) else SmallSamplerSuite
     return type("Suite", (suite,), {"plugin": plugin})
 
@@ -73,7 +85,7 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     assert any(message in line for line in found), found
 
 
-@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite])
+@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite])
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
 

@@ -20,8 +20,8 @@ class TestGumbel(SamplerSuite):
         return Gumbel(GumbelConfig())
 
 
-@pytest.mark.parametrize(("vocab_size", "num_draws"), [(8, 65536), (100, 65536), (1000, 16384), (4096, 8192)])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize(("vocab_size", "num_draws"), [(8, 32768), (100, 16384), (1000, 8192), (4096, 4096)])
+@pytest.mark.parametrize("temperature", [0.5, 1.2])
 def test_draws_follow_the_softmax_at_every_vocabulary_size(vocab_size: int, num_draws: int, temperature: float) -> None:
     logits_V = 2 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(vocab_size))
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
@@ -35,7 +35,7 @@ def test_draws_far_out_in_a_large_vocabulary_follow_the_softmax() -> None:
     """Of 151,936 tokens three count, and the last of them is the last token."""
     logits_V = torch.full((151_936,), -30.0)
     logits_V[[7, 65_536, 151_935]] = torch.tensor([1.0, 0.0, 0.5])
-    tokens_N = torch.cat([draw(logits_V.expand(64, -1), 1.0, first) for first in range(0, 1024, 64)])
+    tokens_N = torch.cat([draw(logits_V.expand(64, -1), 1.0, first) for first in range(0, 512, 64)])
     assert (
         chi_square_p_value(torch.bincount(tokens_N, minlength=151_936), logits_V.double().softmax(-1)) > LEAST_P_VALUE
     )
@@ -63,7 +63,6 @@ def test_greedy_config_overrides_every_temperature() -> None:
     assert torch.equal(Gumbel(GumbelConfig(greedy=True)).sample(logits_NV, params), logits_NV.argmax(-1))
 
 
-@pytest.mark.xfail(reason="logits / temperature overflows float32 below about 1e-37, and all scores become infinite")
 def test_a_temperature_that_float32_can_hardly_hold_is_greedy() -> None:
     logits_NV = torch.randn(32, 50, generator=torch.Generator().manual_seed(0)) - 6
     params = SamplingBatch(torch.full((32,), 1e-40), torch.arange(32), torch.arange(32))

@@ -13,10 +13,10 @@ from torch import Tensor
 from core.checkpoint import resolve
 from core.errors import CheckpointError, ConfigError
 from core.parallel import Ranks
+from core.testing.thread_ranks import on_ranks
 from core.weights import load_checkpoint, random_weights
 from plugins.models.qwen3 import Qwen3
 from tests.hf_models import QWEN3, build, make_qwen3, one_prompt, run
-from tests.thread_ranks import on_every_rank
 
 TOLERANCE = 1e-4  # float32 on both sides; sums of a few hundred terms in another order, logits below 10.
 PROMPT = torch.randint(0, QWEN3["vocab_size"], (43,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -92,7 +92,7 @@ def test_the_old_form_of_rope_keys_is_read_as_transformers_reads_it(tmp_path: Pa
 @pytest.mark.parametrize("name", ["plain", "bias", "tied"])
 def test_ranks_together_give_the_logits_of_one(tmp_path: Path, size: int, name: str) -> None:
     theirs = their_logits(make_qwen3(tmp_path, **GRID[name], vocab_size=97, eos_token_id=3), PROMPT)
-    shards = on_every_rank(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
+    shards = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
     logits = torch.cat(shards, -1)
     torch.testing.assert_close(logits[:, :97], theirs, rtol=0, atol=TOLERANCE)
     assert bool((logits[:, 97:] == -torch.inf).all())

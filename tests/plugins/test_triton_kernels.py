@@ -21,6 +21,8 @@ from core.batch import Batch  # noqa: E402
 from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
 from plugins.kernels import triton_ops  # noqa: E402
 from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from plugins.kernels.triton_decode import DecodeScratch, DecodeTiling, schedule_decode  # noqa: E402
+from plugins.kernels.triton_prefill import query_tiles  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
@@ -134,6 +136,30 @@ def attend(case: Case, kernels: TritonKernels | None = None) -> torch.Tensor:
 
 def assert_attends(case: Case) -> None:
     assert relative_error(attend(case), case.expected) < RELATIVE_ERROR[case.spec.dtype]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("programs_per_sm", [1, 4, 16])
+def test_work_items_cover_every_context_exactly_once(seed, programs_per_sm):
+    generator = np.random.default_rng(seed)
+    lens = generator.integers(1, [2, 100, 3000][seed % 3], size=int(generator.integers(1, 60)))
+    shared = 64 * generator.integers(0, 2, size=len(lens)) * (lens > 64)
+    scratch = DecodeScratch.make(64, 4, 2, 64, DEVICE)
+    lens_B, shared_B = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lens, shared))
+    num_items = schedule_decode(lens_B, scratch, 2, DecodeTiling(32, 1, 1, programs_per_sm), shared_B, 32, 4)
+    items = scratch.items_W8[:num_items].cpu().numpy()
+    items = items[items[:, 0] >= 0]
+    for row in range(len(lens)):
+        mine = items[items[:, 0] == row]
+        assert mine[0, 1] == shared[row] and mine[-1, 2] == lens[row]
+        assert (mine[1:, 1] == mine[:-1, 2]).all() and (mine[:, 1] < mine[:, 2]).all()
+        assert (mine[:, 4] == len(mine)).all() and (items[mine[:, 3], 0] == row).all()
+
+
+def test_query_tiles_cover_every_prefill_token_once_longest_context_first():
+    starts, contexts = np.array([0, 1, 2, 72, 75, 205]), np.array([9, 500, 70, 1000, 130])
+    tiles = query_tiles(starts, contexts, first_row=2, tokens_a_tile=64)
+    assert tiles.tolist() == [[3, 0], [4, 128], [2, 64], [4, 64], [2, 0], [4, 0]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,0 +1,93 @@
+"""Policies with one planted fault each, and what the conformance suite must say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.contracts import ALL, Plan, SchedulerView
+from core.testing.plain_scheduler import PlainScheduler
+
+
+class ExceedsTheTokenBudget(PlainScheduler):
+    def plan(self, view: SchedulerView) -> Plan:
+        wide = replace(view.limits, max_num_batched_tokens=view.limits.max_num_batched_tokens * 2)
+        return super().plan(replace(view, limits=wide))
+
+
+class IgnoresMaxNumSeqs(PlainScheduler):
+    def plan(self, view: SchedulerView) -> Plan:
+        return super().plan(replace(view, limits=replace(view.limits, max_num_seqs=10**6)))
+
+
+class IgnoresTheBlockBudget(PlainScheduler):
+    def decode(self, view: SchedulerView) -> Plan:
+        return Plan(decode=ALL)
+
+
+class LosesARequest(PlainScheduler):
+    """Never looks at the last waiting request."""
+
+    def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:
+        return super().prompts(replace(view, waiting=list(view.waiting)[:-1]))
+
+
+class NewestFirst(PlainScheduler):
+    """Serves the newest waiting request first and preempts the oldest: a stream of arrivals starves the old."""
+
+    def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:
+        return super().prompts(replace(view, waiting=list(view.waiting)[::-1][:1], running=()))
+
+    def decode(self, view: SchedulerView) -> Plan:
+        if len(view.running) == view.limits.max_num_seqs and view.waiting:
+            return Plan(preempt=[view.running[0].id])
+        return super().decode(view)
+
+
+class NeverPreempts(PlainScheduler):
+    def decode(self, view: SchedulerView) -> Plan:
+        return replace(super().decode(view), preempt=())
+
+
+class ForgetsChunks(PlainScheduler):
+    """Computes prompts whole or not at all."""
+
+    def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:
+        whole = [r for r in view.waiting if r.num_prompt_tokens <= view.limits.max_num_batched_tokens]
+        return super().prompts(replace(view, waiting=whole))
+
+
+class CountsItsCalls(PlainScheduler):
+    """Decides by its own history, so the same view gives two plans."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def plan(self, view: SchedulerView) -> Plan:
+        self.calls += 1
+        return super().plan(view) if self.calls % 2 else Plan(idle_s=1e-6)
+
+
+class ChangesARequest(PlainScheduler):
+    def plan(self, view: SchedulerView) -> Plan:
+        for request in view.waiting:
+            request._request.priority += 1  # type: ignore[attr-defined]
+        return super().plan(view)
+
+
+class NamesStrangers(PlainScheduler):
+    def decode(self, view: SchedulerView) -> Plan:
+        return Plan(decode=[request.id + 1 for request in view.running])
+
+
+FAULTS = {
+    ExceedsTheTokenBudget: "more than max_num_batched_tokens",
+    IgnoresMaxNumSeqs: "more than max_num_seqs",
+    IgnoresTheBlockBudget: "preempt or wait",
+    LosesARequest: "plans nothing",
+    NewestFirst: "starves",
+    NeverPreempts: "preempt or wait",
+    ForgetsChunks: "plans nothing",
+    CountsItsCalls: "gave two plans",
+    ChangesARequest: "changed a request",
+    NamesStrangers: "which is",
+}

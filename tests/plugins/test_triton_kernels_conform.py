@@ -1,0 +1,25 @@
+"""The Triton kernels against the conformance suite: under the interpreter on a CPU, and for real on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.contracts import AttentionSpec
+from core.testing.kernels_suite import KernelsSuite
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+
+
+class TestTritonKernels(KernelsSuite):
+    device = "cuda" if ON_GPU else "cpu"
+    dtypes = (torch.float32, torch.bfloat16) if ON_GPU else (torch.float32,)
+    block_sizes = (16, 256) if ON_GPU else (16,)
+    head_dims = (64, 128) if ON_GPU else (32,)
+    groups = (1, 2, 4, 8) if ON_GPU else (4,)
+
+    def make(self, spec: AttentionSpec):
+        from plugins.kernels.triton_backend import TritonKernels
+
+        return TritonKernels(None, spec)
