@@ -18,8 +18,6 @@ from core.parallel import ALONE, Ranks, head_parts
 from core.plugin_host import PluginHost
 from core.registry import Entry
 
-DEFAULT_BLOCK_SIZE = 16
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -128,7 +126,7 @@ def attention_spec(
         num_heads=heads.size,
         num_kv_heads=kv_heads.size,
         head_dim=spec.head_dim,
-        block_size=engine.block_size or max(DEFAULT_BLOCK_SIZE, kernels.needs.block_size_multiple),
+        block_size=engine.block_size or kernels.needs.preferred_block_size,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=min(engine.max_model_len, spec.max_position),

@@ -37,6 +37,8 @@ class Needs:
     """Names of torch dtypes, e.g. ("bfloat16", "float16")."""
     block_size_multiple: int = 1
     """engine.block_size must be a multiple of this."""
+    preferred_block_size: int = 16
+    """Kernels: engine.block_size where the user names none; small blocks share prefixes more finely."""
     head_dims: tuple[int, ...] = ()
     compute_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability, e.g. (8, 0)."""

@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", default=str(BUNDLED))
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--longest", type=int, default=512)
+    parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32).eval()

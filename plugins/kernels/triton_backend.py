@@ -98,8 +98,7 @@ class TritonKernels(TorchKernels):
     def _prepare_decode(self, batch: Batch) -> _DecodeStep:
         spec, rows = self.spec, batch.num_decodes
         tiling = decode_tiling(rows, spec.num_kv_heads, spec.dtype)
-        shared_lens_B: Tensor | None = getattr(batch, "shared_lens_B", None)
-        shared = None
+        shared_lens_B, shared = batch.shared_lens_B, None
         if shared_lens_B is not None:
             queries = rows * spec.num_heads // spec.num_kv_heads
             shared = shared_tiling(queries, spec.num_kv_heads, spec.dtype, self._decode_scratch.card)

@@ -108,7 +108,7 @@ def make_case(
     if shared_blocks:
         shared_lens = torch.zeros(rows, dtype=torch.int32)
         shared_lens[:sharers] = shared_blocks * block_size
-        batch.shared_lens_B = shared_lens.to(DEVICE)  # type: ignore[attr-defined]
+        batch.shared_lens_B = shared_lens.to(DEVICE)
     return Case(batch, spec, kv, q, torch.cat(expected))
 
 

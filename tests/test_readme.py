@@ -1,0 +1,80 @@
+"""Every command and snippet of README.md is run: here, in .ci/run, or by a test that is named here."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+SETUP = [line for line in COMMANDS if ".venv/bin/" in line]
+ELSEWHERE = {
+    # needs the hub or a folder of its own; test_parity.py loads checkpoints from folders, test_presets.py the presets
+    'python -m core.run model=qwen3_0_6b prompt="The capital of France is"',
+    "python -m core.run model=qwen3_8b model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
+    # needs a GPU for its size; docs/log.md has the figures
+    "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random",
+}
+RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEWHERE]
+
+
+def run(line, folder):
+    """Run a line as a shell would, with this interpreter as python."""
+    line = line.replace("python -m", f"{shlex.quote(sys.executable)} -m")
+    return subprocess.run(
+        line, shell=True, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=240, check=False
+    )
+
+
+@pytest.mark.parametrize("line", RUN_HERE)
+def test_the_command_works(line, tmp_path):
+    done = run(line, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout or "output=" in line or " -m " in line.replace("python -m", "")
+
+
+def test_commands_that_are_not_run_here_are_still_in_the_readme():
+    assert set(COMMANDS) >= ELSEWHERE
+    assert len(RUN_HERE) >= 8
+
+
+def test_the_two_set_up_lines_are_what_ci_runs():
+    assert len(SETUP) == 2
+    script = (ROOT / ".ci/run").read_text()
+    for part in (part.strip() for line in SETUP for part in line.split("&&")):
+        assert part in script, part
+
+
+def test_the_library_snippet_prints_text(tmp_path):
+    snippet = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "llm.generate" in block)
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "length" in done.stdout
+
+
+def test_the_plugin_snippet_registers_and_its_field_is_an_option(tmp_path):
+    snippet = next(
+        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "register_schedulers" in block
+    )
+    (tmp_path / "my_package.py").write_text(snippet)
+    done = subprocess.run(
+        [sys.executable, "-m", "core.info", "shortest_first"],
+        env={"PYTHONPATH": str(tmp_path), "HOOKLINE_PLUGINS": "my_package", "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "max_prompts: int = 4" in done.stdout
+
+
+def test_the_error_in_the_readme_is_the_error(tmp_path):
+    done = run("python -m core.run model=qwen4", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hookline: error: no model named 'qwen4'. Did you mean 'qwen3'? Available: qwen3, ")
+    assert "Traceback" not in done.stderr
