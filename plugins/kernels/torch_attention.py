@@ -114,8 +114,8 @@ def attend_rows(q_THE: Tensor, kv_2NSKE: Tensor, rows: Rows, spec: AttentionSpec
 
 def _decodes(batch: Batch, spec: AttentionSpec, longest: int, rows: np.ndarray | None) -> Decodes:
     num_blocks = -(-longest // spec.block_size)
-    blocks_BM, lens_B = batch.block_table_BM[: batch.num_decodes, :num_blocks], batch.context_lens_B[: batch.num_decodes]
-    queries_B = None
+    blocks_BM = batch.block_table_BM[: batch.num_decodes, :num_blocks]
+    lens_B, queries_B = batch.context_lens_B[: batch.num_decodes], None
     if rows is not None:
         queries_B = torch.from_numpy(rows).to(lens_B.device)
         blocks_BM, lens_B = blocks_BM.index_select(0, queries_B), lens_B.index_select(0, queries_B)

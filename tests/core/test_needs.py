@@ -50,7 +50,14 @@ def test_an_unmet_need_is_named_with_value_and_limit(needs: Needs, facts: Facts,
 
 
 def test_met_needs_have_no_reasons() -> None:
-    needs = Needs(("cuda",), ("bfloat16",), 16, (128,), (8, 0), ("json",))
+    needs = Needs(
+        devices=("cuda",),
+        dtypes=("bfloat16",),
+        block_size_multiple=16,
+        head_dims=(128,),
+        compute_capability=(8, 0),
+        packages=("json",),
+    )
     assert unmet(needs, GPU) == []
 
 
