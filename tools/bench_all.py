@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
         mean_ms = 1000 * best["seconds"] / best["steps"]
         print(
             f"{name:14} {best['output_tok_s']:>10,.0f} output tok/s {best['prompt_tok_s']:>11,.0f} prompt tok/s "
-            f"{best['steps']:5} steps of {mean_ms:7.3f} ms, {best['cached_tokens']} cached, {best['preemptions']} preempted"
+            f"{best['steps']:5} steps of {mean_ms:7.3f} ms, {best['cached_tokens']} cached"
         )
     return 0
 
