@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from core.admission import EngineLimits
 from core.block_pool import BlockPool
 from core.choose import Choice, choose, chosen
 from core.config import Config
 from core.contracts import Kernels, Limits, Model, Runtime
-from core.engine import Engine, EngineLimits
+from core.engine import Engine
 from core.errors import CapacityError
 from core.graphs import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks

@@ -11,19 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import xxhash
-
+from core.admission import EngineLimits, admit
 from core.block_pool import BlockPool
 from core.budget import Ledger
-from core.contracts import Limits, Scheduler, SchedulerView
+from core.contracts import Scheduler, SchedulerView
 from core.dispatch import Dispatched, Dispatcher
 from core.errors import HooklineError, PlanError, RequestError
 from core.observers import Observers
 from core.plan_check import CheckedPlan, check_plan
 from core.queue import RequestQueue, Views
 from core.request import FinishReason, Request, RequestOutput
-from core.sampling import MAX_SEED, SamplingParams
+from core.sampling import SamplingParams
 from core.step import Step
 
 MAX_FRUITLESS_PLANS = 1000
@@ -46,23 +44,6 @@ class Executor(Protocol):
     def close(self) -> None:
         """Release memory and processes; may be called twice."""
         ...
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """What the engine holds requests to, once the memory is sized. Lengths in tokens."""
-
-    plan: Limits
-    vocab_size: int
-    stall_timeout_s: float
-    eos_token_ids: frozenset[int] = frozenset()
-    seed: int = 0
-    overlap: bool = False
-
-    @property
-    def max_len(self) -> int:
-        """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
-        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
 
 
 @dataclass(frozen=True)
@@ -133,19 +114,7 @@ class Engine:
         """
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
-        tokens = self._checked_tokens(prompt_token_ids)
-        request = Request(
-            self._next_id,
-            tokens,
-            params,
-            max_tokens=min(params.max_tokens, self.limits.max_len - len(tokens)),
-            block_size=self.pool.block_size,
-            seed=self._seed(params),
-            stop_ids=self._stop_ids(params),
-            prompt=prompt,
-            arrival_s=time.monotonic(),
-            priority=priority,
-        )
+        request = admit(self.limits, self._next_id, prompt_token_ids, params, prompt=prompt, priority=priority)
         self._next_id += 1
         self.queue.add(request)
         return request.id
@@ -166,38 +135,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return len(self.queue) > 0 or self._in_flight is not None
-
-    def _checked_tokens(self, prompt_token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-        if len(prompt_token_ids) == 0:
-            raise RequestError("the prompt is empty; at least one token is needed")
-        if len(prompt_token_ids) >= self.limits.max_len:
-            raise RequestError(self._too_long(len(prompt_token_ids)))
-        try:
-            tokens = np.asarray(prompt_token_ids, dtype=np.int64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RequestError(f"prompt token ids must be whole numbers: {error}") from None
-        outside = (tokens < 0) | (tokens >= self.limits.vocab_size)
-        if outside.any():
-            value = tokens[outside][0]
-            raise RequestError(f"token id {value} is outside the vocabulary (0 to {self.limits.vocab_size - 1})")
-        return tokens.astype(np.int32)
-
-    def _too_long(self, length: int) -> str:
-        plan = self.limits.plan
-        room = f"a prompt may have at most {self.limits.max_len - 1} tokens"
-        if self.limits.max_len == plan.max_model_len:
-            return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
-        capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"
-        return f"the prompt has {length} tokens; {room}, as {capacity}: give it more memory or engine.num_blocks"
-
-    def _seed(self, params: SamplingParams) -> int:
-        if params.seed is not None:
-            return params.seed
-        return xxhash.xxh64_intdigest(f"{self.limits.seed}:{self._next_id}".encode()) & MAX_SEED
-
-    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos = frozenset() if params.ignore_eos else self.limits.eos_token_ids
-        return eos.union(params.stop_token_ids)
 
     # ----------------------------------------------------------------------------------------------------------- step
 
@@ -269,7 +206,10 @@ class Engine:
         queue, limits = self.queue, self.limits.plan
         budget = Ledger(self.pool, queue.live)
         view = SchedulerView(Views(queue.waiting), Views(queue.running), limits, budget, time.monotonic())
-        plan = self.scheduler.plan(view)
+        try:
+            plan = self.scheduler.plan(view)
+        except Exception as error:
+            raise PlanError(f"scheduler '{self.policy}' raised {type(error).__name__}: {error}") from error
         checked = check_plan(plan, queue, Ledger(self.pool, queue.live), limits, self.policy)
         if checked.computes or checked.preempt:
             self._idle_s = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 from core.budget import Ledger
 from core.contracts import ALL, Limits, Plan
@@ -46,9 +47,12 @@ class _Checker:
     def check(self, plan: Plan) -> CheckedPlan:
         if not isinstance(plan, Plan):
             raise self.error(f"returned a {type(plan).__name__}, not a Plan")
-        preempt = [self.preempted(id_) for id_ in plan.preempt]
-        decode = self.decoding(plan)
-        prefill = [self.prefilling(*pair) for pair in plan.prefill]
+        try:
+            preempt = [self.preempted(id_) for id_ in plan.preempt]
+            decode = self.decoding(plan)
+            prefill = [self.prefilling(id_, index(num_tokens)) for id_, num_tokens in plan.prefill]
+        except (TypeError, ValueError) as error:
+            raise self.error(f"returned a malformed plan ({error})") from error
         self.check_limits(prefill, decode, preempt)
         self.check_budget(prefill, decode, preempt)
         return CheckedPlan(prefill, decode, preempt)
@@ -58,7 +62,7 @@ class _Checker:
 
     def request(self, id_: int, part: str) -> Request:
         request = self.queue.live.get(id_)
-        if request is None:
+        if request is None or id_ in self.queue.ending:
             raise self.error(f"names request {id_!r} in {part}, which is neither waiting nor running")
         if id_ in self.seen:
             raise self.error(f"names request {id_} twice")
@@ -90,7 +94,7 @@ class _Checker:
         request = self.request(id_, "prefill")
         if id_ in self.queue.running and not request.is_prefilling:
             raise self.error(f"prefills request {id_}, which is decoding")
-        if not num_tokens >= 1:
+        if num_tokens < 1:
             raise self.error(f"prefills {num_tokens!r} tokens of request {id_}; at least 1 is needed")
         left = request.num_tokens - request.num_computed_tokens
         if num_tokens > left:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from core.admission import EngineLimits
 from core.block_pool import BlockPool
 from core.contracts import Limits, Scheduler
-from core.engine import Engine, EngineLimits
+from core.engine import Engine
 from core.step import Step, pack, unpack
 
 HOLE = -1

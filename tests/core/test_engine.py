@@ -176,6 +176,9 @@ def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
         (Plan(preempt=[0]), "preempts request 0, which is not running"),
         (Plan(), "plans nothing with 2 requests waiting and 0 running"),
         (None, "returned a NoneType, not a Plan"),
+        (Plan(prefill=[0]), "returned a malformed plan"),
+        (Plan(prefill=[(0, 1.5)]), "returned a malformed plan"),
+        (Plan(decode=3), "returned a malformed plan"),
         (Plan(prefill=[(0, 3), (1, 30)]), "plans 33 tokens, more than max_num_batched_tokens=32"),
     ],
 )
@@ -189,6 +192,28 @@ def test_a_plan_that_breaks_a_rule_names_the_policy_and_changes_nothing(plan, me
     assert len(engine.queue.waiting) == 2 and engine.pool.num_free == engine.pool.num_blocks
     engine.scheduler = PlainScheduler()
     assert len(drain(engine)) == 2
+
+
+def test_a_policy_that_raises_is_named_and_the_engine_goes_on():
+    class Raises:
+        def plan(self, view):
+            return view.nonsense
+
+    engine = fake_engine(Raises(), policy="rough")
+    engine.add([1, 2, 3], greedy())
+    with pytest.raises(PlanError, match="scheduler 'rough' raised AttributeError"):
+        engine.step()
+    engine.scheduler = PlainScheduler()
+    assert len(drain(engine)) == 1
+
+
+def test_a_request_that_waits_for_its_last_token_cannot_be_planned():
+    engine = fake_engine(Scripted(Plan(prefill=[(0, 3)]), Plan(prefill=[(0, 1)]), Plan()), overlap=True)
+    engine.add([1, 2, 3], greedy(1))
+    engine.add([4], greedy(1))
+    engine.step()
+    assert 0 in engine.queue.ending
+    assert [output.request_id for output in engine.step()] == [0]
 
 
 def test_a_plan_over_max_num_seqs_or_over_the_pool_is_refused():

@@ -1,0 +1,93 @@
+"""What a request must be to enter an engine, and the request that enters.
+
+Checks against the limits once, on arrival, so that nothing that can never be served is ever queued. Knows no queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from core.contracts import Limits
+from core.errors import RequestError
+from core.request import Request, TokenArray
+from core.sampling import MAX_SEED, SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine holds requests to, once the memory is sized. Lengths in tokens."""
+
+    plan: Limits
+    vocab_size: int
+    stall_timeout_s: float
+    eos_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    overlap: bool = False
+
+    @property
+    def max_len(self) -> int:
+        """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
+        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
+
+
+def admit(
+    limits: EngineLimits,
+    id: int,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    prompt: str | None = None,
+    priority: int = 0,
+) -> Request:
+    """The request of a prompt; its max_tokens end where max_len does.
+
+    Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
+    """
+    tokens = _checked_tokens(limits, prompt_token_ids)
+    eos = frozenset() if params.ignore_eos else limits.eos_token_ids
+    return Request(
+        id,
+        tokens,
+        params,
+        max_tokens=min(params.max_tokens, limits.max_len - len(tokens)),
+        block_size=limits.plan.block_size,
+        seed=params.seed if params.seed is not None else _seed(limits.seed, id),
+        stop_ids=eos.union(params.stop_token_ids),
+        prompt=prompt,
+        arrival_s=time.monotonic(),
+        priority=priority,
+    )
+
+
+def _seed(engine_seed: int, id: int) -> int:
+    return xxhash.xxh64_intdigest(f"{engine_seed}:{id}".encode()) & MAX_SEED
+
+
+def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> TokenArray:
+    if len(prompt_token_ids) == 0:
+        raise RequestError("the prompt is empty; at least one token is needed")
+    if len(prompt_token_ids) >= limits.max_len:
+        raise RequestError(_too_long(limits, len(prompt_token_ids)))
+    try:
+        tokens = np.asarray(prompt_token_ids, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"prompt token ids must be whole numbers: {error}") from None
+    outside = (tokens < 0) | (tokens >= limits.vocab_size)
+    if outside.any():
+        value = tokens[outside][0]
+        raise RequestError(f"token id {value} is outside the vocabulary (0 to {limits.vocab_size - 1})")
+    return tokens.astype(np.int32)
+
+
+def _too_long(limits: EngineLimits, length: int) -> str:
+    plan = limits.plan
+    room = f"a prompt may have at most {limits.max_len - 1} tokens"
+    if limits.max_len == plan.max_model_len:
+        return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
+    capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"
+    return f"the prompt has {length} tokens; {room}, as {capacity}: give it more memory or engine.num_blocks"
