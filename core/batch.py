@@ -20,6 +20,11 @@ class Batch:
     Shapes: token_ids_T, positions_T, slot_mapping_T int64; query_starts_B1 (B + 1,) int32, the first token of each row;
     context_lens_B int32, tokens in the cache once this step has written (padding rows: 1);
     block_table_BM int32; entries past a row's context name any block.
+
+    A batch inside a captured graph has no lengths on the host: context_lens_host is None, and every size here is the
+    graph's. Captured decodes are rows of one token. A captured prefill (only for kernels that declare `graph_prefill`)
+    has no decodes, query_starts_host is None, rows that the step does not need have no queries, and the tokens that it
+    does not need are queries of the last row, in the scratch block; max_query_len is T.
     """
 
     token_ids_T: Tensor
@@ -33,10 +38,10 @@ class Batch:
     max_query_len: int
     max_context_len: int
     """An upper bound; block_table_BM covers it."""
-    query_starts_host: np.ndarray[Any, np.dtype[np.int32]]
-    """query_starts_B1 on the host; for an all-decode batch simply 0..B."""
+    query_starts_host: np.ndarray[Any, np.dtype[np.int32]] | None
+    """query_starts_B1 on the host; for an all-decode batch simply 0..B, None for a captured prefill."""
     context_lens_host: np.ndarray[Any, np.dtype[np.int32]] | None = None
-    """context_lens_B on the host; None inside a captured graph, where only decodes are."""
+    """context_lens_B on the host; None inside a captured graph."""
     shared_lens_B: Tensor | None = None
     """(B,) int32: the same number of leading tokens for all rows that share them, 0 for the others. Only in batches of
     decodes, and only for kernels that declare `shared_prefix`."""

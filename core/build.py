@@ -21,6 +21,7 @@ from core.graphs import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks
 from core.observers import Observers
 from core.plugin_host import PluginHost
+from core.prefill_graphs import prefill_sizes
 from core.state import RequestTable
 from core.weights import load_checkpoint, random_weights
 from core.worker import Worker
@@ -75,7 +76,7 @@ def load_model(choice: Choice, kernels: Kernels) -> Model:
 
 
 def make_worker(choice: Choice, model: Model, kernels: Kernels) -> Worker:
-    """Size the KV cache, put the rank together and capture its decode graphs."""
+    """Size the KV cache, put the rank together and capture its graphs."""
     attention = choice.attention
     sampler_entry = chosen(choice.config.sampler)
     sampler = sampler_entry.load()(choice.config.sampler.config)
@@ -93,13 +94,14 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels) -> Worker:
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
         )
 
+    prefills = prefill_sizes(attention) if choice.captures_prefills else []
     rehearsals = [lambda: worker(1).rehearse(attention)]
     if choice.uses_graphs:
-        rehearsals.append(lambda: worker(1).rehearse_decode(attention))
+        rehearsals.append(lambda: worker(1).rehearse_graphs(attention, prefills))
     ready = worker(count_blocks(choice.config.engine, choice.spec.num_layers, attention, rehearsals))
     if choice.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
-        ready.capture(sizes, attention.max_model_len, shares_prefixes=choice.shares_prefixes)
+        ready.capture(attention, sizes, prefills, shares_prefixes=choice.shares_prefixes)
     return ready
 
 

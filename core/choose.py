@@ -37,9 +37,14 @@ class Choice:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether decode steps are captured as CUDA graphs."""
+        """Whether steps are captured as CUDA graphs: decodes at least."""
         graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
         return self.config.engine.cuda_graphs and self.device.type == "cuda" and graph_safe
+
+    @property
+    def captures_prefills(self) -> bool:
+        """Whether small prefill steps are captured as well."""
+        return self.uses_graphs and self.kernels.needs.graph_prefill
 
     @property
     def shares_prefixes(self) -> bool:

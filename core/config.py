@@ -46,7 +46,7 @@ class EngineConfig:
     num_blocks: int | None = None
     """KV blocks; None takes as many as memory allows."""
     cuda_graphs: bool = True
-    """Replay decode steps as CUDA graphs, where kernels and sampler allow it; no effect on a CPU."""
+    """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True

@@ -46,6 +46,9 @@ class Needs:
     """Top-level modules that must be importable; looked up without importing them."""
     graph_safe: bool = False
     """A capability: every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
+    graph_prefill: bool = False
+    """A capability of kernels that are graph_safe: so may prefill steps, whose lengths then only the device knows
+    (`core.batch.Batch` says what such a batch looks like). Without it, decode steps alone are captured."""
     shared_prefix: bool = False
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     vocabulary_shards: bool = False
@@ -226,7 +229,10 @@ class Kernels(Protocol):
         ...
 
     def prepare(self, batch: Batch) -> None:
-        """Called once a step before the first layer; may put what `attend` needs into batch.scratch."""
+        """Called once a step before the first layer; may put what `attend` needs into batch.scratch.
+
+        A captured step captures this call too, so what depends on lengths is derived on the device at each replay.
+        """
         ...
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:

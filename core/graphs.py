@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from core.contracts import SamplingBatch
 from core.state import Draws, RequestTable, slot_mapping
 
 if TYPE_CHECKING:
+    from core.prefill_graphs import PrefillGraphs
     from core.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -46,8 +48,35 @@ class _Graph:
     tokens_G: Tensor
 
 
+@torch.inference_mode()
+def capture_graphs(decodes: DecodeGraphs, prefills: PrefillGraphs) -> None:
+    """Capture all of them into one memory pool and say what it took."""
+    device = decodes.worker.table.device
+    started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
+    pool = torch.cuda.graph_pool_handle()
+    num_prefills, num_decodes = prefills.capture(pool), decodes.capture(pool)
+    torch.cuda.synchronize(device)
+    seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
+    what = f"{num_decodes} decode and {num_prefills} prefill graphs"
+    logger.info("captured %s in %.1f s, %.2f GiB", what, seconds, grown / GIB)
+
+
+def record(step: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of what `step` launches, and the tensor that each replay writes."""
+    # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        tokens = step()
+    return graph, tokens
+
+
 class DecodeGraphs:
-    """Captured decode steps of a worker, smallest first; they share one memory pool."""
+    """Captured decode steps of a worker, smallest first."""
 
     def __init__(
         self, worker: Worker, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
@@ -56,18 +85,15 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._shares = shares_prefixes
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every size, the largest first so that the others fit into its memory."""
+    def capture(self, pool: Any) -> int:
+        """Capture every size, the largest first so that the others fit into its memory; returns how many."""
         device = self.worker.table.device
-        started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
-        pool = torch.cuda.graph_pool_handle()
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
-                self._graphs[size, is_shared] = self._capture_one(size, is_shared, pool)
-        torch.cuda.synchronize(device)
-        seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
-        logger.info("captured %d decode graphs in %.1f s, %.2f GiB", len(self._graphs), seconds, grown / GIB)
+                rows_G = torch.full((size,), self.worker.table.padding_row, device=device)
+                graph, tokens_G = record(partial(self.step, rows_G, is_shared), pool, device)
+                self._graphs[size, is_shared] = _Graph(graph, rows_G, tokens_G)
+        return len(self._graphs)
 
     def launch(self, rows_D: Tensor, *, is_shared: bool = False) -> Tensor:
         """Replay the smallest graph that holds these rows; returns their tokens, valid until the next launch.
@@ -80,20 +106,6 @@ class DecodeGraphs:
         graph.rows_G[count:].fill_(self.worker.table.padding_row)
         graph.graph.replay()
         return graph.tokens_G[:count]
-
-    def _capture_one(self, size: int, is_shared: bool, pool: Any) -> _Graph:
-        worker = self.worker
-        rows_G = torch.full((size,), worker.table.padding_row, device=worker.table.device)
-        # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
-        side = torch.cuda.Stream(worker.table.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.step(rows_G, is_shared)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            tokens_G = self.step(rows_G, is_shared)
-        return _Graph(graph, rows_G, tokens_G)
 
     def step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
         """One decode step of these rows: everything a graph holds."""

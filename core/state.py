@@ -91,10 +91,13 @@ class RequestTable:
             ).astype(np.int32),
         )
 
-    def commit(self, drawn: Draws, tokens_N: Tensor, step: Step) -> None:
-        """Write the drawn tokens back, so that the next step can start from them."""
+    def write_back(self, drawn: Draws, tokens_N: Tensor) -> None:
+        """Keep the drawn tokens, so that the next step can start from them. Device: no host sync; graph-safe."""
         self.last_token_R[drawn.rows_N] = tokens_N
         self.length_R[drawn.rows_N] = (drawn.params.position_N + 1).to(torch.int32)
+
+    def mirror(self, step: Step) -> None:
+        """Bring host_length_R up to what a launched step leaves on the device."""
         self.host_length_R[step.decode_rows] += 1
         chunks = step.sampled_chunks
         self.host_length_R[step.chunk_rows[chunks]] = step.chunk_starts[chunks] + step.chunk_lens[chunks] + 1

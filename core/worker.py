@@ -17,8 +17,9 @@ from torch import Tensor
 from core.arrivals import Arrival, Arrivals
 from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
-from core.graphs import DecodeGraphs
+from core.graphs import DecodeGraphs, capture_graphs
 from core.parallel import ALONE, Ranks
+from core.prefill_graphs import PrefillGraphs
 from core.state import Draws, RequestTable
 from core.step import Step
 
@@ -59,6 +60,7 @@ class Worker:
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
         self.graphs: DecodeGraphs | None = None
+        self.prefill_graphs: PrefillGraphs | None = None
         self.arrivals = Arrivals(table.padding_row, table.device)
 
     @property
@@ -86,15 +88,24 @@ class Worker:
         self.draw(hidden_TD, Draws(rows_N, index_N, params))
 
     @torch.inference_mode()
-    def rehearse_decode(self, spec: AttentionSpec) -> None:
-        """Compute a decode step of max_num_seqs padding rows."""
+    def rehearse_graphs(self, spec: AttentionSpec, prefill_sizes: Sequence[int]) -> None:
+        """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
+        for size in prefill_sizes[-1:]:
+            prefills = PrefillGraphs(self, (), spec)
+            prefills.step(prefills.inputs(Step(), size).to(spec.device), size)
 
-    def capture(self, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool) -> None:
-        """Capture pure decode steps of these sizes as CUDA graphs; `launch` then replays them."""
-        self.graphs = DecodeGraphs(self, sizes, max_model_len, shares_prefixes=shares_prefixes)
-        self.graphs.capture()
+    def capture(
+        self, spec: AttentionSpec, sizes: Sequence[int], prefill_sizes: Sequence[int], *, shares_prefixes: bool
+    ) -> None:
+        """Capture pure decode and small pure prefill steps of these sizes as CUDA graphs; `launch` then replays them.
+
+        Sizes are rows for decodes and tokens for prefills, both ascending.
+        """
+        self.graphs = DecodeGraphs(self, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
+        self.prefill_graphs = PrefillGraphs(self, prefill_sizes, spec)
+        capture_graphs(self.graphs, self.prefill_graphs)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Arrival:
@@ -107,13 +118,17 @@ class Worker:
         if self.graphs is not None and not len(step.chunk_rows) and not len(step.mask_rows):
             self.table.host_length_R[step.decode_rows] += 1
             return self.graphs.launch(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
+        if self.prefill_graphs is not None and self.prefill_graphs.hold(step):
+            self.table.mirror(step)
+            return self.prefill_graphs.launch(step)
         batch = self.table.batch(device_step)
         if step.shared_len:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         hidden_TD = self.forward(batch)
         drawn = self.table.draws(device_step, batch)
         tokens_N = self.draw(hidden_TD, drawn, device_step.views if len(step.mask_rows) else None)
-        self.table.commit(drawn, tokens_N, step)
+        self.table.write_back(drawn, tokens_N)
+        self.table.mirror(step)
         return tokens_N
 
     def collect(self, handle: Arrival) -> Sequence[int]:

@@ -90,6 +90,63 @@ def test_a_shared_prefix_is_read_once_and_changes_no_token(plain, monkeypatch):
     assert any(used)
 
 
+def prefill_tokens(llm):
+    """Tokens of small prompts arriving one, three and seventeen at a time; later ones find a part in the cache."""
+    rng = random.Random(3)
+    shared = [rng.randrange(5000) for _ in range(200)]
+    found = []
+    with llm:
+        for count, longest in [(1, 20), (1, 128), (3, 100), (4, 128), (17, 25), (2, 300), (1, 700)]:
+            prompts = [
+                [*shared[: rng.choice([0, 64, 200])], *(rng.randrange(5000) for _ in range(rng.randint(1, longest)))]
+                for _ in range(count)
+            ]
+            params = [
+                SamplingParams(temperature=float(i % 2), max_tokens=4, seed=i, ignore_eos=True) for i in range(count)
+            ]
+            found += [output.token_ids for output in llm.generate(prompts, params)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain_prefill():
+    return prefill_tokens(make(kernels="torch", overlap=False, cuda_graphs=False))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        dict(),
+        dict(overlap=False),
+        dict(block_size=16, prefix_caching=False),
+        dict(max_num_batched_tokens=96),
+        dict(max_num_seqs=3),
+    ],
+    ids=str,
+)
+def test_prefill_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
+    llm = make(**engine)
+    graphs = llm.engine.executor.prefill_graphs
+    launch, shapes = graphs.launch, []
+    graphs.launch = lambda step: (shapes.append((len(step.chunk_rows), int(step.chunk_starts.max()))), launch(step))[1]
+    assert prefill_tokens(llm) == plain_prefill
+    assert any(rows > 1 for rows, _ in shapes) and any(start > 0 or "prefix_caching" in engine for _, start in shapes)
+
+
+def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
+    with make(max_num_seqs=4) as llm:
+        graphs = llm.engine.executor.prefill_graphs
+        graphs.launch = lambda step: pytest.fail("this step fits no graph")
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(7,)))
+        llm.generate([[1] * 513], SamplingParams(max_tokens=1))
+
+
+def test_kernels_that_do_not_declare_it_capture_no_prefill():
+    pytest.importorskip("flash_attn")
+    with make("bfloat16", "flash_attn", max_num_seqs=4) as llm:
+        assert not llm.engine.executor.prefill_graphs.sizes
+
+
 def test_every_batch_size_has_a_graph():
     llm = make(max_num_seqs=11, max_model_len=128)
     with llm:

@@ -127,6 +127,7 @@ def _decodes(batch: Batch, spec: AttentionSpec, longest: int, rows: np.ndarray |
 
 
 def _sequence(batch: Batch, spec: AttentionSpec, row: int, context: int) -> Sequence:
+    assert batch.query_starts_host is not None
     start, stop = (int(at) for at in batch.query_starts_host[row : row + 2])
     blocks_M = batch.block_table_BM[row, : -(-context // spec.block_size)]
     num_queries = stop - start

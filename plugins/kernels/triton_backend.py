@@ -24,7 +24,13 @@ from plugins.kernels.triton_decode import (
     decode_tiling,
     schedule_decode,
 )
-from plugins.kernels.triton_prefill import PrefillTiling, prefill_attention, prefill_tiling, query_tiles
+from plugins.kernels.triton_prefill import (
+    PrefillTiling,
+    prefill_attention,
+    prefill_tiling,
+    query_tiles,
+    query_tiles_on_device,
+)
 from plugins.kernels.triton_shared_prefix import (
     SharedTiling,
     make_shared_partials,
@@ -86,10 +92,10 @@ class TritonKernels(TorchKernels):
         return triton_ops.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm)
 
     def prepare(self, batch: Batch) -> None:
-        """Cut the decode rows on the device and the query tiles on the host.
+        """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.
 
-        Device: one launch if there are decode rows, one small copy if there are prefill rows; no host sync. A captured
-        decode graph must capture this call too, for the cut follows the lengths at replay.
+        Device: one launch if there are decode rows, one small copy or launch if there are prefill rows; no host sync.
+        A captured step must capture this call too, for the cuts follow the lengths at replay.
         """
         batch.scratch["decode"] = self._prepare_decode(batch) if batch.num_decodes else None
         has_prefill = batch.num_requests > batch.num_decodes
@@ -110,13 +116,15 @@ class TritonKernels(TorchKernels):
         return _DecodeStep(num_items, tiling, shared_lens_B, shared)
 
     def _prepare_prefill(self, batch: Batch) -> _PrefillStep:
-        assert batch.context_lens_host is not None
-        spec = self.spec
+        spec, num_tokens = self.spec, batch.num_tokens - batch.num_decodes
         tiling = prefill_tiling(
-            batch.num_tokens - batch.num_decodes, batch.max_context_len, spec.num_heads, spec.dtype,
+            num_tokens, batch.max_context_len, spec.num_heads, spec.dtype,
             self._decode_scratch.card,
         )  # fmt: skip
         tokens_a_tile = tiling.block_m // (spec.num_heads // spec.num_kv_heads)
+        if batch.query_starts_host is None or batch.context_lens_host is None:
+            tiles_W2 = query_tiles_on_device(batch.query_starts_B1, num_tokens, batch.num_decodes, tokens_a_tile)
+            return _PrefillStep(tiles_W2, tiling)
         tiles = torch.from_numpy(
             query_tiles(batch.query_starts_host, batch.context_lens_host, batch.num_decodes, tokens_a_tile)
         )

@@ -1,7 +1,8 @@
 """Ragged causal prefill over the paged cache: prompts, chunks and prefix hits, concatenated, on the tensor cores.
 
-The host cuts the query tokens into tiles and lists the longest first; a program takes one tile with all query heads of
-one kv head. Whole tiles of the past run without masks. Knows nothing of layers or decode.
+The host cuts the query tokens into tiles and lists the longest first (for a captured step, a small kernel lists them in
+order); a program takes one tile with all query heads of one kv head. Whole tiles of the past run without masks. Knows
+nothing of layers or decode.
 Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
 S block size, W query tiles.
 """
@@ -19,6 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.kernels.triton_decode import LOG2_E, Card, tile_places
+
+TILES_PER_PROGRAM = 16
+"""Of the kernel that lists the query tiles."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,43 @@ def query_tiles(
     return np.stack([row, first], axis=1)[np.argsort(-past, kind="stable")].astype(np.int32)
 
 
+@triton.jit(do_not_specialize=["first_row", "num_rows", "num_tiles"])
+def _query_tiles_kernel(
+    query_starts_ptr, tiles_ptr, first_row, num_rows, num_tiles,
+    TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TILES: tl.constexpr,
+):  # fmt: skip
+    """Every program derives the whole list and writes its few tiles."""
+    row = tl.arange(0, BLOCK_ROWS)
+    is_row = (row >= first_row) & (row < num_rows)
+    start = tl.load(query_starts_ptr + row, mask=is_row, other=0)
+    stop = tl.load(query_starts_ptr + row + 1, mask=is_row, other=0)
+    count = tl.cdiv(stop - start, TOKENS)
+    end = tl.cumsum(count, axis=0)
+    tile = tl.program_id(0) * BLOCK_TILES + tl.arange(0, BLOCK_TILES)
+    mine = (tile[:, None] >= (end - count)[None, :]) & (tile[:, None] < end[None, :])
+    tile_row = tl.sum(tl.where(mine, row[None, :] + 1, 0), axis=1) - 1
+    first = (tile - tl.sum(tl.where(mine, (end - count)[None, :], 0), axis=1)) * TOKENS
+    tl.store(tiles_ptr + tile * 2, tile_row, mask=tile < num_tiles)
+    tl.store(tiles_ptr + tile * 2 + 1, first, mask=tile < num_tiles)
+
+
+def query_tiles_on_device(query_starts_B1: Tensor, num_tokens: int, first_row: int, tokens_a_tile: int) -> Tensor:
+    """As `query_tiles`, from lengths on the device, row after row; tiles that no row needs have row -1.
+
+    Shapes: query_starts_B1 (B + 1,) int32, whose rows from first_row on have num_tokens tokens at most; returns
+    tiles_W2 int32 with W from sizes alone.
+    Device: one launch, no host sync; safe in a CUDA graph.
+    """
+    num_rows = len(query_starts_B1) - 1
+    num_tiles = num_tokens // tokens_a_tile + num_rows - first_row  # each row has at most one that is not full
+    tiles_W2 = torch.empty((num_tiles, 2), dtype=torch.int32, device=query_starts_B1.device)
+    _query_tiles_kernel[(triton.cdiv(num_tiles, TILES_PER_PROGRAM),)](
+        query_starts_B1, tiles_W2, first_row, num_rows, num_tiles,
+        TOKENS=tokens_a_tile, BLOCK_ROWS=triton.next_power_of_2(num_rows), BLOCK_TILES=TILES_PER_PROGRAM,
+    )  # fmt: skip
+    return tiles_W2
+
+
 @triton.jit
 def _attend_tile(
     q, maximum, total, acc, start, limit, last_position, table_row_ptr, head_ptr, dims,
@@ -108,6 +149,8 @@ def _prefill_kernel(
     MASK_DIM: tl.constexpr = BLOCK_DIM != HEAD_DIM
     row = tl.load(tiles_ptr + tl.program_id(1) * 2)
     first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
+    if row < 0:
+        return
     query_start = tl.load(query_starts_ptr + row)
     query_len = tl.load(query_starts_ptr + row + 1) - query_start
     context_len = tl.load(context_lens_ptr + row)
@@ -159,7 +202,8 @@ def prefill_attention(
     """Causal attention of the listed query tiles; other rows of out are left alone.
 
     Shapes: q_THE, out_THE (T, H, E), heads contiguous; block_table_BM (B, M) int32; query_starts_B1 (B + 1,),
-    context_lens_B (B,) int32; tiles_W2 (W, 2) int32 from `query_tiles` with tiling.block_m // G tokens a tile.
+    context_lens_B (B,) int32; tiles_W2 (W, 2) int32 from `query_tiles` with tiling.block_m // G tokens a tile
+    (tiles of row -1 are none).
     Device: one launch, no host sync.
     Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
     """

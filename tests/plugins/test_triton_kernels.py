@@ -22,7 +22,7 @@ from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
 from plugins.kernels import triton_ops  # noqa: E402
 from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from plugins.kernels.triton_decode import DecodeScratch, DecodeTiling, schedule_decode  # noqa: E402
-from plugins.kernels.triton_prefill import query_tiles  # noqa: E402
+from plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
@@ -160,6 +160,30 @@ def test_query_tiles_cover_every_prefill_token_once_longest_context_first():
     starts, contexts = np.array([0, 1, 2, 72, 75, 205]), np.array([9, 500, 70, 1000, 130])
     tiles = query_tiles(starts, contexts, first_row=2, tokens_a_tile=64)
     assert tiles.tolist() == [[3, 0], [4, 128], [2, 64], [4, 64], [2, 0], [4, 0]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_query_tiles_of_the_device_are_those_of_the_host(seed):
+    generator = np.random.default_rng(seed)
+    query_lens = generator.integers(0, 2, size=17) * generator.integers(1, 90, size=17)
+    starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    first_row, num_tokens = seed, int(query_lens[seed:].sum())
+    tiles = query_tiles_on_device(torch.from_numpy(starts).to(DEVICE), num_tokens, first_row, 32).cpu()
+    used = tiles[tiles[:, 0] >= 0].tolist()
+    assert sorted(used) == sorted(query_tiles(starts, query_lens, first_row, 32).tolist())
+    assert (tiles[len(used) :, 0] == -1).all()
+
+
+def without_host_lengths(case: Case) -> Case:
+    """The same as the batch of a captured prefill step."""
+    case.batch.query_starts_host = case.batch.context_lens_host = None
+    case.batch.max_query_len = case.batch.num_tokens
+    case.batch.max_context_len = case.batch.block_table_BM.shape[1] * case.spec.block_size
+    return case
+
+
+def test_prefill_of_unknown_lengths_with_rows_of_no_queries_equals_reference():
+    assert_attends(without_host_lengths(make_case([70, 2, 1, 33, 0, 0, 5], [70, 130, 100, 33, 1, 1, 5])))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -365,6 +389,28 @@ def test_captured_decode_follows_the_lengths_on_the_device(shared_blocks):
     case.batch.context_lens_B.copy_(lengths)
     if shared_lens is not None:
         case.batch.shared_lens_B.copy_(shared_lens)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert relative_error(out, case.expected) < RELATIVE_ERROR[torch.bfloat16]
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_captured_prefill_follows_the_lengths_on_the_device():
+    """Captured with all tokens in the last row; replayed with others, without the host."""
+    case = make_case([300, 17, 1, 0, 194], [1300, 17, 900, 1, 194], torch.bfloat16, 64, 2, 128, 8)
+    kernels, batch = TritonKernels(None, case.spec), without_host_lengths(case).batch
+    starts, contexts = batch.query_starts_B1.clone(), batch.context_lens_B.clone()
+    batch.query_starts_B1[:-1] = 0
+    batch.context_lens_B[:-1], batch.context_lens_B[-1] = 1, batch.num_tokens
+    attend(case, kernels)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(case, kernels)
+    graph.replay()
+    batch.query_starts_B1.copy_(starts)
+    batch.context_lens_B.copy_(contexts)
     for _ in range(3):
         out.fill_(float("nan"))
         graph.replay()
