@@ -208,6 +208,17 @@ class Kernels(Protocol):
         """(rms_norm(x + residual), x + residual). May overwrite both inputs."""
         ...
 
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """The product x @ W.T + b: (T, D) -> (T, O), as functional.linear; few rows may deserve a kernel of their own.
+
+        The weight is a parameter: nothing writes it while steps run.
+        """
+        ...
+
+    def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. Need not round the product in between."""
+        ...
+
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """silu(first half) * second half along the last dimension: (T, 2F) -> (T, F)."""
         ...

@@ -1,6 +1,7 @@
 """Tensor-parallel linears, each built for one rank of a group of any size; core/vocab_layers.py has embedding and head.
 
-They know nothing of models, checkpoints' names or kernels; a model hands them its names and gets `WeightTarget`s back.
+They multiply by the runtime's kernels and know nothing of models or checkpoints' names; a model hands them its names
+and gets `WeightTarget`s back.
 What defines them: concatenated (or summed) over the ranks they equal the plain layer. Not `nn.Module`s, because a
 module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
 Legend: T tokens, D input features of this rank, O output features of this rank, C = (H + 2K) * E.
@@ -12,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from core.contracts import Runtime
 from core.parallel import Part, even_part, head_parts
@@ -42,13 +42,13 @@ class ColumnParallelLinear:
 
     def _allocate(self, in_features: int, parts: Sequence[Part], runtime: Runtime, bias: bool) -> None:
         num_rows = sum(part.size for part in parts)
-        self.parts = tuple(parts)
+        self.parts, self.kernels = tuple(parts), runtime.kernels
         self.weight_OD = _matrix(runtime, num_rows, in_features)
         self.bias_O = empty_parameter(runtime, num_rows) if bias else None
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """Apply this rank's rows: (T, D) -> (T, O)."""
-        return functional.linear(x_TD, self.weight_OD, self.bias_O)
+        return self.kernels.linear(x_TD, self.weight_OD, self.bias_O)
 
     def targets(self, *names: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> this rank's rows, for one name per packed matrix, in their order."""
@@ -114,14 +114,14 @@ class RowParallelLinear:
         what: str = "input features",
         bias: bool = False,
     ) -> None:
-        self.ranks = runtime.ranks
+        self.ranks, self.kernels = runtime.ranks, runtime.kernels
         self.part = even_part(in_features, runtime.ranks, what)
         self.weight_OD = _matrix(runtime, out_features, self.part.size)
         self.bias_O = empty_parameter(runtime, out_features) if bias else None
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank; rank 0 alone adds the bias, so that the sum holds it once."""
-        return functional.linear(x_TD, self.weight_OD, self.bias_O if self.ranks.rank == 0 else None)
+        return self.kernels.linear(x_TD, self.weight_OD, self.bias_O if self.ranks.rank == 0 else None)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """The whole product: (T, D of this rank) -> (T, O)."""

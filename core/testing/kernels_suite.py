@@ -1,8 +1,8 @@
 """The conformance suite of kernels: subclass it in your tests and return your kernels from `make`.
 
 Everything is compared with core/testing/plain_kernels, in float64, on inputs rounded to the dtype under test. It says
-nothing about speed. Legend: T tokens, D hidden, F half of gate and up, H heads, K kv heads, E head dim, N blocks,
-S block size, C = (H + 2K) * E.
+nothing about speed. Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads,
+E head dim, N blocks, S block size, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ EPS = 1e-5
 NUM_BLOCKS = 12
 WIDTHS = (64, 96, 1024)
 NUM_ROWS = (1, 5, 33)
+FEW_ROWS = (1, 2, 3, 4, 5, 33)
+LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
+"""Input and output features."""
 MAX_POSITION = 512
 
 
@@ -60,6 +63,24 @@ class KernelsSuite(AttentionSuite):
             with PoisonedMemory():
                 actual = self.make(spec).silu_mul(gate_up_TF * 4)
             self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_linear(self) -> None:
+        """Of one row, a few and many, with and without a bias, with rows of x apart in memory."""
+        for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
+            for bias in (None, bias_O):
+                expected = PlainKernels(None, exact(spec)).linear(x_TD.double(), weight_OD, bias)
+                with PoisonedMemory():
+                    actual = self.make(spec).linear(x_TD, weight_OD, bias)
+                what = f"linear of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
+                self._check(what, spec, actual, expected)
+
+    def test_linear_silu_mul(self) -> None:
+        """The first half of the weight's rows is the gate."""
+        for spec, x_TD, weight_OD, _ in self._linear_inputs():
+            expected = PlainKernels(None, exact(spec)).linear_silu_mul(x_TD.double(), weight_OD)
+            with PoisonedMemory():
+                actual = self.make(spec).linear_silu_mul(x_TD, weight_OD)
+            self._check(f"linear_silu_mul of {tuple(x_TD.shape)}", spec, actual, expected)
 
     def test_qk_norm_rope(self) -> None:
         """With and without norm and rotation, at positions in any order."""
@@ -115,6 +136,15 @@ class KernelsSuite(AttentionSuite):
                     size_T1 = torch.logspace(-4, 0.5, num_rows, device=spec.device).unsqueeze(1)
                     x_TD = self.random(spec, num_rows, width) * size_T1.to(spec.dtype)
                     yield spec, x_TD, 1 + 0.5 * self.random(spec, width)
+
+    def _linear_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor, Tensor]]:
+        """Products of about one, of every number of rows that may have a kernel of its own."""
+        for spec in self.specs(self.groups[:1]):
+            for num_rows in FEW_ROWS:
+                for width, num_out in LINEAR_SHAPES:
+                    x_TD = self.random(spec, num_rows, 2 * width)[:, :width]
+                    weight_OD = self.random(spec, num_out, width) * width**-0.5
+                    yield spec, x_TD, weight_OD, self.random(spec, num_out)
 
     def _variants(self, spec: AttentionSpec) -> Iterator[tuple[str, Rope | None, QKNorm | None]]:
         frequency_F = 100.0 ** -torch.linspace(0, 1, spec.head_dim // 2)

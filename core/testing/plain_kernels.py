@@ -1,8 +1,8 @@
 """Kernels that are obviously right: every formula as the contract states it, in float64, one sequence at a time.
 
 The reference of KernelsSuite, and what ModelSuite runs models with. Slow, and with no other purpose.
-Legend: T tokens, Q queries and L context of one row, D hidden, F half of gate and up, H heads, K kv heads, E head dim,
-N blocks, S block size, C = (H + 2K) * E.
+Legend: T tokens, Q queries and L context of one row, D hidden, O output features, F half of gate and up, H heads,
+K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ class PlainKernels:
         """See Kernels."""
         sum_TD = x_TD + residual_TD
         return self.rms_norm(sum_TD, weight_D, eps), sum_TD
+
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Kernels."""
+        product_TO = x_TD.double() @ weight_OD.double().T
+        return (product_TO if bias_O is None else product_TO + bias_O.double()).to(x_TD.dtype)
+
+    def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """See Kernels."""
+        return self.silu_mul(x_TD.double() @ gate_up_weight_FD.double().T).to(x_TD.dtype)
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels."""

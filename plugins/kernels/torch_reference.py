@@ -2,7 +2,8 @@
 
 Knows nothing of models or requests. What is the same for every layer of a step is computed once, in `prepare` or by the
 first layer that asks, and kept in batch.scratch: on a CPU a small model's step is mostly the calls into torch.
-Legend: T tokens, D hidden, F half of gate and up, H heads, K kv heads, E head dim, N blocks, S block size.
+Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads, E head dim, N blocks,
+S block size.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ class TorchKernels:
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         residual_TD.add_(x_TD)
         return self.rms_norm(residual_TD, weight_D, eps), residual_TD
+
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        return functional.linear(x_TD, weight_OD, bias_O)
+
+    def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        return self.silu_mul(functional.linear(x_TD, gate_up_weight_FD))
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, -1)

@@ -1,8 +1,8 @@
 """kernels=triton: the Triton kernels behind the Kernels contract, for CUDA cards from compute capability 8.0.
 
 Decides per step which kernels run on which rows; the kernels themselves live in the triton_* files. What they don't
-cover comes from the plain torch reference. Legend: T tokens, B requests, D hidden, F feed-forward, H heads, K kv heads,
-E head dim, N cache blocks, S block size, C = (H + 2K) * E.
+cover comes from the plain torch reference. Legend: T tokens, B requests, D hidden, O output features, F feed-forward,
+H heads, K kv heads, E head dim, N cache blocks, S block size, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
-from plugins.kernels import triton_ops
+from plugins.kernels import triton_ops, triton_thin
 from plugins.kernels.torch_reference import TorchKernels
 from plugins.kernels.triton_decode import (
     DecodeScratch,
@@ -58,7 +58,7 @@ class _PrefillStep:
 
 
 class TritonKernels(TorchKernels):
-    """Triton for norms, SiLU·mul, RoPE, cache writes and attention.
+    """Triton for norms, SiLU·mul, RoPE, cache writes, attention and the products of a few rows.
 
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
     """
@@ -80,6 +80,18 @@ class TritonKernels(TorchKernels):
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See Kernels.add_rms_norm; overwrites both inputs."""
         return triton_ops.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Kernels.linear; a few rows take the thin product."""
+        if triton_thin.fits(x_TD, weight_OD):
+            return triton_thin.thin_linear(x_TD, weight_OD, bias_O)
+        return super().linear(x_TD, weight_OD, bias_O)
+
+    def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """See Kernels.linear_silu_mul; one launch for a few rows."""
+        if triton_thin.fits(x_TD, gate_up_weight_FD):
+            return triton_thin.thin_linear(x_TD, gate_up_weight_FD, None, silu=True)
+        return super().linear_silu_mul(x_TD, gate_up_weight_FD)
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.silu_mul."""

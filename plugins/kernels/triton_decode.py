@@ -17,6 +17,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from plugins.kernels.triton_thin import launch_options
 
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row."""
@@ -255,7 +258,11 @@ def _decode_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
     PARTS: tl.constexpr, SHARED_PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     kv_head = tl.program_id(0)  # fastest: programs that run together read neighbouring heads of the same tokens
     item = tl.program_id(1)
     row = tl.load(items_ptr + item * ITEM_WIDTH)
@@ -376,5 +383,5 @@ def decode_attention(
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_BHE.device),
     )  # fmt: skip

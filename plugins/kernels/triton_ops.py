@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from core.contracts import QKNorm, Rope
+from plugins.kernels.triton_thin import launch_options
 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""
@@ -24,18 +26,23 @@ HEADS_PER_PROGRAM = 16
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, width, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
     x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         residual_at = residual_ptr + row * width + column
         x += tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
         tl.store(residual_at, x.to(residual_ptr.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * width + column, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -60,7 +67,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     if len(rows_TD):
         _rms_norm_kernel[(len(rows_TD),)](
             rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), width, eps,
-            ADD=False, BLOCK=block, num_warps=_norm_warps(block),
+            ADD=False, BLOCK=block, num_warps=_norm_warps(block), **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD.view(x_TD.shape)
 
@@ -77,7 +84,7 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     if x_TD.numel():
         _rms_norm_kernel[(x_TD.numel() // width,)](
             x_TD, residual_TD, weight_D, x_TD, width, width, eps,
-            ADD=True, BLOCK=block, num_warps=_norm_warps(block),
+            ADD=True, BLOCK=block, num_warps=_norm_warps(block), **launch_options(x_TD.device),
         )  # fmt: skip
     return x_TD, residual_TD
 
@@ -122,8 +129,11 @@ def _qk_norm_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
     token_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, BLOCK_HALF)
@@ -195,5 +205,6 @@ def qk_norm_rope_write(
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         NORM=norm is not None, ROPE=rope is not None,
         BLOCK_HEADS=block_heads, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=4,
+        **launch_options(qkv_TC.device),
     )  # fmt: skip
     return q_THE

@@ -97,7 +97,7 @@ class Qwen3Layer:
             hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.attention_norm_D, eps)
         hidden_TD = self.output(attend(self.index, self.qkv(hidden_TD), self.rope, self.qk_norm))
         hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.mlp_norm_D, eps)
-        return self.down(kernels.silu_mul(self.gate_up(hidden_TD))), residual_TD
+        return self.down(kernels.linear_silu_mul(hidden_TD, self.gate_up.weight_OD)), residual_TD
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         layer = f"model.layers.{self.index}"

@@ -133,6 +133,16 @@ class GatesWithTheSecondHalf(PlainKernels):
         return super().silu_mul(gate_up_TF.roll(gate_up_TF.shape[-1] // 2, -1))
 
 
+class ForgetsTheBias(PlainKernels):
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        return super().linear(x_TD, weight_OD, None)
+
+
+class ComputesOneRowOnly(PlainKernels):
+    def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        return super().linear_silu_mul(x_TD[:1].expand_as(x_TD), gate_up_weight_FD)
+
+
 class RotatesBeforeTheNorm(PlainKernels):
     def qk_norm_rope(
         self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
@@ -179,6 +189,8 @@ FAULTS = {
     ForgetsEps: "test_rms_norm: AssertionError: rms_norm",
     ReturnsTheNormLast: "the norm that add_rms_norm",
     GatesWithTheSecondHalf: "silu_mul of",
+    ForgetsTheBias: "linear of (1, 64) with bias",
+    ComputesOneRowOnly: "linear_silu_mul of (2, 64)",
     RotatesBeforeTheNorm: "qk_norm_rope with norm and rope",
     KeepsFloat32: "has dtype torch.float32 and must have torch.bfloat16",
     RemembersTheFirstBatch: "attend of a batch after another",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from core.contracts import Kernels, Runtime
+from core.contracts import AttentionSpec, Runtime
 from core.errors import ConfigError
 from core.layers import (
     ColumnParallelLinear,
@@ -21,6 +21,7 @@ from core.layers import (
     VocabParallelEmbedding,
 )
 from core.parallel import Ranks, even_part, head_parts
+from core.testing.plain_kernels import PlainKernels
 from core.testing.thread_ranks import on_ranks
 from core.weights import WeightTarget
 
@@ -40,7 +41,7 @@ class SilentRanks(Ranks):
 
 
 def runtime(rank: int = 0, size: int = 1, dtype: torch.dtype = torch.float64) -> Runtime:
-    return Runtime(torch.device("cpu"), dtype, SilentRanks(rank, size), cast(Kernels, None))
+    return Runtime(torch.device("cpu"), dtype, SilentRanks(rank, size), PlainKernels(None, cast(AttentionSpec, None)))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -171,7 +172,7 @@ def test_row_parallel_layers_that_really_sum_give_every_rank_the_plain_result() 
     x, whole = random(TOKENS, HIDDEN, seed=1), {"w.weight": random(16, HIDDEN)}
 
     def work(ranks: Ranks) -> Tensor:
-        place = Runtime(torch.device("cpu"), torch.float64, ranks, cast(Kernels, None))
+        place = Runtime(torch.device("cpu"), torch.float64, ranks, PlainKernels(None, cast(AttentionSpec, None)))
         layer = RowParallelLinear(HIDDEN, 16, place)
         fill(layer.targets("w"), whole)
         return layer(x.chunk(2, -1)[ranks.rank])

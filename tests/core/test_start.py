@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.build import build_engine
 from core.choose import pick_device, pick_dtype
 from core.config import EngineConfig
 from core.contracts import AttentionSpec
@@ -40,6 +41,22 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_arithmetic_and_the_keys()
         count_blocks(EngineConfig(cpu_cache_gib=1e-6), 3, SPEC, [])
     message = str(caught.value)
     assert "engine.cpu_cache_gib=1e-06" in message and "3 blocks of 8 tokens" in message and "lower" in message
+
+
+def test_running_out_of_gpu_memory_names_the_allocation_what_is_free_and_the_keys(monkeypatch):
+    choice = SimpleNamespace(device="cuda:0", config=SimpleNamespace(engine=EngineConfig()))
+
+    def fails(choice):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of")
+
+    monkeypatch.setattr("core.build.choose", lambda config, host: choice)
+    monkeypatch.setattr("core.build.make_kernels", fails)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
+    with pytest.raises(CapacityError) as caught:
+        build_engine(None, None)
+    message = str(caught.value)
+    assert "Tried to allocate 20.00 GiB" in message and "2.00 of 80.00 GiB are free" in message
+    assert "Lower engine.max_num_batched_tokens=16384 or engine.max_num_seqs=512" in message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
