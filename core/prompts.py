@@ -6,6 +6,8 @@ Reads text and JSON, and checks their form; whether a prompt can be served is th
 from __future__ import annotations
 
 import json
+import logging
+import select
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from core.errors import ConfigError, RequestError
+from core.hookspecs import PROJECT
 from core.sampling import SamplingParams
 from core.schema import unknown_key
 
@@ -20,6 +23,10 @@ SOURCES = ("prompt", "prompts", "prompts_file")
 DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file and ")
 """For a run that says nothing: the bundled checkpoint writes Python-looking code."""
 
+PATIENCE_S = 2.0
+"""How long standard input may be silent before it counts as not given."""
+
+_log = logging.getLogger(PROJECT)
 _FORMS = ("prompt", "messages", "prompt_token_ids")
 Prompts = list[tuple[Any, SamplingParams]]
 
@@ -46,17 +53,32 @@ def read_prompts(
 
 
 def piped_text(stream: TextIO | None = None) -> str | None:
-    """What was piped in; None at a terminal or without standard input.
+    """What was piped in; None at a terminal, without standard input, or if it is open and nobody writes to it.
 
     Raises: ConfigError if it is not UTF-8.
     """
     stream = sys.stdin if stream is None else stream
     if stream is None or stream.closed or stream.isatty():
         return None
+    if _is_silent(stream):
+        _log.warning(
+            "standard input is open and silent for %.0f s: not waiting for it. Prompts that take longer to come "
+            "belong in a file: prompts_file=",
+            PATIENCE_S,
+        )
+        return None
     try:
         return stream.read()
     except UnicodeDecodeError as error:
         raise ConfigError(f"standard input is not UTF-8 text: {error}") from error
+
+
+def _is_silent(stream: TextIO) -> bool:
+    """Whether neither data nor an end comes within PATIENCE_S: waiting for nobody would look like hanging."""
+    try:
+        return not select.select([stream.fileno()], [], [], PATIENCE_S)[0]
+    except (OSError, ValueError):
+        return False  # it has no file descriptor, or one that cannot be waited for
 
 
 def _lines(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from core.config import validate
 from core.errors import ConfigError, PlanError, PluginError
 from core.plugin_host import PluginHost
 from core.progress import Progress, progress_bar
-from core.prompts import DEFAULT_PROMPTS, read_prompts
+from core.prompts import DEFAULT_PROMPTS, piped_text, read_prompts
 from core.raw_values import quote_raw_values
 from core.request import FinishReason, RequestOutput
 from core.results import write_json_lines
@@ -232,6 +232,19 @@ def test_other_arguments_keep_hydras_grammar(llm: type[FakeLLM]) -> None:
 def test_without_any_source_the_default_prompts_run(llm: type[FakeLLM]) -> None:
     assert main(CHOSEN) == 0
     assert llm.calls[0][0] == list(DEFAULT_PROMPTS)
+
+
+def test_an_open_and_silent_standard_input_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("core.prompts.PATIENCE_S", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stream:
+        assert piped_text(stream) is None
+        assert "open and silent" in caplog.text
+        os.write(writing, b"late\n")
+        os.close(writing)
+        assert piped_text(stream) == "late\n"
 
 
 def test_piped_text_is_one_prompt_a_line(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
