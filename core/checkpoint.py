@@ -15,6 +15,7 @@ from typing import Any
 from core.checkpoint_sources import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from core.contracts import ModelConfig
 from core.errors import CheckpointError, ConfigError
+from core.mappings import merge
 
 __all__ = ["WEIGHTS", "Checkpoint", "load_tokenizer", "locate", "merge", "resolve", "resolve_model", "resolve_random"]
 
@@ -76,15 +77,6 @@ def resolve_random(model: ModelConfig) -> Checkpoint:
         )
     config = merge(model.random_shape, model.hf_overrides)
     return Checkpoint(model.checkpoint, None, config, _token_ids(config.get("eos_token_id"), "model.random_shape"))
-
-
-def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`overrides` laid over `base`; mappings on both sides are merged, everything else is replaced."""
-    merged = dict(base)
-    for key, value in overrides.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 
 from core.entry_check import AUTO
 from core.errors import ConfigError
+from core.mappings import merge
 from core.plugin_host import PluginHost
 from core.presets import Preset, default_tree, preset_values
 from core.registry import KINDS, Entry
+from core.sampling import MAX_SEED
 from core.schema import build, check_keys
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-MAX_SEED = 2**63 - 1
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -146,7 +147,7 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     if entry.config is None:
         check_keys(values, (), kind, LIMIT_KEYS)
         return Option(entry)
-    return Option(entry, build(entry.config, _laid_over(preset_fields, values), kind, LIMIT_KEYS))
+    return Option(entry, build(entry.config, merge(preset_fields, values), kind, LIMIT_KEYS))
 
 
 def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
@@ -160,15 +161,6 @@ def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any
 
 def _find(presets: Sequence[Preset], name: str) -> Preset | None:
     return next((preset for preset in presets if preset.name == name), None)
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        deep = isinstance(under, Mapping) and isinstance(value, Mapping)
-        merged[key] = _laid_over(under, value) if deep else value  # type: ignore[arg-type]
-    return merged
 
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:

@@ -116,7 +116,7 @@ class Worker:
         """The drawn tokens (N,) of a step, on the device; valid until the next step."""
         device_step = self.table.receive(step)
         if self.graphs is not None and not len(step.chunk_rows) and not len(step.mask_rows):
-            self.table.host_length_R[step.decode_rows] += 1
+            self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
         if self.prefill_graphs is not None and self.prefill_graphs.hold(step):
             self.table.mirror(step)
@@ -171,6 +171,7 @@ class Worker:
     def close(self) -> None:
         """Drop the cache and the weights."""
         self.graphs = None
+        self.prefill_graphs = None
         self.kv_cache = None
         self.kv_layers = []
         self.__dict__.pop("model", None)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from core.checkpoint import Checkpoint, load_tokenizer, locate, merge, resolve, resolve_model, resolve_random
+from core.checkpoint import Checkpoint, load_tokenizer, locate, resolve, resolve_model, resolve_random
 from core.contracts import ModelConfig
 from core.errors import CheckpointError, ConfigError
+from core.mappings import merge
 
 
 def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
