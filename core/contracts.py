@@ -256,6 +256,33 @@ class Kernels(Protocol):
         ...
 
 
+class ExpertKernels(Protocol):
+    """Operations that a Kernels class may offer besides, for models with experts; each one by itself.
+
+    `core.expert_layers` computes plainly what is not there. Legend: F intermediate features of this rank, X experts,
+    A experts of a token. Graph-safe if the entry is; no tensor's shape depends on the routing.
+    """
+
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
+
+        normalise: divide each token's probabilities by their sum.
+        Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
+        """
+        ...
+
+    def expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """Sum over a token's experts of weight * (silu_mul(x @ gate_up.T) @ down.T): (T, D) -> (T, D).
+
+        Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
+        (X, 2F, D), gate then up; down_XDF (X, D, F). A token's result does not depend on the other tokens.
+        Device: no host sync. Writes to none of its inputs.
+        """
+        ...
+
+
 # -------------------------------------------------------------------------------------------------------------- sampler
 
 

@@ -1,4 +1,6 @@
-"""Tensor-parallel linears, each built for one rank of a group of any size; core/vocab_layers.py has embedding and head.
+"""Tensor-parallel linears, each built for one rank of a group of any size.
+
+core/vocab_layers.py has embedding and head, core/expert_layers.py experts and their router.
 
 They multiply by the runtime's kernels and know nothing of models or checkpoints' names; a model hands them its names
 and gets `WeightTarget`s back.
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from core.contracts import Runtime
+from core.expert_layers import ParallelExperts, SoftmaxRouter
 from core.parallel import Part, even_part, head_parts
 from core.vocab_layers import ParallelHead, VocabParallelEmbedding, empty_parameter
 from core.weights import WeightTarget
@@ -22,9 +25,11 @@ from core.weights import WeightTarget
 __all__ = [
     "ColumnParallelLinear",
     "MergedColumnParallelLinear",
+    "ParallelExperts",
     "ParallelHead",
     "QKVParallelLinear",
     "RowParallelLinear",
+    "SoftmaxRouter",
     "VocabParallelEmbedding",
     "empty_parameter",
 ]

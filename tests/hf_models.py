@@ -1,6 +1,7 @@
 """Small random Hugging Face checkpoints for tests, and a way to drive one of our models without an engine.
 
-Knows Qwen3 and nothing of requests; whoever needs text through the engine takes the folder from here.
+Knows Qwen3, dense and with experts, and nothing of requests; whoever needs text through the engine takes the folder
+from here.
 """
 
 from __future__ import annotations
@@ -31,15 +32,37 @@ QWEN3 = {
     "rope_theta": 10000.0,
     "eos_token_id": 3,
 }
+QWEN3_MOE = {
+    **{key: value for key, value in QWEN3.items() if key != "intermediate_size"},
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 3,
+}
 
 
 def make_qwen3(folder: Path, *, seed: int = 0, max_shard_size: str = "20KB", **options: Any) -> Any:
     """Save a random float32 Qwen3 checkpoint, in several files, and return transformers' model of it."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    return _save(Qwen3Config, Qwen3ForCausalLM, {**QWEN3, **options}, folder, seed, max_shard_size)
+
+
+def make_qwen3_moe(folder: Path, *, seed: int = 0, max_shard_size: str = "20KB", **options: Any) -> Any:
+    """The same for Qwen3-MoE; transformers saves one tensor for each expert's matrix."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return _save(Qwen3MoeConfig, Qwen3MoeForCausalLM, {**QWEN3_MOE, **options}, folder, seed, max_shard_size)
+
+
+def _save(
+    config_class: Any, model_class: Any, options: dict[str, Any], folder: Path, seed: int, max_shard_size: str
+) -> Any:
     torch.manual_seed(seed)
-    config = Qwen3Config(**{**QWEN3, **options}, initializer_range=0.2, attn_implementation="eager")
-    model = Qwen3ForCausalLM(config).float().eval()
+    config = config_class(**options, initializer_range=0.2, attn_implementation="eager")
+    model = model_class(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # Norms of one and biases of zero would hide a forgotten weight.

@@ -20,6 +20,10 @@ QWEN3 = {
     "qwen3_14b": ("Qwen/Qwen3-14B", 40, 5120, 40, 17408, False),
     "qwen3_32b": ("Qwen/Qwen3-32B", 64, 5120, 64, 25600, False),
 }
+QWEN3_MOE = {
+    "qwen3_30b_a3b": ("Qwen/Qwen3-30B-A3B", 48, 2048, 32, 768),
+    "qwen3_235b_a22b": ("Qwen/Qwen3-235B-A22B", 94, 4096, 64, 1536),
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +64,16 @@ def test_a_model_preset_holds_the_published_sizes(host: PluginHost, name: str) -
     assert (config.checkpoint, *sizes, shape["tie_word_embeddings"]) == QWEN3[name]
     assert (shape["num_key_value_heads"], shape["head_dim"], shape["vocab_size"]) == (8, 128, 151936)
     assert (shape["rope_theta"], shape["max_position_embeddings"], shape["rms_norm_eps"]) == (1e6, 40960, 1e-6)
+
+
+@pytest.mark.parametrize("name", QWEN3_MOE)
+def test_a_preset_of_a_model_with_experts_holds_the_published_sizes(host: PluginHost, name: str) -> None:
+    option = validate({"model": name}, host).model
+    shape = option.config.random_shape
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "moe_intermediate_size")
+    assert (option.config.checkpoint, *(shape[key] for key in keys)) == QWEN3_MOE[name]
+    assert (shape["num_experts"], shape["num_experts_per_tok"], shape["norm_topk_prob"]) == (128, 8, True)
+    assert (shape["num_key_value_heads"], shape["head_dim"], shape["vocab_size"]) == (4, 128, 151936)
 
 
 def test_the_greedy_preset_is_greedy(host: PluginHost) -> None:

@@ -17,6 +17,17 @@ class Qwen3Config(ModelConfig):
     checkpoint: str = "package:plugins.models/qwen3_tiny"
 
 
+@dataclass
+class Qwen3MoeConfig(ModelConfig):
+    """Qwen3 with experts. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
     register("qwen3", "plugins.models.qwen3:Qwen3", config=Qwen3Config, help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU")
+    register(
+        "qwen3_moe",
+        "plugins.models.qwen3_moe:Qwen3Moe",
+        config=Qwen3MoeConfig,
+        help="Qwen3-MoE: Qwen3's attention, experts chosen by a softmax router",
+    )

@@ -1,0 +1,156 @@
+"""Qwen3-MoE, arXiv:2505.09388: Qwen3's attention, and experts of which each token takes the best few.
+
+Knows its config.json and its weight names; not how attention or experts are computed, what a request is, or where
+weights lie. Under tensor parallelism each rank holds a part of every expert (core/expert_layers.py says why).
+Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
+X experts, A experts of a token, V vocabulary (of this rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
+from core.layers import (
+    MergedColumnParallelLinear,
+    ParallelExperts,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    SoftmaxRouter,
+    VocabParallelEmbedding,
+    empty_parameter,
+)
+from core.rope import rope_table
+from core.weights import WeightTarget
+from plugins.models.qwen3_moe_config import MoeShape, read_config
+
+
+class Qwen3Moe:
+    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        shape = read_config(hf_config)
+        rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
+        self.kernels, self.eps = runtime.kernels, shape.eps
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.layers = [Qwen3MoeLayer(index, shape, rope, runtime) for index in range(shape.num_layers)]
+        self.norm_D = empty_parameter(runtime, shape.hidden_size)
+        tied_to = self.embed if shape.is_tied else None
+        self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        shape = read_config(hf_config)
+        return ModelSpec(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            max_position=shape.rope.max_position,
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD = self.embed(token_ids_T)
+        residual_TD: Tensor | None = None
+        for layer in self.layers:
+            hidden_TD, residual_TD = layer(hidden_TD, residual_TD, attend)
+        assert residual_TD is not None, "a model has layers"
+        return self.kernels.add_rms_norm(hidden_TD, residual_TD, self.norm_D, self.eps)[0]
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        targets = {
+            **self.embed.targets("model.embed_tokens"),
+            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.head.targets("lm_head"),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        return targets
+
+
+class Qwen3MoeLayer:
+    """Attention, then experts or one feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, index: int, shape: MoeShape, rope: Rope, runtime: Runtime) -> None:
+        self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, shape.eps
+        hidden, bias = shape.hidden_size, shape.attention_bias
+        self.attention_norm_D = empty_parameter(runtime, hidden)
+        self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
+        q_norm_E, k_norm_E = empty_parameter(runtime, shape.head_dim), empty_parameter(runtime, shape.head_dim)
+        self.qk_norm = QKNorm(q_norm_E, k_norm_E, shape.eps)
+        self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
+        self.mlp_norm_D = empty_parameter(runtime, hidden)
+        self.mlp = Experts(shape, runtime) if index in shape.sparse_layers else FeedForward(shape, runtime)
+
+    def __call__(self, hidden_TD: Tensor, residual_TD: Tensor | None, attend: Attend) -> tuple[Tensor, Tensor]:
+        kernels, eps = self.kernels, self.eps
+        if residual_TD is None:
+            hidden_TD, residual_TD = kernels.rms_norm(hidden_TD, self.attention_norm_D, eps), hidden_TD
+        else:
+            hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.attention_norm_D, eps)
+        hidden_TD = self.output(attend(self.index, self.qkv(hidden_TD), self.rope, self.qk_norm))
+        hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.mlp_norm_D, eps)
+        return self.mlp(hidden_TD), residual_TD
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        layer = f"model.layers.{self.index}"
+        attention = f"{layer}.self_attn"
+        norms = {
+            f"{layer}.input_layernorm.weight": self.attention_norm_D,
+            f"{attention}.q_norm.weight": self.qk_norm.q_weight_E,
+            f"{attention}.k_norm.weight": self.qk_norm.k_weight_E,
+            f"{layer}.post_attention_layernorm.weight": self.mlp_norm_D,
+        }
+        return {
+            **{name: WeightTarget.whole(weight, init="ones") for name, weight in norms.items()},
+            **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            **self.output.targets(f"{attention}.o_proj"),
+            **self.mlp.weight_targets(f"{layer}.mlp"),
+        }
+
+
+class Experts:
+    """A router and the experts it chooses from."""
+
+    def __init__(self, shape: MoeShape, runtime: Runtime) -> None:
+        num_experts, hidden = shape.num_experts, shape.hidden_size
+        self.router = SoftmaxRouter(num_experts, hidden, shape.num_chosen, runtime, normalise=shape.normalises_weights)
+        self.experts = ParallelExperts(num_experts, hidden, shape.expert_size, runtime, what="moe_intermediate_size")
+
+    def __call__(self, hidden_TD: Tensor) -> Tensor:
+        expert_TA, weight_TA = self.router(hidden_TD)
+        return self.experts(hidden_TD, expert_TA, weight_TA)
+
+    def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
+        return {
+            **self.router.targets(f"{mlp}.gate"),
+            **self.experts.targets(f"{mlp}.experts", "gate_proj", "up_proj", "down_proj"),
+        }
+
+
+class FeedForward:
+    """The gated feed-forward of a layer without experts."""
+
+    def __init__(self, shape: MoeShape, runtime: Runtime) -> None:
+        hidden, inner, what = shape.hidden_size, shape.intermediate_size, "intermediate_size"
+        self.kernels = runtime.kernels
+        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
+        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
+
+    def __call__(self, hidden_TD: Tensor) -> Tensor:
+        return self.down(self.kernels.linear_silu_mul(hidden_TD, self.gate_up.weight_OD))
+
+    def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
+        return {
+            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            **self.down.targets(f"{mlp}.down_proj"),
+        }

@@ -1,0 +1,84 @@
+"""Qwen3-MoE's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
+
+Knows nothing of tensors. Defaults are those of transformers' Qwen3MoeConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from core.rope import RopeSettings, rope_settings
+from plugins.models.config_values import ConfigValues
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The sizes and switches of one Qwen3-MoE model, of all ranks together.
+
+    sparse_layers: which layers have experts; the others have one feed-forward of intermediate_size.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    expert_size: int
+    num_experts: int
+    num_chosen: int
+    normalises_weights: bool
+    sparse_layers: frozenset[int]
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    is_tied: bool
+    attention_bias: bool
+    rope: RopeSettings
+
+
+def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
+    """Check and read a config.json.
+
+    Raises: ConfigError naming the key, its value and what is supported.
+    """
+    values = ConfigValues(hf_config, "Qwen3-MoE")
+    values.refuse_other_architectures("qwen3_moe", "Qwen3MoeForCausalLM")
+    num_heads, num_experts = values.size("num_attention_heads"), _num_experts(values)
+    shape = MoeShape(
+        vocab_size=values.size("vocab_size"),
+        hidden_size=values.size("hidden_size"),
+        intermediate_size=values.size("intermediate_size", 6144),
+        expert_size=values.size("moe_intermediate_size", 768),
+        num_experts=num_experts,
+        num_chosen=values.size("num_experts_per_tok", 8),
+        normalises_weights=bool(hf_config.get("norm_topk_prob", False)),
+        sparse_layers=_sparse_layers(values),
+        num_layers=values.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=values.size("num_key_value_heads", 4),
+        head_dim=values.size("head_dim", max(1, values.size("hidden_size") // num_heads)),
+        eps=float(hf_config.get("rms_norm_eps", 1e-6)),
+        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
+        attention_bias=bool(hf_config.get("attention_bias", False)),
+        rope=rope_settings({"max_position_embeddings": 32768, **hf_config}),
+    )
+    values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
+    if shape.num_chosen > num_experts:
+        values.refuse("num_experts_per_tok", f"at most num_experts = {num_experts}")
+    return shape
+
+
+def _num_experts(values: ConfigValues) -> int:
+    """The hub's checkpoints say num_experts; transformers 5 writes num_local_experts."""
+    return values.size("num_local_experts", values.size("num_experts", 128))
+
+
+def _sparse_layers(values: ConfigValues) -> frozenset[int]:
+    """Every decoder_sparse_step-th layer, unless mlp_only_layers lists it."""
+    num_layers, step = values.size("num_hidden_layers"), values.size("decoder_sparse_step", 1)
+    dense = values.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list | tuple) or any(not isinstance(index, int) for index in dense):
+        values.refuse("mlp_only_layers", "a list of layer indices")
+    return frozenset(index for index in range(num_layers) if (index + 1) % step == 0) - frozenset(dense)
