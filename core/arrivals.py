@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.step import IntArray
+
 RING = 4
 """Buffers of the ring; the engine has at most two steps in flight."""
 
@@ -22,11 +24,14 @@ class Arrival:
     tokens_N: Tensor
     event: Any = None
 
-    def wait(self) -> list[int]:
-        """Wait for the copy and return the tokens; the only place where the host waits for the device."""
+    def wait(self) -> IntArray:
+        """Wait for the copy and return the tokens; the only place where the host waits for the device.
+
+        On a GPU they lie in the ring, which comes round after RING steps.
+        """
         if self.event is not None:
             self.event.synchronize()
-        tokens: list[int] = self.tokens_N.tolist()
+        tokens: IntArray = self.tokens_N.numpy()
         return tokens
 
 

@@ -5,11 +5,13 @@ Reads the pool and the requests, changes neither. Core replays every plan on a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import numpy as np
 
 from core.block_pool import ROOT, BlockPool
 from core.contracts import RequestView
+from core.queue import RequestQueue
 from core.request import Request
+from core.step import IntArray
 
 
 def match_prefix(pool: BlockPool, request: Request) -> list[int]:
@@ -39,9 +41,10 @@ def max_cached_blocks(request: Request) -> int:
 class Ledger:
     """`core.contracts.BlockBudget` over a pool and the live requests."""
 
-    def __init__(self, pool: BlockPool, requests: Mapping[int, Request]) -> None:
+    def __init__(self, pool: BlockPool, queue: RequestQueue) -> None:
         self._pool = pool
-        self._requests = requests
+        self._queue = queue
+        self._requests = queue.live
         self._num_free = pool.num_free
         self._pending: set[int] = set()
         self._revived: set[int] = set()
@@ -87,6 +90,19 @@ class Ledger:
         self._foresee(self._requests[request.id], num_tokens)
         return True
 
+    def take_decodes(self) -> bool:
+        """See BlockBudget."""
+        return self.take_each(self._queue.decoding())
+
+    def take_each(self, slots: IntArray) -> bool:
+        """take_decodes for the requests in these slots: decoding ones, none of them given back."""
+        running = self._queue.slots
+        cost = np.count_nonzero(running.num_computed_tokens_S[slots] >= running.num_block_tokens_S[slots])
+        if cost > self._num_free:
+            return False
+        self._num_free -= int(cost)
+        return True
+
     def give_back(self, request: RequestView) -> None:
         """See BlockBudget."""
         for block in self._requests[request.id].blocks:
@@ -99,7 +115,7 @@ class Ledger:
         if not request.blocks:
             start = self.num_cached_tokens(request.view)
             self._revived.update(match_prefix(self._pool, request))
-        if self._pool.caching and start + num_tokens <= request.num_tokens:
+        if self._pool.caching and request.is_prefilling:  # what a decode computes last need not be known yet
             full = range(start // request.block_size, (start + num_tokens) // request.block_size)
             self._pending.update(map(request.block_hash, full))
 

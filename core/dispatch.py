@@ -18,7 +18,8 @@ from core.plan_check import CheckedPlan
 from core.queue import RequestQueue
 from core.request import Request
 from core.shared_prefix import shared_prefix
-from core.step import Step, ints
+from core.slots import Drawn
+from core.step import IntArray, Step, ints, no_ints
 
 
 @dataclass
@@ -33,10 +34,10 @@ class _Draft:
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A step, and the requests whose next token it draws, in the order of the draws."""
+    """A step, and whose next tokens it draws."""
 
     step: Step
-    drawn: Sequence[Request]
+    drawn: Drawn
     num_prefill_tokens: int
     num_cached_tokens: int
     got_further: bool
@@ -51,9 +52,10 @@ class Dispatcher:
     ) -> None:
         self.pool = pool
         self.queue = queue
+        self.slots = queue.slots
         self.free_rows = deque(range(max_num_seqs))
         self.shares_prefixes = shares_prefixes
-        self._decoding: tuple[int, ...] = ()
+        self._decoding = no_ints()
         self._shared_len = 0
 
     def carry_out(self, plan: CheckedPlan) -> Dispatched:
@@ -63,8 +65,7 @@ class Dispatcher:
         for request, _ in plan.prefill:
             if not request.blocks:
                 self.hold_prefix(request, match_prefix(self.pool, request))
-        for request in plan.decode:
-            self.grow(request, 1, draft)
+        self.grow_decodes(plan.decode, draft)
         for request, num_tokens in plan.prefill:
             self.start_chunk(request, num_tokens, draft)
         return self.write(draft, plan.decode)
@@ -75,15 +76,15 @@ class Dispatcher:
             self.retire(request)
             request.num_preemptions += 1
             request.reset()
-        self.queue.preempt(requests)
+        if requests:
+            self.queue.preempt(requests)
 
     def retire(self, request: Request) -> None:
         """Give back a request's row and blocks, if it has any.
 
         A launched step may still use them: whoever gets them next is computed after it, on the same device queue.
         """
-        self.pool.release(request.blocks)
-        request.blocks = []
+        self.pool.release(request.drop_blocks())
         self.free_row(request)
 
     def free_row(self, request: Request) -> None:
@@ -92,22 +93,22 @@ class Dispatcher:
             self.free_rows.append(request.row)
             request.row = -1
 
-    def expect(self, drawn: Sequence[Request]) -> None:
+    def expect(self, drawn: Drawn) -> None:
         """Count the tokens of a launched step; a request's last one takes it out of the running ones."""
-        for request in drawn:
-            request.num_tokens += 1
-            if request.is_full:
-                self.queue.end(request)
-                self.free_row(request)
+        slots, slots_N = self.slots, drawn.slots_N
+        slots.num_tokens_S[slots_N] += 1
+        is_last = slots.num_tokens_S[slots_N] >= slots.max_len_S[slots_N]
+        for request in slots.requests(slots_N[is_last]):
+            self.queue.end(request)
+            self.free_row(request)
 
     def hold_prefix(self, request: Request, blocks: Sequence[int]) -> None:
         """Share further findable blocks with a request that has computed nothing beyond them."""
         self.pool.hold(blocks)
-        request.blocks = [*request.blocks, *blocks]
+        request.add_blocks(blocks)
         if blocks:
             request.parent_serial = self.pool.serial(blocks[-1])
-        request.num_registered_blocks = len(request.blocks)
-        request.num_computed_tokens = len(request.blocks) * request.block_size
+        request.num_registered_tokens = request.num_computed_tokens = request.num_block_tokens
 
     def start_chunk(self, request: Request, num_tokens: int, draft: _Draft) -> None:
         """Admit the request if it is waiting, then plan its next tokens."""
@@ -121,7 +122,9 @@ class Dispatcher:
                 return
             self.admit(request, draft)
         start = request.num_computed_tokens
-        self.grow(request, num_tokens, draft)
+        self.allocate(request, self.missing_blocks(request, num_tokens), draft)
+        request.num_computed_tokens += num_tokens
+        self.note_progress(ints([request.slot]), draft)
         self.register(request)
         draft.chunks.append((request, start, num_tokens))
 
@@ -147,62 +150,97 @@ class Dispatcher:
         """Blocks to allocate before `num_tokens` more tokens have a place."""
         return max(0, -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks))
 
-    def grow(self, request: Request, num_tokens: int, draft: _Draft) -> None:
-        """Allocate what the next tokens need and count them as computed."""
-        missing = self.missing_blocks(request, num_tokens)
-        if missing:
-            blocks = self.pool.allocate(missing)
-            columns = range(len(request.blocks), len(request.blocks) + missing)
-            draft.table.extend((request.row, column, block) for column, block in zip(columns, blocks, strict=True))
-            request.blocks.extend(blocks)
-        request.num_computed_tokens += num_tokens
-        if request.num_computed_tokens > request.high_water:
-            request.high_water = request.num_computed_tokens
-            draft.got_further = True
+    def grow_decodes(self, decode: IntArray, draft: _Draft) -> None:
+        """One more token for each of these slots; those at a block boundary get a block."""
+        slots = self.slots
+        is_full = slots.num_computed_tokens_S[decode] >= slots.num_block_tokens_S[decode]
+        for request in slots.requests(decode[is_full]):
+            self.allocate(request, 1, draft)
+        slots.num_computed_tokens_S[decode] += 1
+        self.note_progress(decode, draft)
+
+    def allocate(self, request: Request, num_blocks: int, draft: _Draft) -> None:
+        """Give a request further blocks."""
+        first, blocks = len(request.blocks), self.pool.allocate(num_blocks)
+        draft.table.extend((request.row, column, block) for column, block in enumerate(blocks, first))
+        request.add_blocks(blocks)
+
+    def note_progress(self, slots: IntArray, draft: _Draft) -> None:
+        """Raise the high-water marks of these slots, and note whether any rose."""
+        computed, marks = self.slots.num_computed_tokens_S[slots], self.slots.high_water_S[slots]
+        draft.got_further |= bool((computed > marks).any())
+        self.slots.high_water_S[slots] = np.maximum(computed, marks)
+
+    def register_each(self, slots_N: IntArray) -> None:
+        """`register` for those of these slots that have filled a block since."""
+        if self.pool.caching:
+            slots = self.slots
+            final_N = np.minimum(slots.num_computed_tokens_S[slots_N], slots.num_known_tokens_S[slots_N])
+            is_filled = final_N - slots.num_registered_tokens_S[slots_N] >= self.pool.block_size
+            for request in slots.requests(slots_N[is_filled]):
+                self.register(request)
 
     def register(self, request: Request) -> None:
         """Make the request's full blocks findable, as far as their tokens are known and so final."""
         if not self.pool.caching:
             return
         final = min(request.num_computed_tokens, request.num_known_tokens)
-        while (request.num_registered_blocks + 1) * request.block_size <= final:
-            index = request.num_registered_blocks
+        while request.num_registered_tokens + request.block_size <= final:
+            index = request.num_registered_tokens // request.block_size
             tokens, parent = request.block_tokens(index), request.parent_serial
             block = request.blocks[index]
             request.parent_serial = self.pool.register(block, request.block_hash(index), tokens, parent)
-            request.num_registered_blocks += 1
+            request.num_registered_tokens += request.block_size
 
-    def write(self, draft: _Draft, decode: Sequence[Request]) -> Dispatched:
+    def write(self, draft: _Draft, decode: IntArray) -> Dispatched:
         """The step, and who is drawn for."""
-        sampled = [index for index, (request, _, _) in enumerate(draft.chunks) if not request.is_prefilling]
-        drawn = [*decode, *(draft.chunks[index][0] for index in sampled)]
-        step = Step(sampled_chunks=ints(sampled), decode_rows=ints(request.row for request in decode))
+        slots, computing, drawn = self.slots, decode, decode
+        step = Step(decode_rows=slots.row_S[decode])
         write_table(step, draft)
-        write_chunks(step, draft.chunks)
-        write_mask(step, drawn)
-        computed = (request.num_computed_tokens for request in (*decode, *(chunk[0] for chunk in draft.chunks)))
-        step.max_context_len = max(computed, default=0)
-        step.all_greedy = all(request.params.temperature == 0 for request in drawn)
+        if draft.chunks:
+            write_chunks(step, draft.chunks)
+            chunked = ints(request.slot for request, _, _ in draft.chunks)
+            step.sampled_chunks = np.flatnonzero(slots.can_decode(chunked))
+            computing = np.concatenate([decode, chunked])
+            drawn = np.concatenate([decode, chunked[step.sampled_chunks]])
+        self.write_mask(step, drawn)
+        step.max_context_len = int(slots.num_computed_tokens_S[computing].max(initial=0))
+        step.all_greedy = bool(slots.is_greedy_S[drawn].all())
         if self.shares_prefixes and not draft.chunks:
             self.write_shared_prefix(step, decode)
         cached = sum(request.num_cached_tokens for request in draft.admitted if request.num_preemptions == 0)
-        return Dispatched(step, drawn, len(step.token_ids_T), cached, draft.got_further)
+        return Dispatched(step, slots.drawn(drawn), len(step.token_ids_T), cached, draft.got_further)
 
-    def write_shared_prefix(self, step: Step, decode: Sequence[Request]) -> None:
+    def write_mask(self, step: Step, drawn: IntArray) -> None:
+        """Forbid stop tokens to requests that have not reached their min_tokens."""
+        (places,) = (self.slots.num_tokens_S[drawn] < self.slots.min_len_S[drawn]).nonzero()
+        if not len(places):
+            return
+        requests = self.slots.requests(drawn[places])
+        pairs = [
+            (place, token_id)
+            for place, request in zip(places.tolist(), requests, strict=True)
+            for token_id in sorted(request.stop_ids)
+        ]
+        step.mask_rows = ints(place for place, _ in pairs)
+        step.mask_tokens = ints(token_id for _, token_id in pairs)
+
+    def write_shared_prefix(self, step: Step, decode: IntArray) -> None:
         """Look for a common prefix whenever other requests decode than in the last step that looked."""
-        decoding = tuple(request.id for request in decode)
-        if decoding != self._decoding:
+        decoding = self.slots.id_S[decode]
+        if not np.array_equal(decoding, self._decoding):
             self._decoding = decoding
-            group, self._shared_len = shared_prefix(decode)
+            group, self._shared_len = shared_prefix(list(self.slots.requests(decode)))
             step.shared_rows = ints(request.row for request in group)
         step.shared_len = self._shared_len
 
 
 def write_table(step: Step, draft: _Draft) -> None:
     """Fill in the admitted requests and the new entries of the block table."""
-    step.admit_rows = ints(request.row for request in draft.admitted)
-    step.admit_seeds = ints(request.seed for request in draft.admitted)
-    step.admit_temperatures = float_bits(request.params.temperature for request in draft.admitted)
+    if draft.admitted:
+        step.admit_rows = ints(request.row for request in draft.admitted)
+        step.admit_seeds = ints(request.seed for request in draft.admitted)
+        step.admit_temperatures = float_bits(request.params.temperature for request in draft.admitted)
     if draft.table:
         step.table_rows, step.table_columns, step.table_blocks = np.array(draft.table, dtype=np.int64).T
 
@@ -212,21 +250,8 @@ def write_chunks(step: Step, chunks: Sequence[tuple[Request, int, int]]) -> None
     step.chunk_rows = ints(request.row for request, _, _ in chunks)
     step.chunk_starts = ints(start for _, start, _ in chunks)
     step.chunk_lens = ints(num_tokens for _, _, num_tokens in chunks)
-    if chunks:
-        tokens = [request.tokens[start : start + num_tokens] for request, start, num_tokens in chunks]
-        step.token_ids_T = np.concatenate(tokens, dtype=np.int64)
-
-
-def write_mask(step: Step, drawn: Sequence[Request]) -> None:
-    """Forbid stop tokens to requests that have not reached their min_tokens."""
-    pairs = [
-        (index, token_id)
-        for index, request in enumerate(drawn)
-        if request.num_output_tokens < request.params.min_tokens
-        for token_id in sorted(request.stop_ids)
-    ]
-    step.mask_rows = ints(index for index, _ in pairs)
-    step.mask_tokens = ints(token_id for _, token_id in pairs)
+    tokens = [request.tokens[start : start + num_tokens] for request, start, num_tokens in chunks]
+    step.token_ids_T = np.concatenate(tokens, dtype=np.int64)
 
 
 def float_bits(values: Iterable[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

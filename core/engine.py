@@ -22,7 +22,8 @@ from core.plan_check import CheckedPlan, check_plan
 from core.queue import RequestQueue, Views
 from core.request import FinishReason, Request, RequestOutput
 from core.sampling import SamplingParams
-from core.step import Step
+from core.slots import Drawn
+from core.step import IntArray, Step, no_ints
 
 MAX_FRUITLESS_PLANS = 1000
 """Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""
@@ -37,7 +38,7 @@ class Executor(Protocol):
         """Start computing a step; returns a handle for `collect`."""
         ...
 
-    def collect(self, handle: Any) -> Sequence[int]:
+    def collect(self, handle: Any) -> IntArray:
         """Wait for a launched step and return the drawn tokens."""
         ...
 
@@ -88,7 +89,7 @@ class Engine:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy = policy
         self.observers = observers
-        self.queue = RequestQueue()
+        self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
         self.last_stats: StepStats | None = None
         self._next_id = 0
@@ -187,7 +188,7 @@ class Engine:
         assert launched is not None, "no step is in flight"
         self._in_flight = None
         try:
-            tokens = self.executor.collect(launched.handle) if launched.plan.computes else ()
+            tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
             outputs = self._commit(launched.dispatched.drawn, tokens)
         except BaseException:
             self._abandon()
@@ -204,13 +205,13 @@ class Engine:
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
         queue, limits = self.queue, self.limits.plan
-        budget = Ledger(self.pool, queue.live)
-        view = SchedulerView(Views(queue.waiting), Views(queue.running), limits, budget, time.monotonic())
+        budget, prefilling = Ledger(self.pool, queue), queue.prefilling()
+        view = SchedulerView(Views(queue.waiting), Views(queue.running), prefilling, limits, budget, time.monotonic())
         try:
             plan = self.scheduler.plan(view)
         except Exception as error:
             raise PlanError(f"scheduler '{self.policy}' raised {type(error).__name__}: {error}") from error
-        checked = check_plan(plan, queue, Ledger(self.pool, queue.live), limits, self.policy)
+        checked = check_plan(plan, queue, Ledger(self.pool, queue), limits, self.policy)
         if checked.computes or checked.preempt:
             self._idle_s = 0.0
         elif may_wait:
@@ -237,17 +238,15 @@ class Engine:
     def _stuck(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
 
-    def _commit(self, drawn: Sequence[Request], tokens: Sequence[int]) -> list[RequestOutput]:
-        outputs = []
-        for request, token_id in zip(drawn, tokens, strict=True):
-            if request.id not in self.queue.live:
-                continue  # it was aborted, or its last token was one too many
-            request.commit(token_id)
-            self.dispatcher.register(request)
-            reason = self._end_of(request, token_id)
-            if reason is not None:
-                outputs.append(self._finish(request, reason))
-        return outputs
+    def _commit(self, drawn: Drawn, tokens: IntArray) -> list[RequestOutput]:
+        """Keep the drawn tokens; in Python only requests that filled a block, or whose token may be their last."""
+        slots = self.queue.slots
+        slots_N, tokens_N = slots.commit(drawn, tokens)
+        self.dispatcher.register_each(slots_N)
+        places = slots.may_end(slots_N, tokens_N)
+        ending = zip(list(slots.requests(slots_N[places])), tokens_N[places].tolist(), strict=True)
+        ends = [(request, self._end_of(request, token_id)) for request, token_id in ending]
+        return [self._finish(request, reason) for request, reason in ends if reason is not None]
 
     def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
         if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:

@@ -10,25 +10,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 
+import numpy as np
+
 from core.budget import Ledger
 from core.contracts import ALL, Limits, Plan
 from core.errors import PlanError
 from core.queue import RequestQueue
 from core.request import Request
+from core.step import IntArray, ints
 
 
 @dataclass(frozen=True)
 class CheckedPlan:
-    """A plan in terms of live requests. prefill: (request, tokens to compute beyond what the cache holds)."""
+    """A plan in terms of live requests.
+
+    prefill: (request, tokens to compute beyond what the cache holds). decode: slots of `core.slots`.
+    """
 
     prefill: Sequence[tuple[Request, int]]
-    decode: Sequence[Request]
+    decode: IntArray
     preempt: Sequence[Request]
 
     @property
     def computes(self) -> bool:
         """Whether the step runs the model at all."""
-        return bool(self.prefill or self.decode)
+        return len(self.prefill) > 0 or len(self.decode) > 0
 
 
 def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> CheckedPlan:
@@ -49,7 +55,7 @@ class _Checker:
             raise self.error(f"returned a {type(plan).__name__}, not a Plan")
         try:
             preempt = [self.preempted(id_) for id_ in plan.preempt]
-            decode = self.decoding(plan)
+            decode = self.decoding() if plan.decode is ALL else self.decodes(list(plan.decode))
             prefill = [self.prefilling(id_, index(num_tokens)) for id_, num_tokens in plan.prefill]
         except (TypeError, ValueError) as error:
             raise self.error(f"returned a malformed plan ({error})") from error
@@ -75,12 +81,21 @@ class _Checker:
             raise self.error(f"preempts request {id_}, which is not running")
         return request
 
-    def decoding(self, plan: Plan) -> list[Request]:
-        if plan.decode is ALL:
-            decode = [request for request in self.queue.decoding() if request.id not in self.seen]
-            self.seen.update(request.id for request in decode)
-            return decode
-        return [self.decoded(id_) for id_ in plan.decode]
+    def decoding(self) -> IntArray:
+        """All that can decode and are not preempted. None is noted as seen: who decodes cannot be named in prefill."""
+        slots = self.queue.decoding()
+        return slots[~np.isin(self.queue.slots.id_S[slots], list(self.seen))] if self.seen else slots
+
+    def decodes(self, ids: Sequence[int]) -> IntArray:
+        """The slots of requests named one by one, which are looked at one by one only if something is wrong."""
+        found = [request for request in map(self.queue.running.get, ids) if request is not None]
+        slots = ints(request.slot for request in found)
+        seen = self.seen.union(ids)
+        each_once = len(found) == len(ids) and len(seen) == len(self.seen) + len(ids)
+        if not (each_once and self.queue.slots.can_decode(slots).all()):
+            return ints(self.decoded(id_).slot for id_ in ids)
+        self.seen = seen
+        return slots
 
     def decoded(self, id_: int) -> Request:
         request = self.request(id_, "decode")
@@ -102,7 +117,7 @@ class _Checker:
         return request, num_tokens
 
     def check_limits(
-        self, prefill: Sequence[tuple[Request, int]], decode: Sequence[Request], preempt: Sequence[Request]
+        self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
     ) -> None:
         num_tokens = len(decode) + sum(num_tokens for _, num_tokens in prefill)
         if num_tokens > self.limits.max_num_batched_tokens:
@@ -114,16 +129,20 @@ class _Checker:
             raise self.error(f"would run {num_running} requests, more than max_num_seqs={self.limits.max_num_seqs}")
 
     def check_budget(
-        self, prefill: Sequence[tuple[Request, int]], decode: Sequence[Request], preempt: Sequence[Request]
+        self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
     ) -> None:
         if not prefill and len(decode) <= self.ledger.num_free:
             return  # a decode takes one block at most
         for request in preempt:
             self.ledger.give_back(request.view)
-        for request in decode:
-            self.take(request, 1)
+        self.take_decodes(decode)
         for request, num_tokens in prefill:
             self.take(request, min(num_tokens, self.ledger.num_uncomputed_tokens(request.view)))
+
+    def take_decodes(self, decode: IntArray) -> None:
+        if not self.ledger.take_each(decode):
+            for request in self.queue.slots.requests(decode):  # one of them finds no block, and is named
+                self.take(request, 1)
 
     def take(self, request: Request, num_tokens: int) -> None:
         if not self.ledger.take(request.view, num_tokens):

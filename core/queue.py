@@ -1,6 +1,7 @@
 """The requests an engine holds, waiting and running, in order. Knows no blocks, no tensors and no policy.
 
-Waiting requests queue first come first served; a preempted one returns to the head, in order of admission.
+Waiting requests queue first come first served; a preempted one returns to the head, in order of admission. From its
+admission until it ends or is preempted, a request has a slot in `slots`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import overload
 
 from core.contracts import RequestView
 from core.request import Request, RequestFacade
+from core.slots import Slots
+from core.step import IntArray, ints
 
 
 class RequestQueue:
@@ -20,7 +23,10 @@ class RequestQueue:
     `live` holds all of them by id. All moves are O(1) per request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_num_seqs: int, max_len: int) -> None:
+        # Two steps may be in flight, and what ends with the first has its slot until those tokens arrive.
+        self.slots = Slots(2 * max_num_seqs, max_len)
+        self._running_slots: IntArray | None = None
         self.live: dict[int, Request] = {}
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
@@ -36,18 +42,23 @@ class RequestQueue:
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
         self.running[request.id] = self.waiting.pop(request.id)
+        self.slots.take(request)
+        self._running_slots = None
 
     def end(self, request: Request) -> None:
         """Take a running request out of the scheduler's sight until its last token arrives."""
         self.ending[request.id] = self.running.pop(request.id)
+        self._running_slots = None
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
         order = {id_: place for place, id_ in enumerate(self.running)}
         for request in sorted(requests, key=lambda request: order[request.id], reverse=True):
             del self.running[request.id]
+            self.slots.leave(request)
             self.waiting[request.id] = request
             self.waiting.move_to_end(request.id, last=False)
+        self._running_slots = None
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it stands."""
@@ -55,10 +66,26 @@ class RequestQueue:
         self.waiting.pop(request.id, None)
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
+        self.slots.leave(request)
+        self._running_slots = None
 
-    def decoding(self) -> list[Request]:
-        """Running requests that are past their known tokens, oldest first."""
-        return [request for request in self.running.values() if not request.is_prefilling]
+    def running_slots(self) -> IntArray:
+        """Slots of the running requests, oldest first; nobody may write to it."""
+        if self._running_slots is None:
+            self._running_slots = ints(request.slot for request in self.running.values())
+        return self._running_slots
+
+    def decoding(self) -> IntArray:
+        """Slots of the running requests that are past their known tokens, oldest first; nobody may write to it."""
+        slots = self.running_slots()
+        is_ready = self.slots.can_decode(slots)
+        return slots if is_ready.all() else slots[is_ready]
+
+    def prefilling(self) -> list[RequestView]:
+        """Views of the running requests with known tokens to compute, oldest first."""
+        slots = self.running_slots()
+        is_ready = self.slots.can_decode(slots)
+        return [] if is_ready.all() else [request.view for request in self.slots.requests(slots[~is_ready])]
 
 
 class Views(Sequence[RequestView]):

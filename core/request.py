@@ -1,11 +1,13 @@
 """A request's life on the host: its tokens, its blocks, how far it got, and what the caller gets back.
 
 Knows no torch, no scheduler and no tokenizer. Token ids live in one preallocated int32 array, so a prompt chunk or a
-block's content is a slice and never a conversion.
+block's content is a slice and never a conversion. The counts that change with each step live in an array too, which
+`core.slots` keeps beside those of the others while the request runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,8 +16,39 @@ import numpy as np
 
 from core.block_pool import ROOT, hash_block
 from core.sampling import SamplingParams
+from core.step import IntArray
 
 TokenArray = np.ndarray[Any, np.dtype[np.int32]]
+
+COUNTS = (
+    "id",
+    "row",
+    "num_tokens",
+    "num_known_tokens",
+    "num_computed_tokens",
+    "prefill_target",
+    "high_water",
+    "num_block_tokens",
+    "num_registered_tokens",
+    "min_len",
+    "max_len",
+    "is_greedy",
+)
+"""What `Request.counts` holds, in this order; each is an attribute of the request, too."""
+
+
+class _Count:
+    """An attribute of a request that lives in its counts, under the attribute's name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.place = COUNTS.index(name)
+
+    def __get__(self, request: Request, owner: type | None = None) -> int:
+        value: int = request.counts.item(self.place)
+        return value
+
+    def __set__(self, request: Request, value: int) -> None:
+        request.counts[self.place] = value
 
 
 class FinishReason(StrEnum):
@@ -48,35 +81,54 @@ class RequestOutput:
 
 
 class Request:
-    """One request as the engine keeps it. Counts are tokens unless they say otherwise."""
+    """One request as the engine keeps it. Counts are tokens unless they say otherwise.
+
+    counts: those that steps advance, see COUNTS; slot: where `core.slots` keeps them while the request runs, else -1.
+    """
 
     __slots__ = (
         "arrival_s",
         "block_hashes",
         "block_size",
         "blocks",
-        "high_water",
-        "id",
+        "counts",
         "match",
         "max_tokens",
         "num_cached_tokens",
-        "num_computed_tokens",
-        "num_known_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_registered_blocks",
-        "num_tokens",
         "params",
         "parent_serial",
-        "prefill_target",
         "priority",
         "prompt",
-        "row",
         "seed",
+        "slot",
         "stop_ids",
         "tokens",
         "view",
     )
+
+    id = _Count()
+    row = _Count()
+    """Row of the request table on the device; -1 without one."""
+    num_tokens = _Count()
+    """Counts a token from the launch of the step that draws it."""
+    num_known_tokens = _Count()
+    """Counts a token from its arrival on the host."""
+    num_computed_tokens = _Count()
+    prefill_target = _Count()
+    """Known tokens that must be computed before the request can decode."""
+    high_water = _Count()
+    """Most tokens this request ever had computed."""
+    num_block_tokens = _Count()
+    """Tokens that the request's blocks have places for."""
+    num_registered_tokens = _Count()
+    """Tokens in blocks that were made findable, or that were found."""
+    min_len = _Count()
+    """Tokens before which no stop token may be drawn; 0 if there is no such bound."""
+    max_len = _Count()
+    """Tokens with which the request ends."""
+    is_greedy = _Count()
 
     def __init__(
         self,
@@ -92,6 +144,8 @@ class Request:
         arrival_s: float = 0.0,
         priority: int = 0,
     ) -> None:
+        self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
+        self.slot = -1
         self.id = id
         self.prompt = prompt
         self.params = params
@@ -102,13 +156,14 @@ class Request:
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
-        """num_tokens counts a token from the launch of the step that draws it, num_known_tokens from its arrival."""
-        self.tokens: TokenArray = np.empty(self.num_prompt_tokens + max_tokens, dtype=np.int32)
+        self.min_len = self.num_prompt_tokens + params.min_tokens if stop_ids else 0
+        self.max_len = self.num_prompt_tokens + max_tokens
+        self.is_greedy = params.temperature == 0
+        self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.high_water = 0
         self.match: tuple[int, list[int]] = (-1, [])
         """(pool version, blocks found): the last prefix look-up, valid while the version stands."""
         self.view = RequestFacade(self)
@@ -119,8 +174,9 @@ class Request:
         self.blocks: list[int] = []
         self.row = -1
         self.num_computed_tokens = 0
+        self.num_block_tokens = 0
+        self.num_registered_tokens = 0
         self.prefill_target = self.num_tokens
-        self.num_registered_blocks = 0
         self.parent_serial = ROOT
 
     @property
@@ -133,21 +189,20 @@ class Request:
         """True while known tokens must be computed before the request can decode."""
         return self.num_computed_tokens < self.prefill_target
 
-    def commit(self, token_id: int) -> None:
-        """Fill in the oldest token that was drawn and not yet known."""
-        assert self.num_known_tokens < self.num_tokens, "a token arrives that nobody expects"
-        self.tokens[self.num_known_tokens] = token_id
-        self.num_known_tokens += 1
-
     @property
     def num_known_outputs(self) -> int:
         """Generated tokens whose values are here."""
         return self.num_known_tokens - self.num_prompt_tokens
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the last token it may generate is drawn, known or not."""
-        return self.num_output_tokens >= self.max_tokens
+    def drop_blocks(self) -> list[int]:
+        """Hold no blocks any longer; returns those it had."""
+        blocks, self.blocks, self.num_block_tokens = self.blocks, [], 0
+        return blocks
+
+    def add_blocks(self, blocks: Sequence[int]) -> None:
+        """Hold further blocks, after those it has."""
+        self.blocks.extend(blocks)
+        self.num_block_tokens = len(self.blocks) * self.block_size
 
     def block_tokens(self, index: int) -> bytes:
         """Token ids of full block `index`, as bytes."""

@@ -21,7 +21,7 @@ from core.graphs import DecodeGraphs, capture_graphs
 from core.parallel import ALONE, Ranks
 from core.prefill_graphs import PrefillGraphs
 from core.state import Draws, RequestTable
-from core.step import Step
+from core.step import IntArray, Step
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Worker:
         self.table.mirror(step)
         return tokens_N
 
-    def collect(self, handle: Arrival) -> Sequence[int]:
+    def collect(self, handle: Arrival) -> IntArray:
         """Wait for a launched step and return its tokens."""
         return handle.wait()
 

@@ -16,7 +16,7 @@ from core.admission import EngineLimits
 from core.block_pool import BlockPool
 from core.contracts import Limits, Scheduler
 from core.engine import Engine
-from core.step import Step, pack, unpack
+from core.step import IntArray, Step, ints, pack, unpack
 
 HOLE = -1
 """A cache slot nobody has written."""
@@ -67,10 +67,9 @@ class FakeExecutor:
         masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
         return [self._draw(ends[place], index, masked) for index, place in enumerate(drawn)]
 
-    def collect(self, handle: Any) -> Sequence[int]:
+    def collect(self, handle: Any) -> IntArray:
         """The tokens that launch drew."""
-        tokens: list[int] = handle
-        return tokens
+        return ints(handle)
 
     def close(self) -> None:
         """Note that the engine closed it."""

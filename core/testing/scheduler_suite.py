@@ -160,8 +160,8 @@ def drain(engine: Engine) -> list[RequestOutput]:
 def look(engine: Engine) -> SchedulerView:
     """What the engine would show its scheduler now."""
     queue = engine.queue
-    budget = Ledger(engine.pool, queue.live)
-    return SchedulerView(Views(queue.waiting), Views(queue.running), engine.limits.plan, budget, 0.0)
+    budget, limits = Ledger(engine.pool, queue), engine.limits.plan
+    return SchedulerView(Views(queue.waiting), Views(queue.running), queue.prefilling(), limits, budget, 0.0)
 
 
 def normal(plan: Plan) -> tuple[Any, ...]:

@@ -24,8 +24,8 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.tokens_left = self.view.limits.max_num_batched_tokens
-        self.candidates = list(self.view.running)
-        """Running requests that may still be preempted, the newest last."""
+        self.candidates = reversed(self.view.running)
+        """Running requests that may still be preempted, the newest first."""
 
     def plan(self) -> Plan:
         return Plan(prefill=self.prefill, decode=self.decode, preempt=self.preempt)
@@ -38,7 +38,7 @@ class Draft:
 def make_room(draft: Draft, request: RequestView, num_tokens: int) -> bool:
     """Reserve blocks for a running request, preempting the newest ones; False if it fell victim itself."""
     while not draft.view.budget.take(request, num_tokens):
-        victim = draft.candidates.pop()
+        victim = next(draft.candidates)
         draft.view.budget.give_back(victim)
         draft.preempt.append(victim.id)
         if victim.id == request.id:
@@ -47,7 +47,11 @@ def make_room(draft: Draft, request: RequestView, num_tokens: int) -> bool:
 
 
 def decode_running(draft: Draft) -> None:
-    """One token for every running request that can decode, oldest first."""
+    """One token for every running request that can decode, oldest first; the newest make room if they must."""
+    if not draft.preempt and draft.view.budget.take_decodes():
+        draft.tokens_left -= len(draft.view.running) - len(draft.view.prefilling)
+        draft.decode = ALL
+        return
     decode: list[int] = []
     for request in draft.view.running:
         if request.id in draft.preempt:
@@ -60,11 +64,7 @@ def decode_running(draft: Draft) -> None:
 
 def can_simply_decode(view: SchedulerView) -> bool:
     """Nobody has a prompt to compute, and there is a free block for each request: no ledger is needed."""
-    return (
-        not view.waiting
-        and view.budget.num_free >= len(view.running)
-        and not any(request.is_prefilling for request in view.running)
-    )
+    return not view.waiting and not view.prefilling and view.budget.num_free >= len(view.running)
 
 
 SIMPLY_DECODE = Plan(decode=ALL)
@@ -72,14 +72,13 @@ SIMPLY_DECODE = Plan(decode=ALL)
 
 def continue_prompts(draft: Draft) -> None:
     """The next chunk of every running request that is prefilling, oldest first."""
-    for request in draft.view.running:
+    for request in draft.view.prefilling:
         if not draft.tokens_left or request.id in draft.preempt:
             break
-        if request.is_prefilling:
-            num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
-            if make_room(draft, request, num_tokens):
-                draft.prefill.append((request.id, num_tokens))
-                draft.tokens_left -= num_tokens
+        num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
+        if make_room(draft, request, num_tokens):
+            draft.prefill.append((request.id, num_tokens))
+            draft.tokens_left -= num_tokens
 
 
 def admit_waiting(draft: Draft) -> None:

@@ -1,11 +1,12 @@
 """The step loop over a fake executor: admission, ends, prefixes, aborts, bad policies, observers."""
 
+import re
 from typing import ClassVar
 
 import pluggy
 import pytest
 
-from core.contracts import Plan
+from core.contracts import ALL, Plan
 from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.hookspecs import PROJECT, hookimpl
 from core.observers import Observers
@@ -13,7 +14,7 @@ from core.request import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
-from core.testing.scheduler_suite import drain
+from core.testing.scheduler_suite import SchedulerSuite, drain, look
 
 
 class Scripted:
@@ -24,6 +25,22 @@ class Scripted:
 
     def plan(self, view):
         return self.plans.pop(0)
+
+
+class TakesEach(PlainScheduler):
+    """Names who decodes one by one, and counts their blocks one by one."""
+
+    def decode(self, view):
+        plan = super().decode(view)
+        decoding = [one for one in view.running if not one.is_prefilling and one.id not in plan.preempt]
+        fitting = [one.id for one in decoding if view.budget.take(one, 1)]
+        assert plan.preempt or len(fitting) == len(decoding)
+        return Plan(decode=fitting, preempt=plan.preempt)
+
+
+class TestTakesEach(SchedulerSuite):
+    def make(self):
+        return TakesEach()
 
 
 def greedy(max_tokens=4, **options):
@@ -98,6 +115,13 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
     second = run_one(engine, prompt, greedy(3))
     assert second.num_cached_tokens == 4
     assert second.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_generated_blocks_are_found_however_the_policy_counts_its_decodes(overlap):
+    engine = fake_engine(TakesEach(), block_size=4, overlap=overlap)
+    first = run_one(engine, [1, 2, 3], greedy(12))
+    assert run_one(engine, [1, 2, 3, *first.token_ids, 9], greedy(2)).num_cached_tokens == 12
 
 
 def test_without_prefix_caching_nothing_is_found():
@@ -236,6 +260,66 @@ def test_a_decoding_request_cannot_be_prefilled_nor_a_prefilling_one_decoded():
     engine.step()
     with pytest.raises(PlanError, match="which is decoding"):
         engine.step()
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan(decode=[0, 1, 0]), "names request 0 twice"),
+        (Plan(decode=[1, 0], preempt=[0]), "names request 0 twice"),
+        (Plan(decode=[0, 7]), "names request 7 in decode, which is neither waiting nor running"),
+        (Plan(decode=[2, 1]), "decodes request 2, which is not running"),
+        (Plan(decode=ALL, prefill=[(1, 1)]), "prefills request 1, which is decoding"),
+        (Plan(decode=[0, 1], prefill=[(1, 1)]), "names request 1 twice"),
+        (Plan(decode=ALL), "needs 1 blocks for 1 tokens of request 1, and 0 of 5 are free"),
+        (Plan(decode=[1, 0]), "needs 1 blocks for 1 tokens of request 0, and 0 of 5 are free"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_in_its_decodes_names_the_request(plan, message):
+    engine = fake_engine(Scripted(Plan(prefill=[(0, 8), (1, 8)]), plan), num_blocks=5, block_size=4)
+    for first, length in (1, 8), (2, 8), (3, 3):
+        engine.add([first] * length, greedy())
+    engine.step()
+    with pytest.raises(PlanError, match=re.escape(message)):
+        engine.step()
+    engine.scheduler = PlainScheduler()
+    assert len(drain(engine)) == 3
+
+
+def test_all_decode_but_the_preempted():
+    engine = fake_engine(Scripted(Plan(prefill=[(0, 3), (1, 3)]), Plan(decode=ALL, preempt=[0])))
+    for first in 1, 2:
+        engine.add([first] * 3, greedy())
+    engine.step()
+    engine.step()
+    assert engine.last_stats.num_decode_tokens == 1 and list(engine.queue.waiting) == [0]
+
+
+def test_taking_all_decodes_costs_what_taking_each_costs():
+    engine = fake_engine(PlainScheduler(), block_size=4, num_blocks=40)
+    for length in range(2, 8):
+        engine.add([length] * length, greedy())
+    engine.step()
+    together, each = look(engine), look(engine)
+    assert together.budget.take_decodes() and all(each.budget.take(one, 1) for one in each.running)
+    assert together.budget.num_free == each.budget.num_free < engine.pool.num_free
+
+
+def test_taking_all_decodes_takes_nothing_if_they_do_not_all_fit():
+    engine = fake_engine(PlainScheduler(), block_size=4, num_blocks=3)
+    for first in 1, 2:
+        engine.add([first] * 4, greedy())
+    engine.step()
+    budget = look(engine).budget
+    assert not budget.take_decodes() and budget.num_free == 1
+
+
+def test_a_view_shows_who_is_prefilling_apart():
+    engine = fake_engine(Scripted(Plan(prefill=[(0, 3), (1, 2), (2, 3)])))
+    for first in 1, 2, 3:
+        engine.add([first] * 3, greedy())
+    engine.step()
+    assert [one.id for one in look(engine).prefilling] == [1]
 
 
 def test_a_policy_may_wait_but_not_for_ever():

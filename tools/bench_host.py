@@ -1,0 +1,89 @@
+"""What one decode step costs the host: the real engine and policies over an executor that computes nothing.
+
+A script, not a test: microseconds per step of pure decodes, by number of running requests and policy, and with
+`--profile` where they go. The executor answers with prepared tokens, so model, device and sampler cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import pstats
+import time
+from typing import Any
+
+import torch
+
+from core.admission import EngineLimits
+from core.arrivals import Arrival
+from core.block_pool import BlockPool
+from core.contracts import Limits
+from core.engine import Engine
+from core.plugin_host import PluginHost
+from core.sampling import SamplingParams
+from core.step import IntArray, Step
+
+VOCAB_SIZE = 151936
+EOS = frozenset({151645, 151643})
+
+
+class NoWork:
+    """An executor whose tokens are there at once."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.tokens_R = torch.randint(0, 10000, (max_num_seqs,), generator=torch.Generator().manual_seed(0))
+
+    def launch(self, step: Step) -> Any:
+        return Arrival(self.tokens_R[: step.num_sampled])
+
+    def collect(self, handle: Arrival) -> IntArray:
+        return handle.wait()
+
+    def close(self) -> None:
+        pass
+
+
+def decoding_engine(policy: str, num_running: int, num_waiting: int, *, ignore_eos: bool) -> Engine:
+    """An engine whose `num_running` seats are all taken by requests that decode."""
+    limits = Limits(num_running, 16384, 4096, 64, num_running * 64)
+    entry = PluginHost.load().choose("scheduler", policy)
+    scheduler = entry.load()(entry.config() if entry.config is not None else None)
+    pool = BlockPool(limits.num_blocks, limits.block_size)
+    engine = Engine(scheduler, NoWork(num_running), pool, EngineLimits(limits, VOCAB_SIZE, 30.0, EOS, overlap=True))
+    for index in range(num_running + num_waiting):
+        engine.add([index] * (100 + index % 64), SamplingParams(max_tokens=2000, ignore_eos=ignore_eos))
+    while len(engine.queue.running) < num_running or any(one.is_prefilling for one in engine.queue.running.values()):
+        engine.step()
+    return engine
+
+
+def step_us(engine: Engine, num_steps: int) -> float:
+    """Mean microseconds of a step."""
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        engine.step()
+    return 1e6 * (time.perf_counter() - start) / num_steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="also print the functions that take longest at 512")
+    options = parser.parse_args()
+    for policy in ("prefill_first", "chunked"):
+        for num_running, num_waiting in (1, 0), (16, 0), (64, 0), (256, 0), (512, 0), (512, 64):
+            engine = decoding_engine(policy, num_running, num_waiting, ignore_eos=False)
+            gc.collect()
+            best = min(step_us(engine, options.steps) for _ in range(options.repeats))
+            print(f"{policy:14} {num_running:4} decoding, {num_waiting:3} waiting: {best:8.1f} us a step")
+    if options.profile:
+        engine = decoding_engine("prefill_first", 512, 0, ignore_eos=False)
+        with cProfile.Profile() as profile:
+            step_us(engine, options.steps)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+
+
+if __name__ == "__main__":
+    main()
