@@ -93,7 +93,7 @@ def plain_expert_mlp(
     Device: a CPU computes for each expert the tokens that want it; elsewhere all experts compute all tokens, which is
     much more work but needs nothing from the device.
     """
-    compute = _wanted_experts if x_TD.device.type == "cpu" else every_expert
+    compute = wanted_experts if x_TD.device.type == "cpu" else every_expert
     return compute(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
 
@@ -106,10 +106,8 @@ def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD
     return out_TD.to(x_TD.dtype)
 
 
-def _wanted_experts(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
-) -> Tensor:
-    """Pairs of a token and an expert, sorted by expert, so that each expert is one product."""
+def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+    """Pairs of a token and an expert, sorted by expert, so that each expert is one product; asks the host how many."""
     expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
     pairs_P = expert_P.argsort(stable=True)
     counts = torch.bincount(expert_P, minlength=len(gate_up_XFD)).tolist()

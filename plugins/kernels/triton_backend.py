@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
-from plugins.kernels import triton_ops, triton_thin
+from plugins.kernels import triton_experts, triton_ops, triton_thin
 from plugins.kernels.torch_reference import TorchKernels
 from plugins.kernels.triton_decode import (
     DecodeScratch,
@@ -58,7 +58,7 @@ class _PrefillStep:
 
 
 class TritonKernels(TorchKernels):
-    """Triton for norms, SiLU·mul, RoPE, cache writes, attention and the products of a few rows.
+    """Triton for norms, SiLU·mul, RoPE, cache writes, attention, experts and the products of a few rows.
 
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
     """
@@ -96,6 +96,16 @@ class TritonKernels(TorchKernels):
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.silu_mul."""
         return triton_ops.silu_mul(gate_up_TF)
+
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        """See ExpertKernels.route_experts; one launch."""
+        return triton_experts.route_experts(logits_TX, top_k, normalise)
+
+    def expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """See ExpertKernels.expert_mlp; pairs grouped by expert on the device."""
+        return triton_experts.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
