@@ -4,16 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from core.llm import LLM
-    from core.request import FinishReason, RequestOutput
+    from core.outputs import Delta, FinishReason, RequestOutput
     from core.sampling import SamplingParams
 
 _HOME = {
     "LLM": "core.llm",
-    "FinishReason": "core.request",
-    "RequestOutput": "core.request",
+    "Delta": "core.outputs",
+    "FinishReason": "core.outputs",
+    "RequestOutput": "core.outputs",
     "SamplingParams": "core.sampling",
 }
-__all__ = ["LLM", "FinishReason", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "Delta", "FinishReason", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from core.contracts import Limits
 from core.errors import RequestError
-from core.request import Request, TokenArray
-from core.sampling import MAX_SEED, SamplingParams
+from core.request import Request, TokenArray, Watcher
+from core.sampling import SamplingParams, derived_seed
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,19 @@ def admit(
     *,
     prompt: str | None = None,
     priority: int = 0,
+    watcher: Watcher | None = None,
 ) -> Request:
     """The request of a prompt; its max_tokens end where max_len does.
 
-    Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
+    Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary; or if
+    it asks for what only a front does: several completions, or stop strings without a watcher that looks for them.
     """
+    if params.n != 1:
+        raise RequestError(f"sampling.n={params.n}: an engine takes one completion a request; use SamplingParams.each")
+    if params.stop and watcher is None:
+        raise RequestError(
+            f"sampling.stop={list(params.stop)} needs a watcher that reads the text; use LLM or AsyncLLM"
+        )
     tokens = _checked_tokens(limits, prompt_token_ids)
     eos = frozenset() if params.ignore_eos else limits.eos_token_ids
     return Request(
@@ -56,16 +63,13 @@ def admit(
         params,
         max_tokens=min(params.max_tokens, limits.max_len - len(tokens)),
         block_size=limits.plan.block_size,
-        seed=params.seed if params.seed is not None else _seed(limits.seed, id),
+        seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
         stop_ids=eos.union(params.stop_token_ids),
         prompt=prompt,
         arrival_s=time.monotonic(),
         priority=priority,
+        watcher=watcher,
     )
-
-
-def _seed(engine_seed: int, id: int) -> int:
-    return xxhash.xxh64_intdigest(f"{engine_seed}:{id}".encode()) & MAX_SEED
 
 
 def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> TokenArray:

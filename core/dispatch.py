@@ -6,6 +6,7 @@ share them: every layer writes all keys and values of a step before it attends.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -143,6 +144,7 @@ class Dispatcher:
         request.row = self.free_rows.popleft()
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
+            request.scheduled_s = time.monotonic()
         draft.admitted.append(request)
         draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
 

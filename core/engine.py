@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,11 +17,12 @@ from core.block_pool import BlockPool
 from core.budget import Ledger
 from core.contracts import Scheduler, SchedulerView
 from core.dispatch import Dispatched, Dispatcher
-from core.errors import HooklineError, PlanError, RequestError
+from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.observers import Observers
+from core.outputs import FinishReason, RequestOutput
 from core.plan_check import CheckedPlan, check_plan
 from core.queue import RequestQueue, Views
-from core.request import FinishReason, Request, RequestOutput
+from core.request import Request, Watcher
 from core.sampling import SamplingParams
 from core.slots import Drawn
 from core.step import IntArray, Step, no_ints
@@ -93,6 +95,8 @@ class Engine:
         self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
         self.last_stats: StepStats | None = None
         self._next_id = 0
+        self._ended: list[RequestOutput] = []
+        """Outputs of requests that ended outside a commit; the next step returns them."""
         self._in_flight: _InFlight | None = None
         self._fruitless = 0
         self._idle_s = 0.0
@@ -108,14 +112,18 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        watcher: Watcher | None = None,
     ) -> int:
         """Queue a request and return its id.
 
+        watcher: sees each of its tokens when it is known, and can end it.
         Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
         """
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
-        request = admit(self.limits, self._next_id, prompt_token_ids, params, prompt=prompt, priority=priority)
+        request = admit(
+            self.limits, self._next_id, prompt_token_ids, params, prompt=prompt, priority=priority, watcher=watcher
+        )
         self._next_id += 1
         self.queue.add(request)
         return request.id
@@ -130,7 +138,9 @@ class Engine:
     def abort(self, ids: Iterable[int]) -> list[RequestOutput]:
         """End requests wherever they stand and give their blocks back; unknown ids are ignored."""
         live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
-        return [self._finish(request, FinishReason.ABORT) for request in live]
+        outputs = [self._end(request, FinishReason.ABORT) for request in live]
+        self._notify_ends(outputs)
+        return outputs
 
     @property
     def has_work(self) -> bool:
@@ -142,9 +152,15 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
-        Returns the requests that the committed tokens finished.
-        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then.
+        Returns the requests that ended since the step before.
+        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. Any other error ends
+        all requests; the next step returns them with finish_reason "error".
         """
+        outputs = self._advance() if self.has_work else []
+        ended, self._ended = self._ended, []
+        return ended + outputs
+
+    def _advance(self) -> list[RequestOutput]:
         before = self._in_flight
         plan = self._plan_ahead() if before is not None else self.plan()
         if plan is None:
@@ -156,8 +172,8 @@ class Engine:
             outputs = self._collect() if before is not None else []
             self._in_flight = launched
             return outputs if self.limits.overlap else outputs + self._collect()
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
 
     def _plan_ahead(self) -> CheckedPlan | None:
@@ -187,20 +203,35 @@ class Engine:
         launched = self._in_flight
         assert launched is not None, "no step is in flight"
         self._in_flight = None
+        outputs: list[RequestOutput] = []
         try:
             tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
-            outputs = self._commit(launched.dispatched.drawn, tokens)
-        except BaseException:
-            self._abandon()
+            self._note_first_tokens(launched)
+            outputs += self._commit(launched.dispatched.drawn, tokens)
+            self._notify_ends(outputs)
+            self._report(launched.plan, launched.dispatched, time.perf_counter() - launched.started)
+        except BaseException as error:
+            self._ended += outputs
+            self._abandon(error)
             raise
-        self._report(launched.plan, launched.dispatched, time.perf_counter() - launched.started)
         return outputs
 
-    def _abandon(self) -> None:
+    def _note_first_tokens(self, launched: _InFlight) -> None:
+        """Only a prompt's last chunk draws a first token, and chunks are drawn for behind the decodes."""
+        for id_ in launched.dispatched.drawn.ids_N[len(launched.plan.decode) :].tolist():
+            request = self.queue.live.get(id_)
+            if request is not None and request.first_token_s is None:
+                request.first_token_s = time.monotonic()
+
+    def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
         self._in_flight = None
-        self.abort(list(self.queue.live))
+        cause = f"the engine broke off: {str(error) or type(error).__name__}"
+        broken = [self._end(request, FinishReason.ERROR, cause) for request in list(self.queue.live.values())]
+        self._ended += broken
         self.pool.reset_cache()
+        with suppress(PluginError):  # the error that led here is the one to see
+            self._notify_ends(broken)
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -239,26 +270,37 @@ class Engine:
         return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
 
     def _commit(self, drawn: Drawn, tokens: IntArray) -> list[RequestOutput]:
-        """Keep the drawn tokens; in Python only requests that filled a block, or whose token may be their last."""
+        """Keep the drawn tokens; in Python only requests that filled a block, are watched, or may have their last."""
         slots = self.queue.slots
         slots_N, tokens_N = slots.commit(drawn, tokens)
         self.dispatcher.register_each(slots_N)
-        places = slots.may_end(slots_N, tokens_N)
-        ending = zip(list(slots.requests(slots_N[places])), tokens_N[places].tolist(), strict=True)
-        ends = [(request, self._end_of(request, token_id)) for request, token_id in ending]
-        return [self._finish(request, reason) for request, reason in ends if reason is not None]
+        places = slots.to_look_at(slots_N, tokens_N)
+        looked_at = zip(list(slots.requests(slots_N[places])), tokens_N[places].tolist(), strict=True)
+        ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
+        return [self._end(request, reason) for request, reason in ends if reason is not None]
+
+    def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
+        """Why a request ends with this token, after its watcher saw it."""
+        reason = self._end_of(request, token_id)
+        if request.watcher is None:
+            return reason
+        request.stop_string = request.watcher.see(token_id, reason)
+        return reason if request.stop_string is None else FinishReason.STOP
 
     def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
         if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
 
-    def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
+    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
         self.dispatcher.retire(request)
         self.queue.remove(request)
-        output = request.output(reason)
-        self._notify("on_request_end", output=output)
-        return output
+        return request.output(reason, error)
+
+    def _notify_ends(self, outputs: Iterable[RequestOutput]) -> None:
+        if self.observers is not None:
+            for output in outputs:
+                self.observers.notify("on_request_end", output=output)
 
     def _report(self, plan: CheckedPlan, dispatched: Dispatched, step_s: float) -> None:
         self.last_stats = StepStats(
@@ -280,9 +322,9 @@ class Engine:
         """Abort what is left and release everything; a second call does nothing."""
         if self._is_closed:
             return
-        self.abort(list(self.queue.live))
         self._is_closed = True
         try:
+            self.abort(list(self.queue.live))
             self._notify("on_engine_stop", engine=self)
         finally:
             self.executor.close()

@@ -15,7 +15,7 @@ from core.contracts import Needs
 
 if TYPE_CHECKING:
     from core.engine import Engine, StepStats
-    from core.request import RequestOutput
+    from core.outputs import RequestOutput
 
 NO_NEEDS = Needs()
 PROJECT = "hookline"

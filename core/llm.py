@@ -1,4 +1,4 @@
-"""The blocking front: prompts in, finished outputs out.
+"""The blocking front: prompts in, finished outputs or their pieces out.
 
 Knows text, the configuration and the engine's five verbs; no tensors and no policy. Several LLMs may live side by side.
 """
@@ -6,38 +6,30 @@ Knows text, the configuration and the engine's five verbs; no tensors and no pol
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from core.build import build_engine
+from core.calls import Call, ProgressBar
 from core.checkpoint import Checkpoint, locate
 from core.config import Config, validate
-from core.engine import Engine, StepStats
+from core.desk import Desk
+from core.engine import Engine
 from core.errors import RequestError
+from core.outputs import Delta, RequestOutput, merge_completions
 from core.plugin_host import PluginHost
-from core.request import FinishReason, RequestOutput
 from core.sampling import SamplingParams
 from core.text import Codec, Prompt, as_prompts
 
 OptionValue = str | Mapping[str, Any] | None
 
 
-class ProgressBar(Protocol):
-    """Shows how far a generate call is."""
-
-    def update(self, num_finished: int, num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Add what one step did."""
-        ...
-
-    def close(self) -> None:
-        """Take the bar off the screen."""
-        ...
-
-
 class LLM:
-    """An engine with a tokenizer: `generate` blocks until every prompt is done.
+    """An engine with a tokenizer: `generate` blocks until every prompt is done, `stream` yields text as it comes.
+
+    Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out is as there: conf/config.yaml says.
@@ -82,6 +74,7 @@ class LLM:
         self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
         checkpoint = built.choice.checkpoint
         self.codec = Codec(_tokenizer_folder(config, checkpoint))
+        self.desk = Desk(self.engine, self.codec)
         if checkpoint.is_packaged and config.model.config.weights == "checkpoint":
             reference = checkpoint.reference.removeprefix("package:")
             print(
@@ -95,64 +88,58 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
         progress: ProgressBar | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts and return one output each, in their order.
 
-        prompts: a text, a list of token ids or a list of chat messages, or a list of such.
-        params:  for all prompts, or one each; None means SamplingParams().
+        prompts:  a text, a list of token ids or a list of chat messages, or a list of such.
+        params:   for all prompts, or one each; None means SamplingParams(). With n > 1 an output's `completions` are n.
+        priority: for schedulers that heed it; lower is more urgent.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
         Whatever interrupts the call, its requests are gone afterwards.
         Raises: RequestError if there are not as many params as prompts; PlanError if the scheduler misbehaves.
         """
-        wanted = as_prompts(prompts)
-        each = _params_each(params, len(wanted))
-        outputs: list[RequestOutput | None] = [None] * len(wanted)
-        places: dict[int, int] = {}
+        call = self._call(prompts, params, priority=priority)
+        found: dict[int, list[RequestOutput]] = {}
         try:
-            for place, (prompt, one) in enumerate(zip(wanted, each, strict=True)):
-                self._add(place, prompt, one, outputs, places)
-            self._run(outputs, places, progress)
+            for delta in call.run(progress):
+                if delta.output is not None:
+                    found.setdefault(delta.prompt_index, []).append(delta.output)
         finally:
-            self.engine.abort(list(places))
             if progress is not None:
                 progress.close()
-        return [output for output in outputs if output is not None]
+        return [merge_completions(found[index]) for index in sorted(found)]
 
-    def _add(
+    def stream(
         self,
-        place: int,
-        prompt: Prompt,
-        params: SamplingParams,
-        outputs: list[RequestOutput | None],
-        places: dict[int, int],
-    ) -> None:
-        text = prompt if isinstance(prompt, str) else None
-        token_ids: Sequence[int] = ()
-        try:
-            token_ids = self.codec.encode(prompt)
-            places[self.engine.add(token_ids, params, prompt=text)] = place
-        except RequestError as error:
-            outputs[place] = self.engine.refuse(token_ids, error, text)
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cumulative: bool = False,
+        priority: int = 0,
+    ) -> Iterator[Delta]:
+        """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
 
-    def _run(self, outputs: list[RequestOutput | None], places: dict[int, int], progress: ProgressBar | None) -> None:
-        while places:
-            finished = self.engine.step()
-            for output in finished:
-                place = places.pop(output.request_id, None)
-                if place is not None:
-                    outputs[place] = self._with_text(output)
-            stats = self.engine.last_stats
-            if progress is not None and stats is not None:
-                _show(progress, len(finished), stats)
+        cumulative: a Delta's text is all text so far, not what was added.
+        The last Delta of a completion has its output, refused prompts included. Text deltas put together give exactly
+        the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
+        Raises: as generate.
+        """
+        return self._call(prompts, params, priority=priority, follows=True, is_cumulative=cumulative).run()
 
-    def _with_text(self, output: RequestOutput) -> RequestOutput:
-        ids = output.token_ids
-        return replace(output, text=self.codec.decode(ids[:-1] if output.finish_reason is FinishReason.STOP else ids))
+    def _call(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        **options: Any,
+    ) -> Call:
+        wanted = as_prompts(prompts)
+        return Call(self.desk, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
 
     def close(self) -> None:
-        """Release the engine's memory; a second call does nothing."""
-        self.engine.close()
+        """End what still runs and release the engine's memory; a second call does nothing."""
+        self.desk.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -161,10 +148,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _show(progress: ProgressBar, num_finished: int, stats: StepStats) -> None:
-    progress.update(num_finished, stats.num_prefill_tokens, stats.num_decode_tokens)
 
 
 def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -1,4 +1,4 @@
-"""A request's life on the host: its tokens, its blocks, how far it got, and what the caller gets back.
+"""A request's life on the host: its tokens, its blocks, and how far it got.
 
 Knows no torch, no scheduler and no tokenizer. Token ids live in one preallocated int32 array, so a prompt chunk or a
 block's content is a slice and never a conversion. The counts that change with each step live in an array too, which
@@ -7,16 +7,19 @@ block's content is a slice and never a conversion. The counts that change with e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from core.block_pool import ROOT, hash_block
+from core.outputs import FinishReason, RequestOutput, Timings
 from core.sampling import SamplingParams
 from core.step import IntArray
+
+__all__ = ["FinishReason", "Request", "RequestFacade", "RequestOutput", "TokenArray", "Watcher"]
 
 TokenArray = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -33,6 +36,7 @@ COUNTS = (
     "min_len",
     "max_len",
     "is_greedy",
+    "is_watched",
 )
 """What `Request.counts` holds, in this order; each is an attribute of the request, too."""
 
@@ -51,33 +55,15 @@ class _Count:
         request.counts[self.place] = value
 
 
-class FinishReason(StrEnum):
-    """Why a request ended."""
+class Watcher(Protocol):
+    """Follows the tokens of one request, and may end it. Requests without one cost nothing here."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
+    def see(self, token_id: int, reason: FinishReason | None) -> str | None:
+        """Called with every token once it is known, and with the reason if it is the last one.
 
-
-@dataclass
-class RequestOutput:
-    """What a caller gets back for one prompt.
-
-    token_ids holds every generated token, the one that stopped it included; text leaves special tokens out and is empty
-    without a tokenizer. num_cached_tokens counts prompt tokens found in the prefix cache. error says why a request
-    with finish_reason "error" was refused.
-    """
-
-    request_id: int
-    prompt: str | None
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    finish_reason: FinishReason
-    text: str = ""
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    error: str | None = None
+        Returns the stop string that ends the request with this token, or None. Must not raise.
+        """
+        ...
 
 
 class Request:
@@ -92,6 +78,7 @@ class Request:
         "block_size",
         "blocks",
         "counts",
+        "first_token_s",
         "match",
         "max_tokens",
         "num_cached_tokens",
@@ -101,11 +88,14 @@ class Request:
         "parent_serial",
         "priority",
         "prompt",
+        "scheduled_s",
         "seed",
         "slot",
         "stop_ids",
+        "stop_string",
         "tokens",
         "view",
+        "watcher",
     )
 
     id = _Count()
@@ -129,6 +119,8 @@ class Request:
     max_len = _Count()
     """Tokens with which the request ends."""
     is_greedy = _Count()
+    is_watched = _Count()
+    """Whether a watcher wants to see its tokens."""
 
     def __init__(
         self,
@@ -143,6 +135,7 @@ class Request:
         prompt: str | None = None,
         arrival_s: float = 0.0,
         priority: int = 0,
+        watcher: Watcher | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
         self.slot = -1
@@ -150,7 +143,11 @@ class Request:
         self.prompt = prompt
         self.params = params
         self.arrival_s = arrival_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
         self.priority = priority
+        self.watcher = watcher
+        self.stop_string: str | None = None
         self.seed = seed
         self.stop_ids = stop_ids
         self.block_size = block_size
@@ -159,6 +156,7 @@ class Request:
         self.min_len = self.num_prompt_tokens + params.min_tokens if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = params.temperature == 0
+        self.is_watched = watcher is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
@@ -226,7 +224,13 @@ class Request:
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
             error=error,
+            stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
+            timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, time.monotonic()),
         )
+
+    def _stop_reason(self) -> str | int | None:
+        last = int(self.tokens[self.num_known_tokens - 1])
+        return self.stop_string or (last if last in self.params.stop_token_ids else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,36 @@ from typing import TYPE_CHECKING, Any, TextIO
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from core.request import RequestOutput
+    from core.outputs import RequestOutput
 
 
 def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None) -> None:
-    """Print each prompt followed by its completion, under a line with its number, tokens and finish reason."""
+    """Print each prompt followed by a completion, under a line with its number, tokens and finish reason."""
     stream = sys.stdout if stream is None else stream
     for number, output in enumerate(outputs, start=1):
-        if output.error is None:
-            head = f"=== {number}/{len(outputs)}: {len(output.token_ids)} tokens, {output.finish_reason.value}"
-            print(f"{head}\n{_prompt_text(output)}{_completion(output)}\n", file=stream)
+        for completion in output.completions if output.error is None else ():
+            which = f"{number}/{len(outputs)}" + (f", completion {completion.index + 1}" if output.others else "")
+            head = f"=== {which}: {len(completion.token_ids)} tokens, {completion.finish_reason.value}"
+            print(f"{head}\n{_prompt_text(output)}{_completion(completion)}\n", file=stream)
     stream.flush()
+
+
+def usage_line(outputs: Sequence[RequestOutput]) -> str:
+    """What a run's requests took: tokens in all, and the mean times of those that were served."""
+    usages = [output.usage for output in outputs]
+    num_prompt, num_cached, num_completion = (
+        sum(getattr(usage, name) for usage in usages)
+        for name in ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens")
+    )
+    line = f"{num_prompt} prompt tokens ({num_cached} cached), {num_completion} completion tokens"
+    timings = [one.timings for output in outputs for one in output.completions if one.timings is not None]
+    first = [timing.time_to_first_token_s for timing in timings if timing.time_to_first_token_s is not None]
+    if not first:
+        return line
+    queue_s, total_s = (
+        sum(times) / len(timings) for times in zip(*((t.queue_s, t.total_s) for t in timings), strict=True)
+    )
+    return f"{line}; means: queued {queue_s:.3f} s, first token {sum(first) / len(first):.3f} s, end {total_s:.3f} s"
 
 
 def refusals(outputs: Sequence[RequestOutput]) -> list[str]:
@@ -61,11 +80,19 @@ def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
         "request_id": output.request_id,
         "prompt": output.prompt,
         "prompt_token_ids": list(output.prompt_token_ids),
-        "text": output.text,
-        "token_ids": list(output.token_ids),
-        "finish_reason": output.finish_reason.value,
+        **_completion_json(output),
         "num_cached_tokens": output.num_cached_tokens,
         "error": output.error,
+        **({"others": [_completion_json(other) for other in output.others]} if output.others else {}),
+    }
+
+
+def _completion_json(completion: RequestOutput) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason.value,
+        "stop_reason": completion.stop_reason,
     }
 
 

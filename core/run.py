@@ -71,7 +71,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     """
     from core.llm import LLM
     from core.progress import progress_bar
-    from core.results import print_text, refusals, write_json_lines
+    from core.results import print_text, refusals, usage_line, write_json_lines
 
     with LLM.from_config(run.config, host) as llm:
         outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
@@ -80,6 +80,8 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     else:
         write_json_lines(outputs, run.output)
         print(f"hookline: wrote {len(outputs)} results to {run.output}", file=sys.stderr)
+    if run.usage:
+        print(f"hookline: {usage_line(outputs)}", file=sys.stderr)
     refused = refusals(outputs)
     for line in refused:
         print(f"hookline: {line}", file=sys.stderr)

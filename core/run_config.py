@@ -18,18 +18,19 @@ from core.prompts import SOURCES, read_prompts
 from core.sampling import SamplingParams
 from core.schema import check_keys
 
-RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output")
+RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage")
 """All root keys of a run."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A validated run. params: one for each prompt. output: a .jsonl file; None prints text."""
+    """A validated run. params: one for each prompt. output: a .jsonl file; None prints text. usage: say what it took."""
 
     config: Config
     prompts: list[Any]
     params: list[SamplingParams]
     output: Path | None = None
+    usage: bool = False
 
 
 def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
@@ -44,7 +45,10 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
     output = _checked_output(tree.get("output"))
     prompts = read_prompts(tree, SamplingParams.of(sampling), stdin)
-    return RunConfig(config, [prompt for prompt, _ in prompts], [params for _, params in prompts], output)
+    usage = tree.get("usage", False)
+    if not isinstance(usage, bool):
+        raise ConfigError(f"usage={usage!r} is not a bool")
+    return RunConfig(config, [prompt for prompt, _ in prompts], [params for _, params in prompts], output, usage)
 
 
 def _checked_output(value: Any) -> Path | None:

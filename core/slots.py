@@ -43,7 +43,8 @@ class Slots:
         self.num_computed_tokens_S, self.prefill_target_S = views["num_computed_tokens"], views["prefill_target"]
         self.high_water_S, self.num_block_tokens_S = views["high_water"], views["num_block_tokens"]
         self.num_registered_tokens_S = views["num_registered_tokens"]
-        self.min_len_S, self.max_len_S, self.is_greedy_S = views["min_len"], views["max_len"], views["is_greedy"]
+        self.min_len_S, self.max_len_S = views["min_len"], views["max_len"]
+        self.is_greedy_S, self.is_watched_S = views["is_greedy"], views["is_watched"]
         self.id_S[:] = NOBODY
         self.tokens_SL: TokenArray = np.empty((num_slots, max_len), dtype=np.int32)
         self._requests: list[Request | None] = [None] * num_slots
@@ -103,9 +104,10 @@ class Slots:
         self.num_known_tokens_S[slots_N] = places + 1
         return slots_N, tokens_N
 
-    def may_end(self, slots_N: IntArray, tokens_N: IntArray) -> IntArray:
-        """Places among committed tokens that may end their request: its last one, or somebody's stop token."""
+    def to_look_at(self, slots_N: IntArray, tokens_N: IntArray) -> IntArray:
+        """Places among committed tokens that are watched, or may end their request: its last, or a stop token."""
         is_candidate = self.num_known_tokens_S[slots_N] >= self.max_len_S[slots_N]
+        is_candidate |= self.is_watched_S[slots_N].astype(np.bool_)
         if len(self._stop_ids):
             is_candidate |= (self._stop_ids[:, None] == tokens_N).any(0)
         return np.flatnonzero(is_candidate)

@@ -7,12 +7,14 @@ are taken, and outputs have no text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from core.checkpoint import load_tokenizer
+from core.detokenize import Detokenizer
 from core.errors import RequestError
 
 Message: TypeAlias = Mapping[str, Any]
@@ -49,12 +51,26 @@ class Codec:
             return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens; empty without a tokenizer."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
         if self.tokenizer is None:
             return ""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text: str = self.tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return text
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | None:
+        """For tokens that come one by one; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return Detokenizer(partial(self.decode, skip_special_tokens=skip_special_tokens), self._byte_ids)
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        vocabulary = self.tokenizer.get_vocab()
+        return frozenset(vocabulary[name] for name in names if name in vocabulary)
 
     def _chat(self, messages: Any) -> list[int]:
         tokenizer = self._needed("a chat prompt")

@@ -9,7 +9,7 @@ import torch
 
 from core import LLM, SamplingParams
 from core.checkpoint import load_tokenizer
-from core.request import FinishReason
+from core.outputs import FinishReason
 from plugins.models.qwen3 import Qwen3
 from tests.hf_models import build, make_qwen3, one_prompt, run
 

@@ -14,8 +14,8 @@ from typing import Any
 from core.budget import Ledger
 from core.contracts import Plan, Scheduler, SchedulerView
 from core.engine import Engine
+from core.outputs import FinishReason, RequestOutput
 from core.queue import Views
-from core.request import FinishReason, RequestOutput
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 

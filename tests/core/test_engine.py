@@ -10,7 +10,7 @@ from core.contracts import ALL, Plan
 from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.hookspecs import PROJECT, hookimpl
 from core.observers import Observers
-from core.request import FinishReason
+from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.testing.plain_scheduler import PlainScheduler

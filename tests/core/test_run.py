@@ -17,11 +17,11 @@ from core import sweep
 from core.compose import Job, compose
 from core.config import validate
 from core.errors import ConfigError, PlanError, PluginError
+from core.outputs import FinishReason, RequestOutput, Timings
 from core.plugin_host import PluginHost
 from core.progress import Progress, progress_bar
 from core.prompts import DEFAULT_PROMPTS, piped_text, read_prompts
 from core.raw_values import quote_raw_values
-from core.request import FinishReason, RequestOutput
 from core.results import write_json_lines
 from core.run import is_sweep, main
 from core.sampling import SamplingParams
@@ -144,6 +144,40 @@ def test_a_refused_request_is_one_line_and_exit_code_2(llm: type[FakeLLM], capsy
     assert err.splitlines()[-1] == (
         "hookline: request 2/2 was refused: prompt has 9000 tokens, engine.max_model_len is 4096"
     )
+
+
+def test_several_completions_are_numbered_below_their_prompt(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = output(0)
+    several.others = [RequestOutput(1, "prompt 0", [1, 2], [7], FinishReason.STOP, text=" other", index=1)]
+    llm.outputs = [several]
+    assert main([*CHOSEN, "prompt=a", "sampling.n=2"]) == 0
+    assert capsys.readouterr().out == (
+        "=== 1/1, completion 1: 2 tokens, length\nprompt 0 done\n\n"
+        "=== 1/1, completion 2: 1 tokens, stop\nprompt 0 other\n\n"
+    )
+    assert main([*CHOSEN, "prompt=a", "sampling.n=2", "output=out.jsonl"]) == 0
+    [line] = Path("out.jsonl").read_text().splitlines()
+    assert json.loads(line)["others"] == [
+        {"text": " other", "token_ids": [7], "finish_reason": "stop", "stop_reason": None}
+    ]
+
+
+def test_usage_is_said_on_standard_error_when_asked_for(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.outputs = [output(0), output(1)]
+    llm.outputs[1].timings = Timings(10.0, 10.5, 11.0, 14.0)
+    assert main([*CHOSEN, "prompts=[a,b]", "usage=true"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "hookline: 4 prompt tokens (0 cached), 4 completion tokens; "
+        "means: queued 0.500 s, first token 1.000 s, end 4.000 s"
+    )
+    assert main([*CHOSEN, "prompts=[a,b]"]) == 0
+    assert "prompt tokens" not in capsys.readouterr().err
+
+
+def test_usage_must_be_a_bool(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails(["prompt=a", "usage=3"], capsys) == "usage=3 is not a bool"
 
 
 def test_output_writes_json_lines_in_order(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

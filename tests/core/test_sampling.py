@@ -24,6 +24,15 @@ from core.sampling import SamplingParams
         ({"stop_token_ids": "7"}, "must be a list of token ids"),
         ({"stop_token_ids": [1, -2]}, "sampling.stop_token_ids=-2 must be at least 0"),
         ({"ignore_eos": 1}, "sampling.ignore_eos=1 is not a bool"),
+        ({"n": 0}, "sampling.n=0 must be between 1 and 1024"),
+        ({"n": 1025}, "sampling.n=1025 must be between 1 and 1024"),
+        ({"n": 1.0}, "sampling.n=1.0 must be a whole number"),
+        ({"stop": ""}, "sampling.stop='' must be a text or a list of texts, none of them empty"),
+        ({"stop": ["a", ""]}, "sampling.stop=['a', ''] must be a text or a list of texts, none of them empty"),
+        ({"stop": [5]}, "sampling.stop=[5] must be a text or a list of texts"),
+        ({"stop": None}, "sampling.stop=None must be a text or a list of texts"),
+        ({"include_stop_str_in_output": "no"}, "sampling.include_stop_str_in_output='no' is not a bool"),
+        ({"skip_special_tokens": 0}, "sampling.skip_special_tokens=0 is not a bool"),
     ],
 )
 def test_an_invalid_value_is_named_with_its_range(values, message):
@@ -39,3 +48,15 @@ def test_an_unknown_key_is_an_error_with_the_near_miss():
 
 def test_lists_become_tuples_so_that_params_are_values():
     assert SamplingParams.of({"stop_token_ids": [1, 2], "temperature": 1}) == SamplingParams(1.0, stop_token_ids=(1, 2))
+
+
+def test_one_stop_string_is_a_list_of_one():
+    assert SamplingParams(stop="END") == SamplingParams(stop=["END"]) == SamplingParams(stop=("END",))
+
+
+def test_each_completion_has_parameters_and_a_seed_of_its_own():
+    several = SamplingParams(n=3, seed=5, temperature=0.5).each()
+    assert [one.n for one in several] == [1, 1, 1] and {one.temperature for one in several} == {0.5}
+    assert several[0].seed == 5 and len({one.seed for one in several}) == 3
+    assert [one.seed for one in SamplingParams(n=2).each()] == [None, None]
+    assert SamplingParams(seed=5).each() == [SamplingParams(seed=5)]

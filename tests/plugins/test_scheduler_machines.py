@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.errors import RequestError
-from core.request import FinishReason
+from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.testing.scheduler_suite import MAX_STEPS

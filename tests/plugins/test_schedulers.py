@@ -3,7 +3,7 @@
 import pytest
 
 from core.contracts import ALL
-from core.request import FinishReason
+from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import completion, fake_engine
 from core.testing.scheduler_suite import SchedulerSuite, drain, look

@@ -1,0 +1,194 @@
+"""Between callers and the engine: prompts become requests, committed tokens become text, and news reach their caller.
+
+What LLM and AsyncLLM have in common. Knows text and the engine's verbs; no thread, no event loop. A request that needs
+its text only at the end has no Reader and costs nothing while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from core.detokenize import Detokenizer
+from core.engine import Engine
+from core.errors import RequestError
+from core.outputs import Delta, FinishReason, RequestOutput
+from core.sampling import SamplingParams
+from core.stop_strings import StopSearch
+from core.text import Codec
+
+Deliver = Callable[[Delta], None]
+
+
+class Reader:
+    """`core.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
+
+    on_news: called with the reader at the first token since `take`; None if nobody wants news before the end.
+    """
+
+    def __init__(
+        self, params: SamplingParams, detokenizer: Detokenizer | None, on_news: Callable[[Reader], None] | None
+    ) -> None:
+        self._params, self._detokenizer, self._on_news = params, detokenizer, on_news
+        self._stops = StopSearch(params.stop, include=params.include_stop_str_in_output)
+        self._parts: list[str] = []
+        self._num_tokens = self._num_taken_parts = 0
+        self._new_ids: list[int] = []
+        self._is_flushed = False
+        self.request_id = -1
+
+    def see(self, token_id: int, reason: FinishReason | None) -> str | None:
+        """See Watcher."""
+        self._num_tokens += 1
+        if self._on_news is not None:
+            if not self._new_ids:
+                self._on_news(self)
+            self._new_ids.append(token_id)
+        if self._detokenizer is None:
+            return None
+        text = "" if reason is FinishReason.STOP else self._detokenizer.push(token_id)
+        if reason is not None:
+            text += self._detokenizer.flush()
+        return self._show(text)
+
+    def _show(self, text: str) -> str | None:
+        stop = None
+        if self._params.stop:
+            text, stop = self._stops.push(text, may_stop=self._num_tokens >= self._params.min_tokens)
+            self._is_flushed = stop is not None
+        if text:
+            self._parts.append(text)
+        return stop
+
+    def take(self) -> tuple[str, list[int]]:
+        """The text and the tokens that are new since the last call."""
+        text, ids = "".join(self._parts[self._num_taken_parts :]), self._new_ids
+        self._num_taken_parts, self._new_ids = len(self._parts), []
+        return text, ids
+
+    def finish(self) -> str:
+        """The whole text, with what was kept back while more could come."""
+        if not self._is_flushed and self._detokenizer is not None:
+            self._show(self._detokenizer.flush())
+            if not self._is_flushed:
+                self._parts.append(self._stops.flush())
+            self._is_flushed = True
+        return self.text
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._parts)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Who waits for a request. reader: None if its text is made at the end."""
+
+    prompt_index: int
+    index: int
+    deliver: Deliver
+    params: SamplingParams
+    reader: Reader | None
+    is_cumulative: bool
+
+
+class Desk:
+    """The open requests of one engine and their callers."""
+
+    def __init__(self, engine: Engine, codec: Codec) -> None:
+        self.engine, self.codec = engine, codec
+        self._entries: dict[int, _Entry] = {}
+        self._news: list[Reader] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        deliver: Deliver,
+        *,
+        prompt: str | None = None,
+        prompt_index: int = 0,
+        follows: bool = False,
+        is_cumulative: bool = False,
+        priority: int = 0,
+    ) -> list[int]:
+        """Queue the n completions of a prompt and return their ids; `deliver` gets their news, and each end once.
+
+        follows: news with every token, not only at the end.
+        Raises: RequestError if the prompt cannot be served; none of its completions is queued then.
+        """
+        if params.stop and self.codec.tokenizer is None:
+            raise RequestError(f"sampling.stop={list(params.stop)} needs a tokenizer and the checkpoint has none")
+        ids: list[int] = []
+        for index, one in enumerate(params.each()):
+            reader = self._reader(one, follows) if follows or one.stop else None
+            id_ = self.engine.add(token_ids, one, prompt=prompt, priority=priority, watcher=reader)
+            if reader is not None:
+                reader.request_id = id_
+            self._entries[id_] = _Entry(prompt_index, index, deliver, one, reader, is_cumulative)
+            ids.append(id_)
+        return ids
+
+    def step(self) -> None:
+        """Let the engine do a step and deliver what it brought. Whoever is still open then gets more later, or an end.
+
+        Raises: what Engine.step raises; requests that ended by it are delivered with the next step.
+        """
+        self._hand_out(self.engine.step())
+        if self._entries and not self.engine.has_work:
+            self._hand_out(self._orphan(id_) for id_ in list(self._entries))
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End requests; their callers hear of it. Unknown ids and those that have ended are ignored."""
+        self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._entries]))
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """End requests whose caller has gone and hears nothing more."""
+        known = [id_ for id_ in ids if self._entries.pop(id_, None) is not None]
+        self.engine.abort(known)
+
+    def close(self) -> None:
+        """End all requests, tell their callers, and close the engine; a second call does nothing."""
+        try:
+            self.abort(list(self._entries))
+        finally:
+            self.engine.close()
+
+    def _reader(self, params: SamplingParams, follows: bool) -> Reader:
+        detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        return Reader(params, detokenizer, self._news.append if follows else None)
+
+    def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
+        """First the ends, then the news of those that go on."""
+        for output in outputs:
+            entry = self._entries.pop(output.request_id, None)
+            if entry is not None:
+                entry.deliver(self._last_delta(entry, output))
+        news, self._news[:] = list(self._news), []
+        for reader in news:
+            entry = self._entries.get(reader.request_id)
+            if entry is not None:
+                text, ids = reader.take()
+                shown = reader.text if entry.is_cumulative else text
+                entry.deliver(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids))
+
+    def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
+        reader = entry.reader
+        output = replace(output, index=entry.index, text=self._text(entry, output))
+        text, ids = (output.text, output.token_ids) if reader is None else reader.take()
+        shown = output.text if entry.is_cumulative else text
+        return Delta(output.request_id, entry.prompt_index, entry.index, shown, ids, output)
+
+    def _text(self, entry: _Entry, output: RequestOutput) -> str:
+        if entry.reader is not None:
+            return entry.reader.finish()
+        ids = output.token_ids[:-1] if output.finish_reason is FinishReason.STOP else output.token_ids
+        return self.codec.decode(ids, skip_special_tokens=entry.params.skip_special_tokens)
+
+    def _orphan(self, id_: int) -> RequestOutput:
+        """Somebody ended this request behind our back, on the engine itself."""
+        return RequestOutput(id_, None, [], [], FinishReason.ABORT, error="the request was taken off the engine")

@@ -1,0 +1,65 @@
+"""Text of a growing list of tokens: whole characters only, and in the end exactly what decoding all of them gives.
+
+Knows a decode function and no engine. Decoding again from the start for each token would cost a square of the length,
+so a short window of tokens is decoded, which begins where a character does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+REPLACEMENT = "�"
+"""What decoders write for bytes that are no character, or not yet one."""
+WINDOW = 8
+"""Tokens after which the window moves on, if it can."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Detokenizer:
+    """Turns tokens into text as they come.
+
+    byte_ids: tokens that stand for single bytes (SentencePiece's byte fallback). Decoders read a run of them as a
+    whole, as characters or as none, so a run has no text before it has ended.
+    """
+
+    def __init__(self, decode: Decode, byte_ids: Collection[int] = ()) -> None:
+        self._decode = decode
+        self._byte_ids = byte_ids
+        self._tokens: list[int] = []
+        self._num_shown = 0
+        """Characters of the window's text that were returned."""
+        self._boundary = 0
+        """Tokens of the window before the last place where its text was whole."""
+        self._is_in_run = False
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; it never changes later."""
+        self._tokens.append(token_id)
+        if token_id in self._byte_ids or (self._is_in_run and not self._decode([token_id])):
+            self._is_in_run = True  # a token without text of its own does not end a run
+            return ""
+        self._is_in_run = False
+        text = self._decode(self._tokens)
+        # A character of several tokens reads as one REPLACEMENT until its last byte is there.
+        is_whole = not text.endswith(REPLACEMENT)
+        added = text[self._num_shown : len(text) if is_whole else -1]
+        self._num_shown += len(added)
+        if is_whole:
+            self._move()
+        return added
+
+    def flush(self) -> str:
+        """What is left when no more tokens come."""
+        text = self._decode(self._tokens)[self._num_shown :]
+        self._num_shown += len(text)
+        return text
+
+    def _move(self) -> None:
+        """Begin the window at the boundary before this one: some decoders strip the space that text begins with."""
+        if len(self._tokens) >= WINDOW:
+            kept = self._tokens[self._boundary :]
+            text = self._decode(kept)
+            if text:
+                self._tokens, self._num_shown = kept, len(text)
+        self._boundary = len(self._tokens)

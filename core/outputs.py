@@ -1,0 +1,124 @@
+"""What a caller gets back: finished requests, the news of a step, usage and times. Plain values; no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request. num_cached_tokens counts those of the prompt that the prefix cache held."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+
+    @property
+    def num_total_tokens(self) -> int:
+        """Prompt and completion."""
+        return self.num_prompt_tokens + self.num_completion_tokens
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Moments of a request's life in seconds on time.monotonic's clock; None for what never came.
+
+    arrival: it was handed in. scheduled: its first step was planned. first_token: that token's value was known.
+    finished: it ended, for whatever reason.
+    """
+
+    arrival_s: float
+    scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+
+    @property
+    def queue_s(self) -> float:
+        """How long it waited for its first step; its whole life if it never had one."""
+        return (self.finished_s if self.scheduled_s is None else self.scheduled_s) - self.arrival_s
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """From arrival to the first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def total_s(self) -> float:
+        """From arrival to the end."""
+        return self.finished_s - self.arrival_s
+
+
+@dataclass
+class RequestOutput:
+    """What a caller gets back for one prompt; with n > 1 this is the first completion, and `others` are the rest.
+
+    token_ids holds every generated token, the one that stopped it included; text leaves out special tokens (unless
+    asked otherwise), a token that stopped it and what follows a stop string, and is empty without a tokenizer.
+    stop_reason is the stop string or the token of stop_token_ids that ended it. num_cached_tokens counts prompt tokens
+    found in the prefix cache. error says why a request with finish_reason "error" was refused, or why one with "abort"
+    ended if its caller did not end it. index counts the completions of a prompt.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    finish_reason: FinishReason
+    text: str = ""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    error: str | None = None
+    stop_reason: str | int | None = None
+    timings: Timings | None = None
+    index: int = 0
+    others: list[RequestOutput] = field(default_factory=list)
+
+    @property
+    def completions(self) -> list[RequestOutput]:
+        """All completions of the prompt, this one first."""
+        return [self, *self.others]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens over all completions; the prompt counts once, and as cached as the first completion found it."""
+        num_completion_tokens = sum(len(completion.token_ids) for completion in self.completions)
+        return Usage(len(self.prompt_token_ids), self.num_cached_tokens, num_completion_tokens)
+
+
+@dataclass
+class Delta:
+    """What became known of one completion since the Delta before.
+
+    text is what was added, or all of it so far if the caller asked for cumulative text: whole characters, and nothing
+    that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind.
+    output is the whole result, in the last Delta of a completion, and None before.
+    """
+
+    request_id: int
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: list[int]
+    output: RequestOutput | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the completion ended; None while it goes on."""
+        return None if self.output is None else self.output.finish_reason
+
+
+def merge_completions(completions: list[RequestOutput]) -> RequestOutput:
+    """One output from the completions of a prompt, in the order of their index."""
+    first, *others = sorted(completions, key=lambda output: output.index)
+    first.others = others
+    return first

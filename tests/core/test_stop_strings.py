@@ -1,0 +1,77 @@
+"""Stop strings in text that comes in pieces: found as if it came letter by letter, and never shown in part."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.stop_strings import StopSearch
+
+LETTERS = st.text(alphabet="ab\n", max_size=12)
+
+
+def letter_by_letter(text, stops, include):
+    """What is left of a text, and the stop string that ended it."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end if include else end - len(longest)], longest
+    return text, None
+
+
+def search(pieces, stops, include=False):
+    finder, shown = StopSearch(stops, include=include), []
+    for piece in pieces:
+        text, stop = finder.push(piece)
+        shown.append(text)
+        if stop is not None:
+            return shown, stop
+    return [*shown, finder.flush()], None
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(
+    pieces=st.lists(LETTERS, max_size=8),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=4),
+    include=st.booleans(),
+)
+def test_the_pieces_do_not_matter(pieces, stops, include):
+    shown, stop = search(pieces, stops, include)
+    assert ("".join(shown), stop) == letter_by_letter("".join(pieces), stops, include)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    pieces=st.lists(LETTERS, max_size=8),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_what_was_shown_is_never_taken_back_and_nothing_else_is_kept(pieces, stops):
+    finder, shown, fed = StopSearch(stops), "", ""
+    for piece in pieces:
+        text, stop = finder.push(piece)
+        shown, fed = shown + text, fed + piece
+        if stop is not None:
+            return
+        kept = fed[len(shown) :]
+        assert fed.startswith(shown)
+        assert not kept or any(stop.startswith(kept) for stop in stops)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "one "), (True, "one END")])
+def test_a_stop_string_over_several_pieces_is_cut_exactly(include, text):
+    shown, stop = search(["one", " E", "N", "D two"], ["END"], include)
+    assert ("".join(shown), stop) == (text, "END")
+
+
+def test_what_could_begin_a_stop_string_waits_and_comes_if_it_does_not():
+    finder = StopSearch(["\n\n"])
+    assert finder.push("a\n") == ("a", None)
+    assert finder.push("b") == ("\nb", None)
+    assert finder.push("\n") == ("", None)
+    assert finder.flush() == "\n"
+
+
+def test_a_stop_string_that_may_not_stop_yet_is_text_like_any_other():
+    finder = StopSearch(["x"])
+    assert finder.push("axb", may_stop=False) == ("axb", None)
+    assert finder.push("cxd") == ("c", "x")
