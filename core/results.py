@@ -39,9 +39,8 @@ def usage_line(outputs: Sequence[RequestOutput]) -> str:
     first = [timing.time_to_first_token_s for timing in timings if timing.time_to_first_token_s is not None]
     if not first:
         return line
-    queue_s, total_s = (
-        sum(times) / len(timings) for times in zip(*((t.queue_s, t.total_s) for t in timings), strict=True)
-    )
+    queue_s = sum(timing.queue_s for timing in timings) / len(timings)
+    total_s = sum(timing.total_s for timing in timings) / len(timings)
     return f"{line}; means: queued {queue_s:.3f} s, first token {sum(first) / len(first):.3f} s, end {total_s:.3f} s"
 
 

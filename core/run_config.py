@@ -24,7 +24,10 @@ RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A validated run. params: one for each prompt. output: a .jsonl file; None prints text. usage: say what it took."""
+    """A validated run.
+
+    params: one for each prompt. output: a .jsonl file; None prints text. usage: say what it took.
+    """
 
     config: Config
     prompts: list[Any]

@@ -49,11 +49,19 @@ def test_the_two_set_up_lines_are_what_ci_runs():
         assert part in script, part
 
 
-def test_the_library_snippet_prints_text(tmp_path):
-    snippet = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "llm.generate" in block)
+SNIPPETS = {
+    "llm.generate": "length",
+    "llm.stream": "num_completion_tokens",
+}
+"""What names a snippet of the library -> something it prints."""
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_the_library_snippet_prints_text(name, tmp_path):
+    snippet = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if name in block)
     done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "length" in done.stdout
+    assert SNIPPETS[name] in done.stdout
 
 
 def test_the_plugin_snippet_registers_and_its_field_is_an_option(tmp_path):

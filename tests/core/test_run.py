@@ -193,6 +193,7 @@ def test_output_writes_json_lines_in_order(llm: type[FakeLLM], capsys: pytest.Ca
         "text": " done",
         "token_ids": [5, 6],
         "finish_reason": "length",
+        "stop_reason": None,
         "num_cached_tokens": 0,
         "error": None,
     }
