@@ -50,16 +50,16 @@ def test_a_token_for_somebody_who_left_is_dropped_even_if_the_slot_is_taken_agai
     assert third.num_known_tokens == 3 and third.tokens[:3].tolist() == [5, 6, 7]
 
 
-def test_a_token_may_end_a_request_at_its_length_or_if_anybody_here_stops_at_it():
+def test_a_token_to_look_at_a_request_at_its_length_or_if_anybody_here_stops_at_it():
     full, stopping, other = request(0, max_tokens=1), request(1, stop_ids=[40, 41]), request(2, stop_ids=[41])
     slots = running(full, stopping, other)
     drawn = slots.drawn(slots_of(full, stopping, other))
     arrived = slots.commit(drawn, np.array([30, 40, 41]))
-    assert slots.may_end(*arrived).tolist() == [0, 1, 2]
+    assert slots.to_look_at(*arrived).tolist() == [0, 1, 2]
     slots.leave(stopping)
-    assert slots.may_end(*arrived).tolist() == [0, 2]
+    assert slots.to_look_at(*arrived).tolist() == [0, 2]
     slots.leave(other)
-    assert slots.may_end(*arrived).tolist() == [0]
+    assert slots.to_look_at(*arrived).tolist() == [0]
 
 
 def test_as_many_requests_fit_as_there_are_slots_however_often_they_change():
