@@ -19,6 +19,7 @@ from core.needs import unavailable
 from core.plugin_host import PluginHost, Problem
 from core.presets import Preset, preset_values
 from core.registry import Entry, Origin, near_miss
+from core.sources import field_docs, module_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,6 +85,7 @@ def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
         "distribution": origin.distribution,
         "version": origin.version,
         "module": origin.module,
+        "file": module_file(origin.module.partition(":")[0]),
         "hooks": host.hooks_of(origin),
     }
 
@@ -98,6 +100,7 @@ def _option(entry: Entry) -> dict[str, Any]:
         "distribution": entry.origin.distribution,
         "version": entry.origin.version,
         "target": entry.target,
+        "file": module_file(entry.target.partition(":")[0]),
         "priority": entry.priority,
         "needs": _stated(entry.needs),
         "unavailable": unavailable(entry.needs),
@@ -112,8 +115,14 @@ def _stated(needs: Needs) -> dict[str, Any]:
 def _fields(config: type | None) -> list[dict[str, str]]:
     if config is None:
         return []
+    docs = field_docs(config)
     return [
-        {"name": field.name, "type": _type_name(field.type), "default": _default(field)}
+        {
+            "name": field.name,
+            "type": _type_name(field.type),
+            "default": _default(field),
+            "doc": docs.get(field.name, ""),
+        }
         for field in dataclasses.fields(config)
         if field.init
     ]
@@ -130,7 +139,13 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _preset(preset: Preset, host: PluginHost) -> dict[str, Any]:
-    facts = {"kind": preset.kind, "name": preset.name, "help": preset.help, "distribution": preset.distribution}
+    facts = {
+        "kind": preset.kind,
+        "name": preset.name,
+        "help": preset.help,
+        "distribution": preset.distribution,
+        "file": str(preset.path),
+    }
     try:
         base, values = preset_values(preset, host.presets)
     except ConfigError as error:

@@ -25,8 +25,7 @@ def show_all(facts: dict[str, Any]) -> str:
 
 def show_one(facts: dict[str, Any]) -> str:
     """Everything that is known of the few things left in `facts`."""
-    plugins = _columns([_plugin_row(one) for one in facts["plugins"]]) if facts["plugins"] else []
-    blocks = ["\n".join(plugins)] if plugins else []
+    blocks = [_full_plugin(one) for one in facts["plugins"]]
     blocks += [_full_option(one) for one in facts["options"]] + [_full_preset(one) for one in facts["presets"]]
     return "\n\n".join([*blocks, *(["\n".join(_problems(facts)).strip()] if facts["problems"] else [])])
 
@@ -74,10 +73,30 @@ def _full_option(option: dict[str, Any]) -> str:
         f"  available: {_available(option)}",
         f"  from:      plugin '{option['plugin']}' of {_origin(option)}",
         f"  target:    {option['target']}",
+        f"  file:      {option['file'] or 'not found'}",
         f"  priority:  {option['priority']}",
         f"  needs:     {needs or 'nothing'}",
     ]
-    return "\n".join([*lines, *_block("fields", [f"{option['kind']}.{field}" for field in _fields(option)])])
+    return "\n".join([*lines, *_block("fields", _documented(option))])
+
+
+def _documented(option: dict[str, Any]) -> list[str]:
+    """Each field, and its docstring in a line of its own."""
+    lines = []
+    for line, field in zip(_fields(option), option["fields"], strict=True):
+        lines += [f"{option['kind']}.{line}", *([f"    {field['doc']}"] if field["doc"] else [])]
+    return lines
+
+
+def _full_plugin(plugin: dict[str, Any]) -> str:
+    lines = [
+        f"plugin {plugin['plugin']}",
+        f"  from:      {_origin(plugin)}",
+        f"  module:    {plugin['module']}",
+        f"  file:      {plugin['file'] or 'not found'}",
+        f"  hooks:     {', '.join(plugin['hooks'])}",
+    ]
+    return "\n".join(lines)
 
 
 def _full_preset(preset: dict[str, Any]) -> str:
@@ -85,6 +104,7 @@ def _full_preset(preset: dict[str, Any]) -> str:
         f"{preset['kind']}={preset['name']}: {preset['help']}",
         f"  available: {_available(preset)}",
         f"  from:      {preset['distribution']}",
+        f"  file:      {preset['file']}",
         f"  option:    {preset['option'] or 'unknown'}",
     ]
     values = [f"{preset['kind']}.{name}: {value!r}" for name, value in preset["values"].items()]

@@ -64,6 +64,7 @@ def test_one_name_is_shown_in_full(host: PluginHost) -> None:
         "  available: no: package 'no_such_package' is not installed",
         "  from:      plugin 'needy' of needy-dist 0.3",
         "  target:    fake_package.fake:Fake",
+        "  file:      not found",
         "  priority:  0",
         "  needs:     packages=('no_such_package',)",
         "  fields: none",
@@ -92,7 +93,7 @@ def test_json_holds_the_same_facts(host: PluginHost, capsys: pytest.CaptureFixtu
     facts = json.loads(capsys.readouterr().out)
     assert facts["api_version"] == 1
     patient = next(one for one in facts["options"] if one["name"] == "patient")
-    assert patient["fields"][0] == {"name": "max_wait_ms", "type": "float", "default": "1.0"}
+    assert patient["fields"][0] == {"name": "max_wait_ms", "type": "float", "default": "1.0", "doc": ""}
     assert [one["plugin"] for one in facts["problems"]] == ["broken", "noisy"]
     assert facts["problems"][0]["wanted"] == [["scheduler", "wanted"]]
 

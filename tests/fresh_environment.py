@@ -1,0 +1,61 @@
+"""A fresh virtual environment with distributions installed from wheels, as a stranger's would be.
+
+torch and the other dependencies are not installed again: a .pth file lends those of the running environment. Hookline
+itself and what is under test are built to wheels and pip-installed, so nothing is imported from the source tree.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+class FreshEnvironment:
+    """A virtual environment below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "venv" / "bin" / "python"
+        call([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], folder)
+        lent = [path for path in sys.path if Path(path).name == "site-packages"]
+        (self.site / "dependencies_of_the_tests.pth").write_text("\n".join([*lent, ""]))
+
+    @property
+    def site(self) -> Path:
+        return next((self.folder / "venv" / "lib").glob("python3*/site-packages"))
+
+    def install(self, sources: Sequence[Path]) -> list[Path]:
+        """Build the wheels of some source folders and pip-install them; returns the wheels."""
+        wheels = self.folder / "wheels"
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+        build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", str(wheels)]
+        call([*pip, *build, *map(str, sources)], self.folder)
+        built = sorted(wheels.glob("*.whl"))
+        install = ["--python", str(self.python), "install", "--no-deps", "--no-index", "--no-compile"]
+        call([*pip, *install, *map(str, built)], self.folder)
+        return built
+
+    def run(self, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run this environment's python; the result is the caller's to check."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HOOKLINE"))}
+        return subprocess.run(
+            [str(self.python), *arguments],
+            cwd=folder or self.folder,
+            env={**kept, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+
+def call(command: Sequence[str], folder: Path) -> None:
+    """Run a command that must succeed."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"

@@ -1,0 +1,29 @@
+"""`core.info` over the plugins that ship with Hookline: every field is documented, every file is where it says."""
+
+from pathlib import Path
+
+from core.info import inventory, only
+from core.info_text import show_one
+from core.plugin_host import PluginHost
+
+
+def test_a_documented_field_is_shown_with_its_docstring_and_the_file_is_the_real_one() -> None:
+    lines = show_one(only(inventory(PluginHost.load(environ={})), "prefill_first")).splitlines()
+    path = next(line.removeprefix("  file:").strip() for line in lines if line.startswith("  file:"))
+    assert "class PrefillFirst" in Path(path).read_text()
+    field = next(number for number, line in enumerate(lines) if "scheduler.watermark: float = 0.01" in line)
+    assert lines[field + 1].strip().startswith("Fraction of all KV blocks kept free")
+
+
+def test_every_field_of_our_own_options_is_documented() -> None:
+    options = inventory(PluginHost.load(environ={}))["options"]
+    ours = [one for one in options if one["distribution"] == "hookline"]
+    assert [(one["name"], field["name"]) for one in ours for field in one["fields"] if not field["doc"]] == []
+    assert [one["name"] for one in ours if not Path(one["file"]).is_file()] == []
+
+
+def test_a_plugin_is_shown_with_its_file_hooks_and_options() -> None:
+    text = show_one(only(inventory(PluginHost.load(environ={})), "schedulers"))
+    assert text.startswith("plugin schedulers\n  from:      hookline ")
+    assert "plugins/schedulers/__init__.py\n  hooks:     register_schedulers" in text
+    assert "scheduler=prefill_first" in text and "scheduler=chunked" in text
