@@ -3,18 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from core.async_llm import AsyncLLM
     from core.llm import LLM
     from core.outputs import Delta, FinishReason, RequestOutput
     from core.sampling import SamplingParams
 
 _HOME = {
+    "AsyncLLM": "core.async_llm",
     "LLM": "core.llm",
     "Delta": "core.outputs",
     "FinishReason": "core.outputs",
     "RequestOutput": "core.outputs",
     "SamplingParams": "core.sampling",
 }
-__all__ = ["LLM", "Delta", "FinishReason", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "Delta", "FinishReason", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

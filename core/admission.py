@@ -5,14 +5,15 @@ Checks against the limits once, on arrival, so that nothing that can never be se
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from core.contracts import Limits
-from core.errors import RequestError
+from core.errors import QueueFullError, RequestError
+from core.queue import RequestQueue
 from core.request import Request, TokenArray, Watcher
 from core.sampling import SamplingParams, derived_seed
 
@@ -27,6 +28,8 @@ class EngineLimits:
     eos_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     overlap: bool = False
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
 
     @property
     def max_len(self) -> int:
@@ -42,6 +45,7 @@ def admit(
     *,
     prompt: str | None = None,
     priority: int = 0,
+    arrival_s: float = 0.0,
     watcher: Watcher | None = None,
 ) -> Request:
     """The request of a prompt; its max_tokens end where max_len does.
@@ -55,6 +59,8 @@ def admit(
         raise RequestError(
             f"sampling.stop={list(params.stop)} needs a watcher that reads the text; use LLM or AsyncLLM"
         )
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"priority={priority!r} must be a whole number; lower is more urgent")
     tokens = _checked_tokens(limits, prompt_token_ids)
     eos = frozenset() if params.ignore_eos else limits.eos_token_ids
     return Request(
@@ -66,10 +72,34 @@ def admit(
         seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
         stop_ids=eos.union(params.stop_token_ids),
         prompt=prompt,
-        arrival_s=time.monotonic(),
+        arrival_s=arrival_s,
         priority=priority,
         watcher=watcher,
     )
+
+
+def checked_timeout_s(timeout_s: float | None) -> float | None:
+    """A request's time limit in seconds, or None.
+
+    Raises: RequestError if it is neither.
+    """
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
+        raise RequestError(f"timeout_s={timeout_s!r} must be a finite number of seconds above 0, or None")
+    return timeout_s
+
+
+def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> None:
+    """Refuse further requests while too many wait.
+
+    Raises: QueueFullError naming the key, its value and what waits.
+    """
+    load = len(queue.waiting), queue.num_waiting_tokens
+    max_requests, max_tokens = limits.max_queued_requests, limits.max_queued_tokens
+    if max_requests is not None and load[0] + num_requests > max_requests:
+        raise QueueFullError("engine.max_queued_requests", max_requests, *load)
+    if max_tokens is not None and load[1] >= max_tokens:
+        raise QueueFullError("engine.max_queued_tokens", max_tokens, *load)
 
 
 def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> TokenArray:

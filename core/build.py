@@ -117,7 +117,16 @@ def assemble(choice: Choice, host: PluginHost, worker: Worker) -> Engine:
     )
     eos = frozenset(choice.checkpoint.eos_token_ids)
     timeout_s, vocab_size = config.engine.stall_timeout_s, choice.spec.vocab_size
-    limits = EngineLimits(plan, vocab_size, timeout_s, eos, seed=config.seed, overlap=choice.overlaps)
+    limits = EngineLimits(
+        plan,
+        vocab_size,
+        timeout_s,
+        eos,
+        seed=config.seed,
+        overlap=choice.overlaps,
+        max_queued_requests=config.engine.max_queued_requests,
+        max_queued_tokens=config.engine.max_queued_tokens,
+    )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
     scheduler = chosen(config.scheduler)

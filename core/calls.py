@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from core.desk import Desk
-from core.errors import RequestError
+from core.errors import QueueFullError, RequestError
 from core.outputs import Delta, RequestOutput
 from core.sampling import SamplingParams
 from core.text import Prompt
@@ -51,8 +51,16 @@ class Call:
             self._desk.forget(self._open)
 
     def _queue(self) -> None:
-        while self._waiting:
+        """Hand prompts in for as long as the engine's queue has room; the others are our own queue."""
+        while self._waiting and self._has_room(self._waiting[0][1][1].n):
             self._add(*self._waiting.popleft())
+
+    def _has_room(self, num_requests: int) -> bool:
+        try:
+            self._desk.engine.check_room(num_requests)
+        except QueueFullError:
+            return not self._desk.engine.has_work  # it will never have: adding says why
+        return True
 
     def _add(self, index: int, one: tuple[Prompt, SamplingParams]) -> None:
         prompt, params = one

@@ -25,6 +25,17 @@ DTYPES = (AUTO, "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
+_COUNTS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+    "max_queued_requests",
+    "max_queued_tokens",
+)
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Sizes and limits of an engine.
@@ -52,11 +63,15 @@ class EngineConfig:
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
+    max_queued_requests: int | None = None
+    """Most requests that wait for a place; further ones are refused until some have started. None: no limit."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
     stall_timeout_s: float = 30.0
     """Seconds without progress after which the engine ends with an error."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"engine.{name}={value} must be at least 1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from core.detokenize import Detokenizer
 from core.engine import Engine
@@ -110,23 +111,23 @@ class Desk:
         params: SamplingParams,
         deliver: Deliver,
         *,
-        prompt: str | None = None,
         prompt_index: int = 0,
         follows: bool = False,
         is_cumulative: bool = False,
-        priority: int = 0,
+        **options: Any,
     ) -> list[int]:
         """Queue the n completions of a prompt and return their ids; `deliver` gets their news, and each end once.
 
-        follows: news with every token, not only at the end.
-        Raises: RequestError if the prompt cannot be served; none of its completions is queued then.
+        follows: news with every token, not only at the end. options: of Engine.add.
+        Raises: RequestError if the prompt cannot be served, or not now; none of its completions is queued then.
         """
+        self.engine.check_room(params.n)
         if params.stop and self.codec.tokenizer is None:
             raise RequestError(f"sampling.stop={list(params.stop)} needs a tokenizer and the checkpoint has none")
         ids: list[int] = []
         for index, one in enumerate(params.each()):
             reader = self._reader(one, follows) if follows or one.stop else None
-            id_ = self.engine.add(token_ids, one, prompt=prompt, priority=priority, watcher=reader)
+            id_ = self.engine.add(token_ids, one, watcher=reader, **options)
             if reader is not None:
                 reader.request_id = id_
             self._entries[id_] = _Entry(prompt_index, index, deliver, one, reader, is_cumulative)

@@ -7,12 +7,13 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from core.admission import EngineLimits, admit
+from core.admission import EngineLimits, admit, check_room, checked_timeout_s
 from core.block_pool import BlockPool
 from core.budget import Ledger
 from core.contracts import Scheduler, SchedulerView
@@ -94,7 +95,12 @@ class Engine:
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
         self.last_stats: StepStats | None = None
+        self.clock: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+        """How to wait when a policy asks to; whoever drives the engine may have better to do."""
         self._next_id = 0
+        self._deadlines: list[tuple[float, int, float]] = []
+        """A heap of (when, request, its timeout_s)."""
         self._ended: list[RequestOutput] = []
         """Outputs of requests that ended outside a commit; the next step returns them."""
         self._in_flight: _InFlight | None = None
@@ -112,21 +118,35 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
+        arrival_s: float | None = None,
         watcher: Watcher | None = None,
     ) -> int:
         """Queue a request and return its id.
 
+        priority: for schedulers that heed it; lower is more urgent. arrival_s: when it came, on `clock`; None is now.
+        timeout_s: ends it so long after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
         Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
         """
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
-        request = admit(
-            self.limits, self._next_id, prompt_token_ids, params, prompt=prompt, priority=priority, watcher=watcher
-        )
+        timeout_s = checked_timeout_s(timeout_s)
+        arrival_s = self.clock() if arrival_s is None else arrival_s
+        options: dict[str, Any] = {"prompt": prompt, "priority": priority, "arrival_s": arrival_s, "watcher": watcher}
+        request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
         self.queue.add(request)
+        if timeout_s is not None:
+            heappush(self._deadlines, (arrival_s + timeout_s, request.id, timeout_s))
         return request.id
+
+    def check_room(self, num_requests: int = 1) -> None:
+        """Hold callers to max_queued_requests and max_queued_tokens; `add` itself does not.
+
+        Raises: QueueFullError if so many more requests have to wait until others have started.
+        """
+        check_room(self.limits, self.queue, num_requests)
 
     def refuse(self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None) -> RequestOutput:
         """The output of a request that `add` refused; observers see it too."""
@@ -156,9 +176,21 @@ class Engine:
         Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. Any other error ends
         all requests; the next step returns them with finish_reason "error".
         """
+        if self._deadlines:
+            self._end_late_ones()
         outputs = self._advance() if self.has_work else []
         ended, self._ended = self._ended, []
         return ended + outputs
+
+    def _end_late_ones(self) -> None:
+        late, now_s = [], self.clock()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, id_, timeout_s = heappop(self._deadlines)
+            request = self.queue.live.get(id_)
+            if request is not None:
+                late.append(self._end(request, FinishReason.ABORT, f"timeout_s={timeout_s} passed before it was done"))
+        self._ended += late
+        self._notify_ends(late)
 
     def _advance(self) -> list[RequestOutput]:
         before = self._in_flight
@@ -221,7 +253,7 @@ class Engine:
         for id_ in launched.dispatched.drawn.ids_N[len(launched.plan.decode) :].tolist():
             request = self.queue.live.get(id_)
             if request is not None and request.first_token_s is None:
-                request.first_token_s = time.monotonic()
+                request.first_token_s = self.clock()
 
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
@@ -237,7 +269,7 @@ class Engine:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
         queue, limits = self.queue, self.limits.plan
         budget, prefilling = Ledger(self.pool, queue), queue.prefilling()
-        view = SchedulerView(Views(queue.waiting), Views(queue.running), prefilling, limits, budget, time.monotonic())
+        view = SchedulerView(Views(queue.waiting), Views(queue.running), prefilling, limits, budget, self.clock())
         try:
             plan = self.scheduler.plan(view)
         except Exception as error:
@@ -264,7 +296,7 @@ class Engine:
             raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
         idle_s = min(idle_s, MAX_IDLE_S)
         self._idle_s += idle_s
-        time.sleep(idle_s)
+        self.sleep(idle_s)
 
     def _stuck(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")

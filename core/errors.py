@@ -25,6 +25,24 @@ class RequestError(HooklineError):
     """A request that cannot be served; it is refused alone and the others run on."""
 
 
+class QueueFullError(RequestError):
+    """A request that is refused because too many wait already; it may be served later.
+
+    key, limit: the configuration key that says so, and its value. num_waiting_requests, num_waiting_tokens: how many
+    wait, and how many prompt tokens they have.
+    """
+
+    def __init__(self, key: str, limit: int, num_waiting_requests: int, num_waiting_tokens: int) -> None:
+        waiting = f"{num_waiting_requests} requests with {num_waiting_tokens} prompt tokens wait already"
+        super().__init__(f"the queue is full: {waiting} and {key}={limit}; try again later")
+        self.key, self.limit = key, limit
+        self.num_waiting_requests, self.num_waiting_tokens = num_waiting_requests, num_waiting_tokens
+
+
+class EngineError(HooklineError):
+    """An engine that broke off while a request was in it: everybody who waits gets one, with the cause."""
+
+
 class PlanError(HooklineError):
     """A scheduler's plan that breaks a rule; raised before anything of the plan is carried out."""
 

@@ -89,6 +89,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        timeout_s: float | None = None,
         progress: ProgressBar | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts and return one output each, in their order.
@@ -96,11 +97,12 @@ class LLM:
         prompts:  a text, a list of token ids or a list of chat messages, or a list of such.
         params:   for all prompts, or one each; None means SamplingParams(). With n > 1 an output's `completions` are n.
         priority: for schedulers that heed it; lower is more urgent.
+        timeout_s: ends each request so long after it is queued, with finish_reason "abort" and what it has by then.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
         Whatever interrupts the call, its requests are gone afterwards.
         Raises: RequestError if there are not as many params as prompts; PlanError if the scheduler misbehaves.
         """
-        call = self._call(prompts, params, priority=priority)
+        call = self._call(prompts, params, priority=priority, timeout_s=timeout_s)
         found: dict[int, list[RequestOutput]] = {}
         try:
             for delta in call.run(progress):
@@ -118,6 +120,7 @@ class LLM:
         *,
         cumulative: bool = False,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
 
@@ -126,7 +129,8 @@ class LLM:
         the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
         Raises: as generate.
         """
-        return self._call(prompts, params, priority=priority, follows=True, is_cumulative=cumulative).run()
+        options = {"follows": True, "is_cumulative": cumulative, "priority": priority, "timeout_s": timeout_s}
+        return self._call(prompts, params, **options).run()
 
     def _call(
         self,
@@ -136,6 +140,13 @@ class LLM:
     ) -> Call:
         wanted = as_prompts(prompts)
         return Call(self.desk, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
+
+    def enter_thread(self) -> None:
+        """Let the calling thread drive the engine; a device is current in one thread only."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(self.device)
 
     def close(self) -> None:
         """End what still runs and release the engine's memory; a second call does nothing."""

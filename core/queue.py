@@ -31,6 +31,8 @@ class RequestQueue:
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
         self.ending: dict[int, Request] = {}
+        self.num_waiting_tokens = 0
+        """Prompt tokens of the waiting requests."""
 
     def __len__(self) -> int:
         return len(self.live)
@@ -38,10 +40,12 @@ class RequestQueue:
     def add(self, request: Request) -> None:
         """Put a new request at the tail of the queue."""
         self.live[request.id] = self.waiting[request.id] = request
+        self.num_waiting_tokens += request.num_prompt_tokens
 
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
         self.running[request.id] = self.waiting.pop(request.id)
+        self.num_waiting_tokens -= request.num_prompt_tokens
         self.slots.take(request)
         self._running_slots = None
 
@@ -57,13 +61,15 @@ class RequestQueue:
             del self.running[request.id]
             self.slots.leave(request)
             self.waiting[request.id] = request
+            self.num_waiting_tokens += request.num_prompt_tokens
             self.waiting.move_to_end(request.id, last=False)
         self._running_slots = None
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it stands."""
         del self.live[request.id]
-        self.waiting.pop(request.id, None)
+        if self.waiting.pop(request.id, None) is not None:
+            self.num_waiting_tokens -= request.num_prompt_tokens
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
         self.slots.leave(request)

@@ -51,7 +51,8 @@ def test_the_two_set_up_lines_are_what_ci_runs():
 
 SNIPPETS = {
     "llm.generate": "length",
-    "llm.stream": "num_completion_tokens",
+    'delta in llm.stream("def': "num_completion_tokens",
+    "AsyncLLM(": "Usage(num_prompt_tokens=",
 }
 """What names a snippet of the library -> something it prints."""
 

@@ -123,6 +123,8 @@ def fake_engine(
     prefix_caching: bool = True,
     stall_timeout_s: float = 1.0,
     overlap: bool = False,
+    max_queued_requests: int | None = None,
+    max_queued_tokens: int | None = None,
     **options: Any,
 ) -> Engine:
     """An engine over a FakeExecutor."""
@@ -131,7 +133,15 @@ def fake_engine(
         scheduler,
         FakeExecutor(limits, vocab_size),
         BlockPool(num_blocks, block_size, caching=prefix_caching),
-        EngineLimits(limits, vocab_size, stall_timeout_s, frozenset(eos_token_ids), overlap=overlap),
+        EngineLimits(
+            limits,
+            vocab_size,
+            stall_timeout_s,
+            frozenset(eos_token_ids),
+            overlap=overlap,
+            max_queued_requests=max_queued_requests,
+            max_queued_tokens=max_queued_tokens,
+        ),
         **options,
     )
 
@@ -150,5 +160,7 @@ def check_engine(engine: Engine) -> None:
     rows = [request.row for request in queue.running.values()]
     assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0, "two requests share a row"
     assert len(rows) + len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs, "a row is lost"
+    num_waiting_tokens = sum(request.num_prompt_tokens for request in queue.waiting.values())
+    assert queue.num_waiting_tokens == num_waiting_tokens, "the waiting tokens are miscounted"
     assert set(queue.live) == set(queue.waiting) | set(queue.running) | set(queue.ending), "a request is lost"
     assert not set(queue.waiting) & set(queue.running), "a request waits and runs"

@@ -4,7 +4,7 @@ import pytest
 
 from core.calls import Call
 from core.desk import Desk
-from core.errors import RequestError
+from core.errors import QueueFullError, RequestError
 from core.outputs import FinishReason, merge_completions
 from core.sampling import SamplingParams, derived_seed
 from core.testing.fakes import check_engine, completion, fake_engine
@@ -274,3 +274,69 @@ def test_a_request_that_never_started_has_waited_all_its_life():
     timings = found[0].output.timings
     assert timings.scheduled_s is None and timings.time_to_first_token_s is None
     assert timings.queue_s == timings.total_s
+
+
+def test_a_call_keeps_its_prompts_until_the_queue_has_room():
+    counter = desk(max_num_seqs=2, max_queued_requests=3)
+    add, longest = counter.engine.queue.add, []
+    counter.engine.queue.add = lambda request: (add(request), longest.append(len(counter.engine.queue.waiting)))
+    found, _ = outputs(counter, *(([*PROMPT, n], params(3, seed=n)) for n in range(20)))
+    assert [output.token_ids for output in found] == [completion(n, [*PROMPT, n], 3, VOCAB) for n in range(20)]
+    assert max(longest) == 3
+
+
+def test_waiting_tokens_are_limited_too_and_one_prompt_is_always_taken():
+    counter = desk(max_num_seqs=1, max_queued_tokens=10)
+    add, most = counter.engine.queue.add, []
+    counter.engine.queue.add = lambda request: (add(request), most.append(counter.engine.queue.num_waiting_tokens))
+    found, _ = outputs(counter, *(([n] * 8, params(2, seed=n)) for n in range(10)), ([1] * 30, params(1)))
+    assert all(output.error is None for output in found)
+    assert 10 < max(most) <= 10 + 30
+
+
+def test_more_completions_than_may_ever_wait_are_refused_with_the_key_and_what_waits():
+    [output], _ = outputs(desk(max_queued_requests=3), (PROMPT, params(n=4)))
+    assert output.error == (
+        "the queue is full: 0 requests with 0 prompt tokens wait already and engine.max_queued_requests=3; "
+        "try again later"
+    )
+
+
+def test_an_engine_says_that_it_is_full():
+    engine = fake_engine(PlainScheduler(), max_queued_tokens=5)
+    engine.check_room(100)
+    for _ in range(2):
+        engine.add(PROMPT, params())
+    with pytest.raises(QueueFullError) as caught:
+        engine.check_room()
+    assert (caught.value.key, caught.value.limit) == ("engine.max_queued_tokens", 5)
+    assert (caught.value.num_waiting_requests, caught.value.num_waiting_tokens) == (2, 6)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf"), "1", True])
+def test_a_time_limit_is_a_finite_number_above_0(timeout_s):
+    with pytest.raises(RequestError) as caught:
+        fake_engine(PlainScheduler()).add(PROMPT, params(), timeout_s=timeout_s)
+    assert str(caught.value) == f"timeout_s={timeout_s!r} must be a finite number of seconds above 0, or None"
+
+
+@pytest.mark.parametrize("priority", [1.5, "high", None, True])
+def test_a_priority_is_a_whole_number(priority):
+    with pytest.raises(RequestError) as caught:
+        fake_engine(PlainScheduler()).add(PROMPT, params(), priority=priority)
+    assert str(caught.value) == f"priority={priority!r} must be a whole number; lower is more urgent"
+
+
+def test_requests_end_at_their_time_limit_with_what_they_have(overlap):
+    counter = desk(overlap=overlap, max_num_seqs=2)
+    now = [0.0]
+    counter.engine.clock = lambda: now[0]
+    stream = Call(counter, [(PROMPT, params(50, seed=n)) for n in range(4)], follows=True, timeout_s=5.0).run()
+    for _ in range(6):
+        next(stream)
+    now[0] = 5.0
+    last = [delta.output for delta in stream if delta.output is not None]
+    assert [output.finish_reason for output in last] == [FinishReason.ABORT] * 4
+    assert {output.error for output in last} == {"timeout_s=5.0 passed before it was done"}
+    assert sorted(output.text for output in last if output.text) == sorted(letters(3, seed) for seed in (0, 1))
+    assert not counter.engine.queue.live and counter.engine.pool.num_free == counter.engine.pool.num_blocks

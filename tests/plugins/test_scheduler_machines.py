@@ -41,7 +41,10 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             overlap=overlap,
         )
+        self.now_s = 0.0
+        self.engine.clock = lambda: self.now_s
         self.wanted = {}
+        self.deadlines = {}
 
     @rule(
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=60),
@@ -49,18 +52,24 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         ignore_eos=st.booleans(),
         seed=st.integers(0, 3),
+        timeout_s=st.none() | st.integers(1, 4),
     )
-    def arrive(self, prompt, max_tokens, min_tokens, ignore_eos, seed):
+    def arrive(self, prompt, max_tokens, min_tokens, ignore_eos, seed, timeout_s):
         params = SamplingParams(
             max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), seed=seed, ignore_eos=ignore_eos
         )
         try:
-            request_id = self.engine.add(prompt, params)
+            request_id = self.engine.add(prompt, params, timeout_s=timeout_s)
         except RequestError:
             assert len(prompt) >= self.engine.limits.max_len
             return
         assert len(prompt) < self.engine.limits.max_len
         self.wanted[request_id] = (prompt, params)
+        self.deadlines[request_id] = float("inf") if timeout_s is None else self.now_s + timeout_s
+
+    @rule(seconds=st.integers(1, 3))
+    def wait(self, seconds):
+        self.now_s += seconds
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
@@ -75,6 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self.engine.has_work:
                 self.take(self.engine.step())
                 check_engine(self.engine)
+                assert all(self.deadlines[request_id] > self.now_s for request_id in self.wanted)
                 stats = self.engine.last_stats
                 limit = self.engine.limits.plan.max_num_batched_tokens
                 assert stats is None or stats.num_prefill_tokens + stats.num_decode_tokens <= limit
@@ -86,6 +96,8 @@ class EngineMachine(RuleBasedStateMachine):
     def take(self, outputs):
         for output in outputs:
             prompt, params = self.wanted.pop(output.request_id)
+            is_late = self.deadlines[output.request_id] <= self.now_s
+            assert (output.error is not None) <= is_late
             room = min(params.max_tokens, self.engine.limits.max_len - len(prompt))
             if output.finish_reason is not FinishReason.ABORT:
                 assert len(output.token_ids) <= room

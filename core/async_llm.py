@@ -1,0 +1,150 @@
+"""The asynchronous front: any number of coroutines share one engine, which runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from core.config import Config
+from core.engine_thread import EngineThread
+from core.llm import LLM
+from core.mailbox import Mailbox
+from core.outputs import Delta, RequestOutput, merge_completions
+from core.plugin_host import PluginHost
+from core.sampling import SamplingParams
+from core.text import Prompt
+
+
+class RequestStream:
+    """The Deltas of one prompt's completions, as an async iterator; ends behind the last Delta of the last one.
+
+    Closing or dropping it, or cancelling who waits for it, ends its requests.
+    """
+
+    def __init__(self, thread: EngineThread, mailbox: Mailbox, num_completions: int) -> None:
+        self._thread, self._mailbox = thread, mailbox
+        self._num_open = num_completions
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._num_open:
+            raise StopAsyncIteration
+        try:
+            delta = await self._mailbox.get()
+        except BaseException:
+            self._cancel()
+            raise
+        self._num_open -= delta.output is not None
+        return delta
+
+    async def aclose(self) -> None:
+        """End the requests; a second call does nothing."""
+        self._cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel()
+
+    def __del__(self) -> None:
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._num_open:
+            self._num_open = 0
+            self._thread.cancel(self._mailbox)
+
+
+class AsyncLLM:
+    """An engine that coroutines share; options and errors as for `core.LLM`, which is loaded before this returns.
+
+    Its methods are called inside a running event loop; several loops may share it. A prompt is tokenized where it is
+    handed in. Close it, or use it with `async with`.
+    """
+
+    def __init__(self, checkpoint: str | None = None, **options: Any) -> None:
+        self._start(LLM(checkpoint, **options))
+
+    @classmethod
+    def from_config(cls, config: Config, host: PluginHost) -> AsyncLLM:
+        """An AsyncLLM from a validated configuration, as the command line makes it."""
+        llm = cls.__new__(cls)
+        llm._start(LLM.from_config(config, host))
+        return llm
+
+    def _start(self, llm: LLM) -> None:
+        self.llm = llm
+        """What the thread drives: look at its config, codec and limits, but leave its calls alone."""
+        if llm.codec.tokenizer is not None:
+            llm.codec.encode("")  # the first use may still write to the tokenizer, which two threads will read
+        self._thread = EngineThread(llm.desk, llm.enter_thread)
+        self._thread.start()
+        self._stop = weakref.finalize(self, self._thread.stop)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestOutput:
+        """Complete a prompt. Arguments and result as for LLM.generate, for one prompt.
+
+        Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
+        """
+        stream = self._submit(prompt, params, priority=priority, timeout_s=timeout_s)
+        return merge_completions([delta.output async for delta in stream if delta.output is not None])
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cumulative: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestStream:
+        """Queue a prompt and return its Deltas as they come. Arguments as for LLM.stream, for one prompt.
+
+        Raises: what tokenizing raises; the rest when the first Delta is asked for, as generate.
+        """
+        options = {"follows": True, "is_cumulative": cumulative}
+        return self._submit(prompt, params, priority=priority, timeout_s=timeout_s, **options)
+
+    def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
+        params = params or SamplingParams()
+        mailbox = Mailbox(asyncio.get_running_loop(), is_cumulative=options.get("is_cumulative", False))
+        token_ids = self.llm.codec.encode(prompt)
+        text = prompt if isinstance(prompt, str) else None
+        self._thread.submit(mailbox, token_ids, params, prompt=text, arrival_s=time.monotonic(), **options)
+        return RequestStream(self._thread, mailbox, params.n)
+
+    @property
+    def num_open(self) -> int:
+        """Prompts that are being served or wait."""
+        return self._thread.num_open
+
+    def close(self) -> None:
+        """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing."""
+        self._stop()
+
+    async def aclose(self) -> None:
+        """Close without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,72 @@
+"""AsyncLLM on the bundled checkpoint: a crowd of thousands that comes and goes."""
+
+import asyncio
+import random
+import time
+
+from core import AsyncLLM, SamplingParams
+from core.outputs import FinishReason
+from core.testing.fakes import check_engine
+
+NUM_REQUESTS = 5000
+PATIENCE_S = 120.0
+
+
+async def settled(llm):
+    engine, until = llm.llm.engine, time.monotonic() + PATIENCE_S
+    while engine.queue.live or llm.num_open:
+        assert time.monotonic() < until, "a request is left behind"
+        await asyncio.sleep(0.01)
+    assert engine.pool.num_free == engine.pool.num_blocks
+    assert len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs
+    assert not len(llm.llm.desk)
+
+
+def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():
+    rng = random.Random(0)
+    prompts = [[rng.randrange(4000) for _ in range(rng.randrange(1, 6))] for _ in range(NUM_REQUESTS)]
+    lengths = [rng.randrange(1, 5) for _ in prompts]
+    fates = rng.choices(["generate", "stream", "drop", "cancel", "timeout"], weights=[4, 2, 2, 2, 1], k=NUM_REQUESTS)
+    ends = {fate: 0 for fate in set(fates)}
+
+    async def one(llm, prompt, max_tokens, fate):
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1)
+        if fate in ("generate", "cancel", "timeout"):
+            output = await llm.generate(prompt, params, timeout_s=0.5 if fate == "timeout" else None)
+            assert len(output.token_ids) == max_tokens or output.finish_reason is FinishReason.ABORT
+        else:
+            text = ""
+            async for delta in llm.stream(prompt, params):
+                text += delta.text
+                if fate == "drop":
+                    break
+            assert fate == "drop" or delta.output.text == text
+        ends[fate] += 1
+
+    async def crowd():
+        async with AsyncLLM(device="cpu", engine=dict(max_num_seqs=256, cpu_cache_gib=0.25, overlap=True)) as llm:
+            engine, steps = llm.llm.engine, []
+            step = engine.step
+
+            def checked_step():
+                outputs = step()
+                steps.append(len(engine.queue.live))
+                if len(steps) % 5 == 0 or steps[-1] < 500:  # over thousands it takes longer than the step
+                    check_engine(engine)
+                return outputs
+
+            engine.step = checked_step
+            tasks = [asyncio.create_task(one(llm, *request)) for request in zip(prompts, lengths, fates, strict=True)]
+            for task, fate in zip(tasks, fates, strict=True):
+                if fate == "cancel":
+                    asyncio.get_running_loop().call_later(rng.random() * 3, task.cancel)
+            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+            await settled(llm)
+            assert max(steps) > 2000, "there was no crowd"
+            return results, await llm.generate([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True))
+
+    results, last = asyncio.run(crowd())
+    failures = [one for one in results if one is not None and not isinstance(one, asyncio.CancelledError)]
+    assert failures == []
+    assert ends["generate"] + ends["stream"] == fates.count("generate") + fates.count("stream")
+    assert len(last.token_ids) == 3
