@@ -23,7 +23,7 @@ from core.observers import Observers
 from core.plugin_host import PluginHost
 from core.prefill_graphs import prefill_sizes
 from core.state import RequestTable
-from core.weights import load_checkpoint, random_weights
+from core.weights import load_checkpoint, load_source, random_weights
 from core.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -69,6 +69,8 @@ def load_model(choice: Choice, kernels: Kernels) -> Model:
         model: Model = chosen(option).load()(checkpoint.config, runtime)
         if option.config.weights == "random":
             random_weights(model.weight_targets(), choice.config.seed)
+        elif checkpoint.source is not None:
+            load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
         else:
             assert checkpoint.folder is not None
             load_checkpoint(checkpoint.folder, model.weight_targets())

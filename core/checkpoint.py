@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from core.checkpoint_sources import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
-from core.contracts import ModelConfig
+from core.contracts import CheckpointSource, ModelConfig
 from core.errors import CheckpointError, ConfigError
 from core.mappings import merge
 
@@ -28,27 +28,33 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 class Checkpoint:
     """A model at hand: its config and, unless it is random without one, its folder.
 
-    folder: None if only a shape is known (weights=random). eos_token_ids: empty if the checkpoint names none.
+    folder: None if only a shape is known (weights=random), or if the model brought the source.
+    eos_token_ids: empty if the checkpoint names none.
     """
 
     reference: str
     folder: Path | None
     config: dict[str, Any]
     eos_token_ids: tuple[int, ...] = ()
+    source: CheckpointSource | None = None
 
     @property
     def is_packaged(self) -> bool:
-        """True if it came inside a Python package."""
-        return self.reference.startswith(PACKAGE)
+        """True if it is a folder that came inside a Python package."""
+        return self.folder is not None and self.reference.startswith(PACKAGE)
 
 
-def resolve_model(model: ModelConfig) -> Checkpoint:
+def resolve_model(model: ModelConfig, model_class: Any = None) -> Checkpoint:
     """The checkpoint a model option asks for, real or random, with hf_overrides laid over its config.
 
+    model_class: may bring a source of its own; see `core.contracts.OpensCheckpoint`.
     Raises: CheckpointError if it cannot be had; ConfigError for an unknown model.weights.
     """
     if model.weights not in WEIGHTS:
         raise ConfigError(f"model.weights is '{model.weights}'; it must be one of: {', '.join(WEIGHTS)}")
+    source = model_class.open_checkpoint(model) if hasattr(model_class, "open_checkpoint") else None
+    if source is not None:
+        return _of_source(model, source)
     return resolve_random(model) if model.weights == "random" else resolve(model.checkpoint, model.hf_overrides)
 
 
@@ -112,6 +118,12 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
     value = hf_overrides.get("eos_token_id", generation.get("eos_token_id"))
     ids = _token_ids(config.get("eos_token_id") if value is None else value, str(folder))
     return Checkpoint(reference, folder, config, ids)
+
+
+def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:
+    config = merge(source.config(), model.hf_overrides)
+    ids = _token_ids(config.get("eos_token_id"), model.checkpoint)
+    return Checkpoint(model.checkpoint, None, config, ids, source)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -63,8 +63,9 @@ def choose(config: Config, host: PluginHost) -> Choice:
 
     Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
     """
-    checkpoint = resolve_model(config.model.config)
-    spec: ModelSpec = chosen(config.model).load().spec(checkpoint.config)
+    model_class = chosen(config.model).load()
+    checkpoint = resolve_model(config.model.config, model_class)
+    spec: ModelSpec = model_class.spec(checkpoint.config)
     device = pick_device(config.device)
     facts = Facts(
         device=device.type,

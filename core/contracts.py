@@ -72,6 +72,8 @@ class ModelConfig:
     """Values laid over the checkpoint's config.json."""
     random_shape: dict[str, Any] = field(default_factory=dict)
     """The config.json to use with weights=random when no checkpoint folder is at hand."""
+    chat: bool = False
+    """Take a text as a user's message, by the tokenizer's chat template; false completes it as it is."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,41 @@ class QKNorm:
     eps: float
 
 
+class CheckpointSource(Protocol):
+    """A checkpoint that is no folder of safetensors: what a model class's `open_checkpoint` returns.
+
+    Small enough to be pickled: another process opens its files itself. Nothing is read before it is asked for.
+    """
+
+    def config(self) -> dict[str, Any]:
+        """The values of a config.json, `eos_token_id` among them."""
+        ...
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every tensor, under the names that `weight_targets` uses."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One whole tensor, on the CPU, in any floating dtype. Called once for each that is needed, one at a time."""
+        ...
+
+    def tokenizer(self) -> Any:
+        """A transformers tokenizer; None if there is none."""
+        ...
+
+
+class OpensCheckpoint(Protocol):
+    """What a model class has besides Model's methods if its weights may come from elsewhere than core can read."""
+
+    @classmethod
+    def open_checkpoint(cls, config: Any) -> CheckpointSource | None:
+        """The checkpoint that the option's config names; None leaves it to core. With weights=random no tensor is read.
+
+        Raises: CheckpointError with what was tried and the fix.
+        """
+        ...
+
+
 class Attend(Protocol):
     """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer."""
 
@@ -134,7 +171,8 @@ class Model(Protocol):
     """A network: `forward` gives hidden states, `logits` this rank's shard of the vocabulary.
 
     Constructed as `Model(hf_config, runtime)` on each rank; parameters are left uninitialised, core fills them through
-    `weight_targets`. The plugin owns its HF config mapping and its weight names.
+    `weight_targets`. The plugin owns its HF config mapping and its weight names; a class that also has
+    `OpensCheckpoint.open_checkpoint` may bring its own source of weights.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:

@@ -73,7 +73,7 @@ class LLM:
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
         checkpoint = built.choice.checkpoint
-        self.codec = Codec(_tokenizer_folder(config, checkpoint))
+        self.codec = _codec(config, checkpoint)
         self.desk = Desk(self.engine, self.codec)
         if checkpoint.is_packaged and config.model.config.weights == "checkpoint":
             reference = checkpoint.reference.removeprefix("package:")
@@ -173,6 +173,8 @@ def _with_checkpoint(config: Config, checkpoint: str) -> Config:
     return replace(config, model=replace(config.model, config=replace(config.model.config, checkpoint=checkpoint)))
 
 
-def _tokenizer_folder(config: Config, checkpoint: Checkpoint) -> Any:
-    tokenizer = config.model.config.tokenizer
-    return locate(tokenizer) if tokenizer else checkpoint.folder
+def _codec(config: Config, checkpoint: Checkpoint) -> Codec:
+    model = config.model.config
+    if model.tokenizer:
+        return Codec(locate(model.tokenizer), chat=model.chat)
+    return Codec(checkpoint.folder, source=checkpoint.source, chat=model.chat)

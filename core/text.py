@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from core.checkpoint import load_tokenizer
+from core.contracts import CheckpointSource
 from core.detokenize import Detokenizer
 from core.errors import RequestError
 
@@ -23,10 +24,13 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
 class Codec:
-    """Encodes prompts and decodes outputs with the tokenizer of a folder, if it has one."""
+    """Encodes prompts and decodes outputs with the tokenizer of a folder or of a model's own source, if it has one.
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    chat: a text is a user's message, and the chat template goes around it.
+    """
+
+    def __init__(self, folder: Path | None, *, source: CheckpointSource | None = None, chat: bool = False) -> None:
+        self._folder, self._source, self._chats = folder, source, chat
         self._tokenizer: Any = None
 
     @property
@@ -35,6 +39,9 @@ class Codec:
         if self._tokenizer is None and self._folder is not None:
             self._tokenizer = load_tokenizer(self._folder)
             self._folder = self._folder if self._tokenizer is not None else None
+        elif self._tokenizer is None and self._source is not None:
+            self._tokenizer = self._source.tokenizer()
+            self._source = self._source if self._tokenizer is not None else None
         return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -42,6 +49,8 @@ class Codec:
 
         Raises: RequestError if it is of no known form, or needs a tokenizer or chat template that is not there.
         """
+        if isinstance(prompt, str) and self._chats:
+            return self._chat([{"role": "user", "content": prompt}])
         if isinstance(prompt, str):
             ids: list[int] = self._needed("a text prompt").encode(prompt)
             return ids

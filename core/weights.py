@@ -1,4 +1,5 @@
-"""Weights into parameters: streamed from safetensors, or drawn at random; each rank reads only its own slice.
+"""Weights into parameters: streamed from safetensors, of which each rank reads only its own slice, given by a source
+that the model brought, or drawn at random.
 
 Knows nothing of models: a model says in `WeightTarget`s what goes where. Missing, surplus and misshaped tensors are
 errors here, and so is everything about the files.
@@ -17,9 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from core.contracts import CheckpointSource
 from core.errors import CheckpointError
 from core.parallel import Part
-from core.safetensors_files import StoredTensor, open_file, stored_tensors
+from core.safetensors_files import open_file, stored_tensors
 
 Init = Literal["normal", "ones", "zeros"]
 """How `random_weights` draws a tensor."""
@@ -76,12 +78,33 @@ def load_checkpoint(folder: Path | str, targets: Mapping[str, WeightTarget], *, 
             nothing is written before all names and shapes are checked.
     """
     stored = stored_tensors(Path(folder))
-    _check(Path(folder), stored, targets)
+    _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
     jobs = [(name, stored[name].path, targets[name]) for name in stored if targets[name].view is not None]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
         return sum(readers.map(_read, shares))
+
+
+def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
+    """Fill every target from a source that a model brought, tensor by tensor; `name` stands for it in errors.
+
+    Units:  returns the bytes written to the targets.
+    Raises: CheckpointError naming missing, surplus or misshaped tensors, before anything is read; or one that the
+            source gives in another shape than it said.
+    """
+    shapes = source.shapes()
+    _check(name, shapes, targets)
+    num_bytes = 0
+    for tensor_name, target in targets.items():
+        if target.view is not None and target.view.numel():
+            tensor = source.read(tensor_name)
+            if tuple(tensor.shape) != shapes[tensor_name]:
+                said, given = list(shapes[tensor_name]), list(tensor.shape)
+                raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
+            target.view.copy_(target.cut(tensor))
+            num_bytes += target.view.nbytes
+    return num_bytes
 
 
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
@@ -119,7 +142,7 @@ def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> int:
     return num_bytes
 
 
-def _check(folder: Path, stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTarget]) -> None:
+def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, WeightTarget]) -> None:
     """Compare names and shapes before a byte is read."""
     wanted = {name: target for name, target in targets.items() if target.view is not None}
     problems = [
@@ -127,14 +150,14 @@ def _check(folder: Path, stored: Mapping[str, StoredTensor], targets: Mapping[st
         _some("surplus", [name for name in stored if name not in targets], str),
         _some(
             "misshaped",
-            [name for name, target in wanted.items() if name in stored and stored[name].shape != target.shape],
-            lambda name: f"{name} has {list(stored[name].shape)} and needs {list(wanted[name].shape)}",
+            [name for name, target in wanted.items() if name in stored and stored[name] != target.shape],
+            lambda name: f"{name} has {list(stored[name])} and needs {list(wanted[name].shape)}",
         ),
     ]
     found = "; ".join(filter(None, problems))
     if found:
         raise CheckpointError(
-            f"checkpoint {folder} does not match the model: {found}. Is its config.json the right one?"
+            f"checkpoint {checkpoint} does not match the model: {found}. Is its config.json the right one?"
         )
 
 

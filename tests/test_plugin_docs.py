@@ -1,0 +1,108 @@
+"""docs/plugins.md: its files are taken as they stand, its commands run, its suites pass; its reference is true."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core import hookspecs, info, new, run
+from core.testing.running import failures
+from tools.plugin_reference import REFERENCE, reference
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.S)
+FILES = {match[1]: body for _, body in BLOCKS if (match := re.match(r"# file: (\S+)\n", body))}
+COMMANDS = [line for language, body in BLOCKS if language == "bash" for line in body.splitlines()]
+PROGRAMS = {"core.run": run.main, "core.info": info.main, "core.new": new.main}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the page's files in it, importable as from the current folder."""
+    for name, body in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(body, encoding="utf-8")
+    (tmp_path / "patient_presets" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    before = set(sys.modules)
+    yield tmp_path
+    for module in {Path(name).parts[0].removesuffix(".py") for name in FILES} & (set(sys.modules) - before):
+        del sys.modules[module]
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_works(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(command)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    assert words[:2] == ["python", "-m"]
+    assert PROGRAMS[words[2]](words[3:]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("test_")])
+def test_the_suite_passes(name: str, folder: Path) -> None:
+    module = importlib.import_module(name.removesuffix(".py"))
+    suites = [value for key, value in vars(module).items() if key.startswith("Test")]
+    assert len(suites) == 1
+    assert failures(suites[0]) == []
+    del sys.modules[module.__name__]
+
+
+def test_the_sampler_that_is_said_to_fail_its_suite_does(folder: Path) -> None:
+    from core.testing.sampler_suite import SamplerSuite
+
+    likeliest = importlib.import_module("likeliest")
+
+    class Suite(SamplerSuite):
+        def make(self):
+            return likeliest.Likeliest(None)
+
+    found = failures(Suite)
+    assert any(line.startswith("test_draws_follow_the_softmax") for line in found)
+    assert not any(line.startswith("test_temperature_zero") for line in found)
+
+
+def test_every_snippet_of_python_is_a_file_or_part_of_none() -> None:
+    for language, body in BLOCKS:
+        if language in ("python", "yaml"):
+            assert body.startswith("# file: "), body.splitlines()[0]
+        if language == "python":
+            ast.parse(body)
+
+
+def test_the_reference_is_what_the_tool_writes() -> None:
+    assert REFERENCE.read_text(encoding="utf-8") == reference(), (
+        "hooks or contracts have changed: python tools/plugin_reference.py"
+    )
+
+
+def test_every_hook_is_in_the_reference_with_its_exact_signature() -> None:
+    hooks = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
+    assert hooks
+    for name, hook in hooks.items():
+        signature = str(inspect.signature(hook)).replace("'", "")
+        assert f"\n{name}{signature}\n" in REFERENCE.read_text(encoding="utf-8"), name
+
+
+def test_every_link_leads_somewhere() -> None:
+    titles = [line.lstrip("# ").lower() for line in TEXT.splitlines() if line.startswith("#")]
+    headings = {re.sub(r"[^a-z0-9 -]", "", title).replace(" ", "-") for title in titles}
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        path, _, anchor = target.partition("#")
+        assert (ROOT / "docs" / path).exists() if path else anchor in headings, target

@@ -1,0 +1,81 @@
+"""Writes docs/plugins_reference.md from core/hookspecs.py and core/contracts.py: every hook and contract, as it is.
+
+Run `python tools/plugin_reference.py` after changing either; a test compares. Reads source files and imports nothing of
+Hookline.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "plugins_reference.md"
+HEAD = """# Reference: hooks and contracts
+
+Generated from `core/hookspecs.py`, `core/contracts.py` and `core/batch.py` by `python tools/plugin_reference.py`; a
+test keeps it true.
+[plugins.md](plugins.md) says how to use them, and what may change when.
+"""
+
+
+def reference() -> str:
+    """The whole file."""
+    hooks, contracts = _module("core/hookspecs.py"), _module("core/contracts.py")
+    lines = [HEAD, "## Hooks\n"]
+    for node in hooks.body:
+        if isinstance(node, ast.FunctionDef) and any(ast.unparse(one) == "hookspec" for one in node.decorator_list):
+            lines += [f"### {node.name}\n", f"```python\n{_signature(node)}\n```\n", _doc(node), ""]
+    registrar = next(node for node in hooks.body if isinstance(node, ast.ClassDef) and node.name == "Registrar")
+    lines += [*_class(registrar), "## Contracts\n"]
+    for node in [*contracts.body, *_module("core/batch.py").body]:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            lines += _class(node)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _module(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _class(node: ast.ClassDef) -> Iterator[str]:
+    bases = ", ".join(map(ast.unparse, node.bases))
+    yield f"### {node.name}\n"
+    yield f"```python\nclass {node.name}{f'({bases})' if bases else ''}\n```\n\n{_doc(node)}\n"
+    members = [*_fields(node), *_methods(node)]
+    if members:
+        yield "\n".join(members) + "\n"
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    for statement, following in pairwise([*node.body, ast.Pass()]):
+        if isinstance(statement, ast.AnnAssign):
+            text = following.value if isinstance(following, ast.Expr) else None
+            doc = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+            yield f"- `{ast.unparse(statement)}`" + (f": {' '.join(doc.split())}" if doc else "")
+
+
+def _methods(node: ast.ClassDef) -> Iterator[str]:
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef):
+            marks = "".join(f"@{ast.unparse(one)} " for one in method.decorator_list)
+            yield f"- `{marks}{_signature(method)}`: {' '.join(_doc(method, fenced=False).split())}"
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{node.name}({ast.unparse(node.args)}){result}"
+
+
+def _doc(node: ast.FunctionDef | ast.ClassDef, *, fenced: bool = True) -> str:
+    """The docstring; what is laid out in columns stays so."""
+    text = inspect.cleandoc(ast.get_docstring(node) or "")
+    summary, _, rest = text.partition("\n\n")
+    return f"{summary}\n\n```text\n{rest}\n```" if fenced and rest else text
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(reference(), encoding="utf-8")
