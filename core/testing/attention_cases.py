@@ -34,6 +34,8 @@ class AttentionCases:
     groups: ClassVar[Sequence[int]] = (1, 2, 4, 8)
     device: ClassVar[str] = "cpu"
     captured_decodes: ClassVar[bool] = True
+    graph_safe: ClassVar[bool] = True
+    graph_prefill: ClassVar[bool] = False
     tolerances: ClassVar[Mapping[torch.dtype, float]] = {
         torch.float32: 2e-5,  # Sums of some hundred terms, each rounded to 24 bits.
         torch.float16: 4e-3,  # Four roundings to 11 bits: of weights, sums and the result.

@@ -16,7 +16,7 @@ from core.batch import Batch
 from core.contracts import AttentionSpec
 from core.testing.attention_cases import NUM_KV_HEADS, AttentionCases, cache_blocks, describe, exact
 from core.testing.batches import Row, make_batch, random_cache, seen_slots
-from core.testing.checks import check_close
+from core.testing.checks import check, check_close
 from core.testing.plain_kernels import PlainKernels
 
 FAR_OUT = 1e3
@@ -145,6 +145,18 @@ class AttentionSuite(AttentionCases):
                 actual = self.attend(spec, q_THE, kv_2NSKE, batch, kernels)
                 what = f"attend of a batch after another ({describe(spec)})"
                 check_close(what, actual, expected, self.tolerance(spec))
+
+    def test_the_same_step_gives_the_same_bits(self) -> None:
+        """Whoever adds up in an order of its own choosing, by atomics say, makes requests depend on luck."""
+        for spec in self.specs(self.groups[:1]):
+            rows = self.scattered(spec, [(spec.block_size + 1, 1), (300, 1), (20, 20), (spec.block_size + 9, 5)])
+            q_THE, kv_2NSKE = self.inputs(spec, rows)
+            kernels = self.make(spec)
+            first, *others = (
+                self.attend(spec, q_THE, kv_2NSKE, make_batch(rows, spec, num_decodes=2), kernels) for _ in range(3)
+            )
+            same = all(torch.equal(first, other) for other in others)
+            check(same, f"attend gives other bits for the same step computed again ({describe(spec)})")
 
     def test_row_order_does_not_matter(self) -> None:
         """Reversed decodes give reversed results."""

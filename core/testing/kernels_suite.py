@@ -17,6 +17,8 @@ from core.testing.attention_cases import describe, exact
 from core.testing.attention_suite import AttentionSuite
 from core.testing.batches import make_batch, random_cache, scatter_rows
 from core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from core.testing.expert_cases import ExpertCases
+from core.testing.graph_suite import GraphSuite
 from core.testing.plain_kernels import PlainKernels
 
 EPS = 1e-5
@@ -29,12 +31,13 @@ LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
 MAX_POSITION = 512
 
 
-class KernelsSuite(AttentionSuite):
+class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 
     Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
-    (query heads per kv head), device, and captured_decodes (False if `Needs.graph_safe` is). tolerances: dtype ->
-    largest error relative to 1 + |expected|; widen it only with a reason.
+    (query heads per kv head), device; graph_safe and graph_prefill as in the entry's Needs; and captured_decodes (False
+    if decodes need their lengths on the host). tolerances: dtype -> largest error relative to 1 + |expected|; widen it
+    only with a reason. Kernels that offer operations for experts are held to them, too.
     """
 
     def test_rms_norm(self) -> None:

@@ -80,7 +80,7 @@ class ModelDriver:
         """The model's hidden states (T, D) of a batch, checked."""
         given, self.attended = replace(batch, token_ids_T=batch.token_ids_T.clone()), []
         given = replace(given, positions_T=batch.positions_T.clone())
-        hidden_TD: Tensor = self.model.forward(given.token_ids_T, given.positions_T, self._attend(batch))
+        hidden_TD: Tensor = self.model.forward(given.token_ids_T, given.positions_T, self.attend_of(batch))
         check_unchanged("token_ids_T, which forward was given,", batch.token_ids_T, given.token_ids_T)
         check_unchanged("positions_T, which forward was given,", batch.positions_T, given.positions_T)
         check_form("what forward returns", hidden_TD, (batch.num_tokens, self.spec.hidden_size), self.attention.dtype)
@@ -97,7 +97,9 @@ class ModelDriver:
         check_form("what logits returns", logits_TV, (len(hidden_TD), columns), self.attention.dtype)
         return logits_TV
 
-    def _attend(self, batch: Batch) -> Any:
+    def attend_of(self, batch: Batch) -> Any:
+        """What forward is given: `core.contracts.Attend` that checks how it is called."""
+
         def attend(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
             check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
             self.attended.append(layer)

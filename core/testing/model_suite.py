@@ -17,12 +17,15 @@ from torch import Tensor
 from core.errors import ConfigError
 from core.parallel import Ranks
 from core.testing.checks import check, check_close
+from core.testing.host_sync import no_host_sync
 from core.testing.model_driver import Chunk, ModelDriver, fill, tensors_with_nan
 from core.testing.thread_ranks import on_ranks
 from core.weights import WeightTarget
 
 TOLERANCE = 1e-4
 """Float32 sums in another order, through a few layers of weights far larger than real ones."""
+REFERENCE = "core.testing.plain_kernels"
+"""The kernels models are tested over, which may ask the host as they like."""
 NO_SUCH_ROPE = {"rope_type": "no_such_rope", "factor": 2.0}
 
 
@@ -160,6 +163,23 @@ class ModelSuite:
         batched_TV = driver.logits(*chunks)
         expected_TV = torch.cat([alone[0][-1:], *alone[1:]])
         check_close("logits of prompts in one batch, compared with each alone", batched_TV, expected_TV, TOLERANCE)
+
+    def test_forward_and_logits_never_wait_for_the_host(self) -> None:
+        """Decode steps are captured as CUDA graphs, whatever the model."""
+        driver = self._driver()
+        driver.logits(Chunk(0, 0, self._prompt(8)))
+        batch = driver.batch([Chunk(0, 8, self._prompt(9)[-1:])])
+        with torch.no_grad():
+            with no_host_sync("forward", but=(REFERENCE,)):
+                hidden_TD = driver.model.forward(batch.token_ids_T, batch.positions_T, driver.attend_of(batch))
+            with no_host_sync("logits", but=(REFERENCE,)):
+                driver.model.logits(hidden_TD)
+
+    def test_the_same_step_gives_the_same_logits(self) -> None:
+        """Not a bit differs when it is computed again: nothing is drawn, and nothing counts the steps."""
+        driver, chunk = self._driver(), Chunk(0, 0, self._prompt())
+        first_TV, second_TV = driver.logits(chunk), driver.logits(chunk)
+        check(torch.equal(first_TV, second_TV), "the same step computed again gives other logits")
 
     def test_positions_matter(self) -> None:
         """The same tokens further apart give other logits; and the last position of all works."""

@@ -47,6 +47,24 @@ class PlainKernels:
         gate_TF, up_TF = gate_up_TF.double().chunk(2, -1)
         return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_TF.dtype)
 
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        """See ExpertKernels."""
+        weight_TA, expert_TA = logits_TX.double().softmax(-1).topk(top_k)
+        if normalise:
+            weight_TA = weight_TA / weight_TA.sum(-1, keepdim=True)
+        return expert_TA, weight_TA.float()
+
+    def expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """See ExpertKernels."""
+        out_TD = torch.zeros_like(x_TD, dtype=torch.float64)
+        for token, experts_A in enumerate(expert_TA.tolist()):
+            for place, expert in enumerate(experts_A):
+                hidden_1F = self.linear_silu_mul(x_TD[token : token + 1].double(), gate_up_XFD[expert].double())
+                out_TD[token] += weight_TA[token, place].double() * (hidden_1F @ down_XDF[expert].double().T)[0]
+        return out_TD.to(x_TD.dtype)
+
     def qk_norm_rope(
         self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
     ) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from core.contracts import SamplingBatch
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-
 
 class PlainSampler:
-    """Implements core.contracts.Sampler, on the CPU."""
+    """Implements core.contracts.Sampler."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -37,17 +34,26 @@ class PlainSampler:
 
     def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
         """Standard Gumbel noise (N, num_tokens) in float64, of token ids from first_token on."""
-        key_N = _mixed(_mixed(seed_N.numpy().view(np.uint64)) ^ position_N.numpy().view(np.uint64))
-        token_V = np.arange(first_token, first_token + num_tokens, dtype=np.uint64)
-        bits_NV = _mixed(key_N[:, None] ^ _mixed(token_V)) >> np.uint64(11)
-        uniform_NV = (bits_NV.astype(np.float64) + 0.5) * 2.0**-53
-        return torch.from_numpy(-np.log(-np.log(uniform_NV)))
+        key_N = _mixed(_mixed(seed_N) ^ position_N)
+        token_V = torch.arange(first_token, first_token + num_tokens, device=seed_N.device)
+        bits_NV = _shifted(_mixed(key_N.unsqueeze(1) ^ _mixed(token_V)), 11)
+        uniform_NV = (bits_NV.double() + 0.5) * 2.0**-53
+        return -(-uniform_NV.log()).log()
 
 
-def _mixed(words: Words) -> Words:
+def _mixed(words: Tensor) -> Tensor:
     """The finalizer of SplitMix64: each input bit flips each output bit about half of the time."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = words ^ (words >> np.uint64(31))
-    return mixed
+    words = words + _signed(0x9E3779B97F4A7C15)
+    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, count: int) -> Tensor:
+    """Shifted right as if unsigned."""
+    return (words >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(word: int) -> int:
+    """The int64 of the same bits."""
+    return word - (1 << 64) if word >> 63 else word

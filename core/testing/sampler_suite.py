@@ -16,6 +16,7 @@ from torch import Tensor
 from core.contracts import Sampler, SamplingBatch
 from core.testing.checks import check, check_form, check_unchanged
 from core.testing.counts import chi_square_p_value
+from core.testing.host_sync import no_host_sync
 
 LEAST_P_VALUE = 1e-6
 NUM_DRAWS = 8192
@@ -26,12 +27,14 @@ SEEDS = (0, 1, 2, 7, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1)
 class SamplerSuite:
     """`class TestMySampler(SamplerSuite): def make(self): return MySampler(MyConfig())`.
 
-    dtypes and device narrow what is tested; override `distribution` if the sampler means to draw from another one than
-    softmax(logits / T). A sampler must not write to the logits or the parameters it is given.
+    dtypes and device narrow what is tested; graph_safe as in the entry's Needs; override `distribution` if the sampler
+    means to draw from another one than softmax(logits / T). A sampler must not write to the logits or the parameters it
+    is given.
     """
 
     dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.bfloat16)
     device: ClassVar[str] = "cpu"
+    graph_safe: ClassVar[bool] = True
     temperatures: ClassVar[Sequence[float]] = (0.3, 0.7, 1.0, 2.5)
 
     def make(self) -> Sampler:
@@ -52,6 +55,16 @@ class SamplerSuite:
                 check_form("what sample returns", tokens_N, (num_rows,), torch.int64)
                 in_range = bool(((tokens_N >= 0) & (tokens_N < vocab_size)).all())
                 check(in_range, f"sample returns token ids outside the vocabulary of {vocab_size}: {tokens_N.tolist()}")
+
+    def test_sampling_never_waits_for_the_host(self) -> None:
+        """Greedy, sampled and in one batch: a graph captures the draw."""
+        logits_NV, params = self._logits(4, 50, torch.float32), self._params(4, temperature=1.0)
+        params.temperature_N[::2] = 0
+        for batch in (params, self._params(4, temperature=0.0, all_greedy=True)) if self.graph_safe else ():
+            sampler = self.make()
+            sampler.sample(logits_NV, batch)  # the first call may compile
+            with torch.no_grad(), no_host_sync("sample"):
+                sampler.sample(logits_NV, batch)
 
     def test_temperature_zero_takes_the_largest_logit(self) -> None:
         """Whatever the seed, and whether or not params.all_greedy says so."""

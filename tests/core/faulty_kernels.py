@@ -10,7 +10,99 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
+from core.expert_layers import every_expert
 from core.testing.plain_kernels import PlainKernels
+
+
+class DenseKernels(PlainKernels):
+    """No fault, and graph-safe: every query looks at the whole of its table row, and a mask says what it sees."""
+
+    graph_safe = graph_prefill = True
+
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        for half_NSKE, values_TKE in zip(kv_2NSKE, (k_TKE, v_TKE), strict=True):
+            half_NSKE.flatten(0, 1).index_copy_(0, slot_mapping_T, values_TKE)
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        row_T = torch.searchsorted(batch.query_starts_B1[1:], torch.arange(len(q_THE), dtype=torch.int32), right=True)
+        k_TLKE, v_TLKE = (half_NSKE[batch.block_table_BM[row_T]].flatten(1, 2).double() for half_NSKE in kv_2NSKE)
+        repeats = q_THE.shape[1] // k_TLKE.shape[2]
+        scores_THL = torch.einsum("the,tlhe->thl", q_THE.double(), k_TLKE.repeat_interleave(repeats, 2))
+        is_unseen_TL = torch.arange(k_TLKE.shape[1]) > batch.positions_T.unsqueeze(1)
+        weight_THL = (scores_THL * self.spec.scale).masked_fill(is_unseen_TL.unsqueeze(1), -torch.inf).softmax(-1)
+        return torch.einsum("thl,tlhe->the", weight_THL, v_TLKE.repeat_interleave(repeats, 2)).to(q_THE.dtype)
+
+    def expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        weights = gate_up_XFD.double(), down_XDF.double()
+        return every_expert(x_TD.double(), expert_TA, weight_TA.double(), *weights).to(x_TD.dtype)
+
+
+class AsksForTheLongestContext(DenseKernels):
+    def prepare(self, batch: Batch) -> None:
+        batch.scratch["longest"] = int(batch.context_lens_B.max())
+
+
+class AttendsRowByRow(DenseKernels):
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        return PlainKernels.attend(self, q_THE, kv_2NSKE, batch)
+
+
+class NormalisesOnTheHost(DenseKernels):
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        return super().rms_norm(x_TD.cpu(), weight_D.cpu(), eps).to(x_TD.device)
+
+
+class CountsTheTokensOfAnExpert(DenseKernels):
+    def expert_mlp(self, x_TD: Tensor, expert_TA: Tensor, *rest: Tensor) -> Tensor:
+        torch.bincount(expert_TA.flatten())
+        return super().expert_mlp(x_TD, expert_TA, *rest)
+
+
+class NeedsChunksOnTheHost(DenseKernels):
+    def prepare(self, batch: Batch) -> None:
+        assert batch.num_decodes or batch.query_starts_host is not None
+
+
+class SkipsTheLastExpert(PlainKernels):
+    def expert_mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, *weights: Tensor) -> Tensor:
+        return super().expert_mlp(x_TD, expert_TA[:, :-1], weight_TA[:, :-1], *weights)
+
+
+class RoutesByTheFirstToken(PlainKernels):
+    def expert_mlp(self, x_TD: Tensor, expert_TA: Tensor, *rest: Tensor) -> Tensor:
+        return super().expert_mlp(x_TD, expert_TA[:1].expand_as(expert_TA), *rest)
+
+
+class NeverNormalisesTheRouting(PlainKernels):
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        return super().route_experts(logits_TX, top_k, False)
+
+
+class RoutesToTheWorst(PlainKernels):
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        return super().route_experts(-logits_TX, top_k, normalise)
+
+
+class IsOffByOneAtBlockBoundaries(PlainKernels):
+    """The last token of a block is looked for in the next one."""
+
+    def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+        position_L, size = torch.arange(int(batch.context_lens_B[row])), self.spec.block_size
+        column_L = ((position_L + 1) // size).clamp(max=batch.block_table_BM.shape[1] - 1)
+        k_LKE, v_LKE = kv_2NSKE[:, batch.block_table_BM[row][column_L].long(), position_L % size].double()
+        return k_LKE, v_LKE
+
+
+class DependsOnTheCall(PlainKernels):
+    """Within the tolerance, as sums by atomics are."""
+
+    num_calls = 0
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        self.num_calls += 1
+        return super().attend(q_THE, kv_2NSKE, batch) * (1 + 0.004 * self.num_calls % 0.009)
 
 
 class ReadsTheNextBlock(PlainKernels):
@@ -170,6 +262,17 @@ class RemembersTheFirstBatch(PlainKernels):
 
 
 FAULTS = {
+    AsksForTheLongestContext: "waits for the device: Tensor.__int__ in faulty_kernels.py:",
+    AttendsRowByRow: "attend of a captured decode",
+    NormalisesOnTheHost: "waits for the device: Tensor.cpu in faulty_kernels.py:",
+    CountsTheTokensOfAnExpert: "waits for the device: torch's bincount in faulty_kernels.py:",
+    NeedsChunksOnTheHost: "test_attend_prefills_as_a_captured_graph_lays_them_out",
+    SkipsTheLastExpert: "expert_mlp of 1 tokens by any experts, 1 of 4",
+    RoutesByTheFirstToken: "expert_mlp of 17 tokens by any experts, 3 of 5",
+    NeverNormalisesTheRouting: "the weights of route_experts, 1 of 4, normalise=True",
+    RoutesToTheWorst: "are not the most probable ones",
+    IsOffByOneAtBlockBoundaries: "test_attend_decodes: AssertionError: attend, decodes",
+    DependsOnTheCall: "attend gives other bits for the same step computed again",
     ReadsTheNextBlock: "test_attend_decodes: AssertionError: attend, decodes",
     SeesOneTokenTooFew: "test_attend_decodes: AssertionError: attend, decodes",
     SeesOneTokenTooMany: "test_attend_ignores_unseen_slots: AssertionError: attend with garbage in slots",

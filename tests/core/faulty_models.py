@@ -89,6 +89,31 @@ class KeepsStateBetweenSteps(PlainModel):
         return super().forward(token_ids_T, positions_T, attend) * (1 + 0.01 * self.num_steps)
 
 
+class AsksTheHost(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD = super().forward(token_ids_T, positions_T, attend)
+        return hidden_TD * 2 if int(positions_T.max()) > 10_000 else hidden_TD
+
+
+class MasksTheLogits(PlainModel):
+    """Through a mask whose number of ones only the device knows."""
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        logits_NV = super().logits(hidden_ND)
+        logits_NV[logits_NV > 1e6] = logits_NV[logits_NV > 1e6] * 0.5
+        return logits_NV
+
+
+class DropsFeaturesAtRandom(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        return torch.nn.functional.dropout(super().forward(token_ids_T, positions_T, attend), 0.1)
+
+
+class ReturnsEveryOtherFeature(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        return super().forward(token_ids_T, positions_T, attend)[:, ::2]
+
+
 class IgnoresRopeScaling(PlainModel):
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
@@ -145,6 +170,10 @@ def _first_of(ranks: Ranks) -> Ranks:
 
 
 FAULTS = {
+    AsksTheHost: "forward waits for the device: Tensor.__int__ in faulty_models.py:",
+    MasksTheLogits: "logits waits for the device: torch's index in faulty_models.py:",
+    DropsFeaturesAtRandom: "the same step computed again gives other logits",
+    ReturnsEveryOtherFeature: "what forward returns has shape (1, 8) and must have (1, 16)",
     ForgetsAWeight: "still unset: model.layers[1].mlp_norm_D",
     LoadsTwoTensorsToOnePlace: "test_every_parameter_is_loaded",
     NeverUsesAWeight: "the weight extra.weight changes no logits",

@@ -22,6 +22,30 @@ class IgnoresTheSeed(PlainSampler):
         return -(-torch.rand(len(seed_N), num_tokens, generator=self.generator).double().log()).log()
 
 
+class AsksWhetherAllAreGreedy(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        if bool((params.temperature_N == 0).all()):
+            return logits_NV.argmax(-1)
+        return super().sample(logits_NV, params)
+
+
+class DrawsTheSampledRowsAlone(PlainSampler):
+    """Picks them by a mask, whose number of rows only the device knows."""
+
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        tokens_N, is_sampled_N = logits_NV.argmax(-1), params.temperature_N > 0
+        tokens_N[is_sampled_N] = super().sample(logits_NV, params)[is_sampled_N]
+        return tokens_N
+
+
+class CountsItsCalls(PlainSampler):
+    num_calls = 0
+
+    def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
+        self.num_calls += 1
+        return super().noise(seed_N, position_N + self.num_calls, first_token, num_tokens)
+
+
 class DependsOnTheRow(PlainSampler):
     def noise(self, seed_N: Tensor, position_N: Tensor, first_token: int, num_tokens: int) -> Tensor:
         return super().noise(seed_N + torch.arange(len(seed_N)), position_N, first_token, num_tokens)
@@ -112,6 +136,9 @@ class IsSlightlyBiased(PlainSampler):
 
 
 FAULTS = {
+    AsksWhetherAllAreGreedy: "sample waits for the device: Tensor.__bool__ in faulty_samplers.py:",
+    DrawsTheSampledRowsAlone: "sample waits for the device: torch's index in faulty_samplers.py:",
+    CountsItsCalls: "the same call twice draws different tokens",
     IgnoresTheSeed: "the same call twice draws different tokens",
     DependsOnTheRow: "a draw depends on its row",
     IgnoresThePosition: "draws the same tokens at different positions",

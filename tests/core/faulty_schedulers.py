@@ -74,12 +74,46 @@ class ChangesARequest(PlainScheduler):
         return super().plan(view)
 
 
+class PreemptsInCircles(PlainScheduler):
+    """Sends the newest running request back whenever two run, so that it never gets anywhere beside another."""
+
+    def decode(self, view: SchedulerView) -> Plan:
+        if len(view.running) > 1:
+            return Plan(preempt=[view.running[-1].id])
+        return super().decode(view)
+
+
+class PlansARequestTwice(PlainScheduler):
+    def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:
+        prefill = super().prompts(view)
+        return [*prefill, *prefill[:1]]
+
+
+class DecodesHalfAPrompt(PlainScheduler):
+    """Decodes requests whose prompts are not computed yet."""
+
+    def plan(self, view: SchedulerView) -> Plan:
+        plan = super().plan(view)
+        return replace(plan, prefill=(), decode=[r.id for r in view.running]) if len(view.running) > 1 else plan
+
+
+class ComputesNothing(PlainScheduler):
+    """Admits requests without computing a token of theirs."""
+
+    def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:
+        return [(request_id, 0) for request_id, _ in super().prompts(view)]
+
+
 class NamesStrangers(PlainScheduler):
     def decode(self, view: SchedulerView) -> Plan:
         return Plan(decode=[request.id + 1 for request in view.running])
 
 
 FAULTS = {
+    PreemptsInCircles: "starves",
+    PlansARequestTwice: "names request 0 twice",
+    DecodesHalfAPrompt: "which is still prefilling",
+    ComputesNothing: "at least 1 is needed",
     ExceedsTheTokenBudget: "more than max_num_batched_tokens",
     IgnoresMaxNumSeqs: "more than max_num_seqs",
     IgnoresTheBlockBudget: "preempt or wait",

@@ -23,7 +23,7 @@ from core.testing.sampler_suite import SamplerSuite
 from core.testing.scheduler_suite import SchedulerSuite
 from tests.core import faulty_kernels, faulty_models, faulty_samplers, faulty_schedulers
 
-PLAIN = [PlainKernels, PlainSampler, PlainModel, PlainScheduler]
+PLAIN = [PlainKernels, faulty_kernels.DenseKernels, PlainSampler, PlainModel, PlainScheduler]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
@@ -70,8 +70,10 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (SmallModelSuite,), {"model_class": plugin})
     if issubclass(plugin, PlainScheduler):
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
-    suite = SmallKernelsSuite if issubclass(plugin, PlainKernels) else SmallSamplerSuite
-    return type("Suite", (suite,), {"plugin": plugin})
+    if issubclass(plugin, PlainSampler):
+        return type("Suite", (SmallSamplerSuite,), {"plugin": plugin})
+    declared = {name: getattr(plugin, name, False) for name in ("graph_safe", "graph_prefill")}
+    return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
 
 
 @pytest.mark.parametrize("plugin", PLAIN)
@@ -83,6 +85,11 @@ def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
 def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, message: str) -> None:
     found = failures(suite_for(plugin))
     assert any(message in line for line in found), found
+
+
+@pytest.mark.parametrize("kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers])
+def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
+    assert len(kind.FAULTS) >= 5
 
 
 @pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite])

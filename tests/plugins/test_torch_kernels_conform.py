@@ -8,6 +8,7 @@ from plugins.kernels.torch_reference import TorchKernels
 
 
 class TestTorchKernels(KernelsSuite):
+    graph_safe = False
     groups = (1, 4)
 
     def make(self, spec: AttentionSpec) -> TorchKernels:
@@ -15,6 +16,7 @@ class TestTorchKernels(KernelsSuite):
 
 
 class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
+    graph_safe = False
     block_sizes = (1, 256)
     head_dims = (16,)
     groups = (2,)
@@ -24,6 +26,7 @@ class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
 
 
 class TestTorchKernelsWithManyGroups(KernelsSuite):
+    graph_safe = False
     block_sizes = (8,)
     head_dims = (32,)
     groups = (8,)

@@ -13,6 +13,7 @@ ON_GPU = torch.cuda.is_available()
 
 
 class TestTritonKernels(KernelsSuite):
+    graph_prefill = True
     device = "cuda" if ON_GPU else "cpu"
     dtypes = (torch.float32, torch.bfloat16) if ON_GPU else (torch.float32,)
     block_sizes = (16, 256) if ON_GPU else (16,)

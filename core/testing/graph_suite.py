@@ -1,0 +1,105 @@
+"""The part of the kernels' conformance suite (core/testing/kernels_suite.py) that is about CUDA graphs.
+
+What is captured may not wait for the device, and lengths are known to the device alone; both show on a CPU, too.
+Legend: as in core/testing/batches.py, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from core.batch import Batch
+from core.contracts import AttentionSpec, QKNorm
+from core.testing.attention_cases import AttentionCases, cache_blocks, describe, exact
+from core.testing.batches import Row, make_batch
+from core.testing.checks import check_close
+from core.testing.host_sync import no_host_sync
+from core.testing.plain_kernels import PlainKernels
+
+EPS = 1e-5
+
+
+class GraphSuite(AttentionCases):
+    """What kernels that declare graph_safe must not do, and how captured prefills look."""
+
+    def test_what_a_graph_captures_never_waits_for_the_host(self) -> None:
+        """Each operation of a decode step by itself, so that the message names it."""
+        for spec in self.specs(self.groups[:1]) if self.graph_safe else ():
+            self._watch_operations(spec)
+            self._watch_attention(spec, self._captured_decodes(spec))
+            if self.graph_prefill:
+                self._watch_attention(spec, self._captured_prefill(spec)[1])
+
+    def test_attend_prefills_as_a_captured_graph_lays_them_out(self) -> None:
+        """No lengths on the host, rows without queries, and the last row's queries in the scratch block."""
+        for spec in self.specs() if self.graph_prefill else ():
+            rows, captured = self._captured_prefill(spec)
+            q_THE, kv_2NSKE = self.inputs(spec, rows)
+            needed = rows[:2]
+            num_needed = sum(row.num_queries for row in needed)
+            batch = make_batch(needed, spec, num_decodes=0)
+            reference = PlainKernels(None, exact(spec))
+            expected = reference.attend(q_THE[:num_needed].double(), kv_2NSKE.double(), batch)
+            actual = self.attend(spec, q_THE, kv_2NSKE, captured)[:num_needed]
+            what = f"attend of a prefill as a graph captures it ({describe(spec)})"
+            check_close(what, actual, expected, self.tolerance(spec))
+
+    def _captured_decodes(self, spec: AttentionSpec) -> Batch:
+        rows = self.scattered(spec, [(spec.block_size + 1, 1), (3, 1)])
+        batch = make_batch(rows, spec, num_decodes=2, filler=cache_blocks(spec))
+        return replace(batch, context_lens_host=None, max_context_len=4 * spec.block_size)
+
+    def _captured_prefill(self, spec: AttentionSpec) -> tuple[list[Row], Batch]:
+        """Two rows of the step's, one without queries, and the padding row."""
+        scratch = cache_blocks(spec)
+        needed = self.scattered(spec, [(spec.block_size + 7, 7), (5, 5)])
+        rows = [*needed, Row(1, 0, (scratch,)), Row(20, 20, (scratch,) * (-(-20 // spec.block_size)))]
+        batch = make_batch(rows, spec, num_decodes=0, filler=scratch)
+        on_device = replace(batch, query_starts_host=None, context_lens_host=None)
+        return rows, replace(on_device, max_query_len=batch.num_tokens, max_context_len=4 * spec.block_size)
+
+    def _watch_operations(self, spec: AttentionSpec) -> None:
+        kernels, x_TD = self.make(spec), self.random(spec, 3, 64)
+        weight_OD, weight_D = self.random(spec, 32, 64), self.random(spec, 64)
+        q_THE = self.random(spec, 3, spec.num_heads, spec.head_dim)
+        k_TKE = self.random(spec, 3, spec.num_kv_heads, spec.head_dim)
+        positions_T = torch.arange(3, device=spec.device)
+        calls: dict[str, Callable[[], object]] = {
+            "rms_norm": lambda: kernels.rms_norm(x_TD, weight_D, EPS),
+            "add_rms_norm": lambda: kernels.add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS),
+            "linear": lambda: kernels.linear(x_TD, weight_OD, None),
+            "linear_silu_mul": lambda: kernels.linear_silu_mul(x_TD, weight_OD),
+            "silu_mul": lambda: kernels.silu_mul(x_TD),
+            "qk_norm_rope": lambda: kernels.qk_norm_rope(q_THE.clone(), k_TKE.clone(), positions_T, None, None),
+        }
+        for name, call in calls.items():
+            call()  # the first call may compile
+            with torch.no_grad(), no_host_sync(f"{name} ({describe(spec)})"):
+                call()
+
+    def _watch_attention(self, spec: AttentionSpec, batch: Batch) -> None:
+        """A step's calls in their order: prepare, then the cache writes and the attention of a layer."""
+        kernels, kind = self.make(spec), "decode" if batch.num_decodes else "prefill"
+        weight_E = self.random(spec, spec.head_dim)
+        norm = QKNorm(weight_E, weight_E.flip(0), EPS)
+        num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
+        kv_2NSKE = torch.zeros(2, cache_blocks(spec) + 1, spec.block_size, spec.num_kv_heads, spec.head_dim).to(qkv_TC)
+        for watch in (False, True):
+            now = replace(batch, scratch={})
+            what = (f"{name} of a captured {kind} ({describe(spec)})" for name in ("prepare", "writing", "attend"))
+            with torch.no_grad():
+                with _watched(next(what), watch):
+                    kernels.prepare(now)
+                with _watched(next(what), watch):
+                    q_THE = kernels.qk_norm_rope_write(qkv_TC.clone(), kv_2NSKE, now, None, norm)
+                with _watched(next(what), watch):
+                    kernels.attend(q_THE, kv_2NSKE, now)
+
+
+def _watched(what: str, watch: bool) -> AbstractContextManager[None]:
+    return no_host_sync(what) if watch else nullcontext()
