@@ -22,6 +22,7 @@ from core.memory import GIB, allocate_cache, count_blocks
 from core.observers import Observers
 from core.plugin_host import PluginHost
 from core.prefill_graphs import prefill_sizes
+from core.start_blame import blames_plugins
 from core.state import RequestTable
 from core.weights import load_checkpoint, load_source, random_weights
 from core.worker import Worker
@@ -37,6 +38,7 @@ class Built:
     choice: Choice
 
 
+@blames_plugins
 def build_engine(config: Config, host: PluginHost) -> Built:
     """Make the engine a configuration describes.
 

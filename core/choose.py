@@ -89,10 +89,11 @@ def chosen(option: Option) -> Entry:
 
 
 def refuse_unmet(entry: Entry, facts: Facts) -> None:
-    """Raise PluginError if the entry's needs are not met."""
+    """Raise PluginError if the entry's needs are not met, or if it cannot be loaded: both before any weight is."""
     reasons = unmet(entry.needs, facts)
     if reasons:
         raise PluginError(f"{entry.kind} '{entry.name}' of {entry.origin} does not fit: {'; '.join(reasons)}")
+    entry.load()
 
 
 def pick_device(name: str) -> torch.device:

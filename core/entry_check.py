@@ -39,8 +39,28 @@ def entry_fault(entry: Entry) -> str | None:
     ):
         if not isinstance(value, kind):
             return f"{what}: {field}={value!r} is not of type {kind.__name__}"
-    fault = _config_fault(entry)
+    fault = _needs_fault(entry.needs) or _config_fault(entry)
     return f"{what}: {fault}" if fault else None
+
+
+def _needs_fault(needs: Needs) -> str | None:
+    """A malformed need would be compared for every entry of its kind, chosen or not."""
+    for field in ("devices", "dtypes", "packages"):
+        if not _all_of(str, getattr(needs, field)):
+            return f"needs.{field}={getattr(needs, field)!r} is not a tuple of strings"
+    for field in ("block_size_multiple", "preferred_block_size"):
+        if not _all_of(int, (getattr(needs, field),)) or getattr(needs, field) < 1:
+            return f"needs.{field}={getattr(needs, field)!r} is not a whole number of at least 1"
+    if not _all_of(int, needs.head_dims):
+        return f"needs.head_dims={needs.head_dims!r} is not a tuple of whole numbers"
+    capability = needs.compute_capability
+    if capability is not None and not (_all_of(int, capability) and len(capability) == 2):
+        return f"needs.compute_capability={capability!r} is not a pair of whole numbers such as (8, 0)"
+    return None
+
+
+def _all_of(kind: type, values: object) -> bool:
+    return isinstance(values, tuple) and all(type(value) is kind for value in values)
 
 
 def _config_fault(entry: Entry) -> str | None:

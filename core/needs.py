@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from core.contracts import Needs
@@ -62,7 +63,7 @@ def unavailable(needs: Needs) -> list[str]:
 
 
 def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
-    """The kernels entry to use: the named one, or for "auto" the one of highest priority that fits (logged).
+    """The kernels entry to use: the named one, or for "auto" the one of highest priority that fits and loads (logged).
 
     Raises: PluginError with the reasons, and the entries that would fit.
     """
@@ -76,17 +77,30 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
         others = ", ".join(one.name for one in fitting) or "none"
         why = "; ".join(reasons[name])
         raise PluginError(f"kernels '{name}' of {entry.origin} do not fit: {why}. Would fit: {others}")
+    entry.load()
     return entry
 
 
 def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:
     passed_over = [f"{name} ({'; '.join(why)})" for name, why in reasons.items() if why]
-    if not fitting:
+    broken = list(takewhile(lambda entry: not _loads(entry), fitting))
+    passed_over += [f"{entry.name} (cannot be loaded)" for entry in broken]
+    if len(broken) == len(fitting):
         raise PluginError(f"no kernels fit: {', '.join(passed_over) or 'none are registered'}")
-    best = fitting[0]
+    best = fitting[len(broken)]
     why = f"; not {', '.join(passed_over)}" if passed_over else ""
     _log.info("kernels=%s takes '%s', the highest priority (%d) that fits%s", AUTO, best.name, best.priority, why)
     return best
+
+
+def _loads(entry: Entry) -> bool:
+    """Whether an entry that nobody named can be loaded; if not, it stops nobody and is warned of."""
+    try:
+        entry.load()
+    except PluginError as error:
+        _log.warning("%s", error)
+        return False
+    return True
 
 
 def _unmet_device(needs: Needs, facts: Facts) -> list[str]:
@@ -107,7 +121,7 @@ def _missing_packages(needs: Needs) -> list[str]:
 def _importable(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
+    except Exception:  # looking for a submodule imports what it lies in, which may raise anything
         return False
 
 

@@ -17,7 +17,15 @@ from core.entry_check import one_line
 from core.errors import PluginError
 from core.hookspecs import PROJECT
 from core.plugin_check import check_plugin, new_manager
-from core.plugin_sources import BLOCK_VARIABLE, Source, check_siblings, in_development, installed, names_in
+from core.plugin_sources import (
+    BLOCK_VARIABLE,
+    DEVELOPMENT_VARIABLE,
+    Source,
+    check_siblings,
+    in_development,
+    installed,
+    names_in,
+)
 from core.presets import CONF, Preset, presets_in
 from core.registry import Entry, Origin, Registry, near_miss
 
@@ -52,6 +60,32 @@ class PluginHost:
             host._add(source, source.origin.plugin in blocked)
         host._report_unknown_blocks(blocked, [source.origin.plugin for source in everything])
         return host
+
+    @property
+    def description(self) -> tuple[str, ...]:
+        """What this process sees, as plain text that another process can compare: plugins, entries and presets."""
+        return (
+            *(f"{origin} in {origin.module}" for origin in self.plugins),
+            *(f"broken {problem}" for problem in self.problems),
+            *(f"{entry.kind} '{entry.name}' of {entry.origin} from {entry.target}" for entry in self.registry),
+            *(f"preset {preset.kind} '{preset.name}' of {preset.distribution}" for preset in self.presets),
+        )
+
+    def check_same(self, expected: Sequence[str], where: str) -> None:
+        """Make sure that this process sees what the one that started it saw; `where` names this one.
+
+        Raises: PluginError with the first differences.
+        """
+        mine = self.description
+        missing = [line for line in expected if line not in mine]
+        surplus = [line for line in mine if line not in expected]
+        if missing or surplus:
+            found = [f"missing: {'; '.join(missing[:3])}"] * bool(missing)
+            found += [f"not expected: {'; '.join(surplus[:3])}"] * bool(surplus)
+            raise PluginError(
+                f"{where} sees other plugins than the process that started it: {'. '.join(found)}. Give both the same "
+                f"environment and the same {BLOCK_VARIABLE} and {DEVELOPMENT_VARIABLE}"
+            )
 
     @property
     def hook(self) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.contract_check import contract_fault
 from core.contracts import Needs
 from core.errors import PluginError
 
@@ -47,16 +48,20 @@ class Entry:
     def load(self) -> Any:
         """Import the target and return its class.
 
-        Raises: PluginError with the plugin and the cause if that fails.
+        Raises: PluginError with the plugin and the cause if that fails, or if the class lacks what its contract asks.
         """
         module_name, _, attribute = self.target.partition(":")
         try:
-            return getattr(importlib.import_module(module_name), attribute)
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
+            target = getattr(importlib.import_module(module_name), attribute)
+        except (Exception, SystemExit) as error:
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise PluginError(
                 f"{self.kind} '{self.name}' of {self.origin} cannot be loaded from {self.target}: {cause}"
             ) from error
+        fault = contract_fault(self.kind, target, self.needs)
+        if fault is not None:
+            raise PluginError(f"{self.kind} '{self.name}' of {self.origin} does not keep its contract: {fault}")
+        return target
 
 
 class Registry:

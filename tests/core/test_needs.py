@@ -1,6 +1,7 @@
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from core import needs as needs_module
 from core.contracts import Needs
 from core.errors import PluginError
 from core.needs import Facts, choose_kernels, unavailable, unmet
+from core.testing.plain_kernels import PlainKernels
 from tests.core.plugin_fakes import full_plugin, host_with
 
 CPU = Facts("cpu", "float32")
@@ -118,9 +120,49 @@ def test_without_torch_imported_the_driver_tells(
     assert "torch" not in sys.modules
 
 
+def test_a_package_that_fails_while_it_is_looked_for_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "explosive_package.py").write_text("raise RuntimeError('boom')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reason = "package 'explosive_package.part' is not installed"
+    assert unavailable(Needs(packages=("explosive_package.part",))) == [reason]
+
+
 # --- kernels
 
 
+@pytest.fixture
+def loadable(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that the fakes' targets name."""
+    module = ModuleType("fake_package.fake")
+    vars(module).update(Slow=PlainKernels, Quick=PlainKernels)
+    monkeypatch.setitem(sys.modules, "fake_package", ModuleType("fake_package"))
+    monkeypatch.setitem(sys.modules, "fake_package.fake", module)
+    return module
+
+
+def test_auto_passes_over_what_cannot_be_loaded(loadable: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    del loadable.Quick
+    with caplog.at_level(logging.INFO, "hookline"):
+        assert choose_kernels(host_with(full_plugin()), "auto", GPU).name == "slow"
+    assert "kernels 'quick' of plugin 'plugin0' (their-dist 1.2) cannot be loaded" in caplog.messages[0]
+    assert caplog.messages[1].endswith("that fits; not quick (cannot be loaded)")
+
+
+def test_kernels_that_were_named_and_cannot_be_loaded_are_an_error(loadable: ModuleType) -> None:
+    del loadable.Slow
+    with pytest.raises(PluginError, match=r"kernels 'slow' of plugin .* cannot be loaded from fake_package\.fake:Slow"):
+        choose_kernels(host_with(full_plugin()), "slow", GPU)
+
+
+def test_auto_without_any_that_can_be_loaded_says_so(loadable: ModuleType) -> None:
+    vars(loadable).clear()
+    with pytest.raises(PluginError, match=r"no kernels fit: quick \(cannot be loaded\), slow \(cannot be loaded\)"):
+        choose_kernels(host_with(full_plugin()), "auto", GPU)
+
+
+@pytest.mark.usefixtures("loadable")
 def test_auto_takes_the_highest_priority_that_fits(caplog: pytest.LogCaptureFixture) -> None:
     host = host_with(full_plugin())
     assert choose_kernels(host, "auto", GPU).name == "quick"
@@ -133,6 +175,7 @@ def test_auto_takes_the_highest_priority_that_fits(caplog: pytest.LogCaptureFixt
     ]
 
 
+@pytest.mark.usefixtures("loadable")
 def test_named_kernels_that_fit_are_taken_whatever_their_priority() -> None:
     assert choose_kernels(host_with(full_plugin()), "slow", GPU).name == "slow"
 

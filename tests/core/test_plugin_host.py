@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.contracts import ModelConfig
+from core.contracts import ModelConfig, Needs
 from core.errors import PluginError
 from core.hookspecs import hookimpl
 from core.plugin_host import PluginHost, Problem, Stage, check_siblings
@@ -233,6 +233,21 @@ def test_a_registration_argument_of_the_wrong_type_is_reported(argument: str, va
     assert problem.cause.startswith(f"scheduler 'mine': {argument}={value!r} is not of type ")
 
 
+@pytest.mark.parametrize(
+    ("needs", "fault"),
+    [
+        (Needs(devices="cuda"), "needs.devices='cuda' is not a tuple of strings"),  # type: ignore[arg-type]
+        (Needs(dtypes=[1]), "needs.dtypes=[1] is not a tuple of strings"),  # type: ignore[arg-type]
+        (Needs(packages=(3,)), "needs.packages=(3,) is not a tuple of strings"),  # type: ignore[arg-type]
+        (Needs(block_size_multiple=0), "needs.block_size_multiple=0 is not a whole number of at least 1"),
+        (Needs(head_dims=("64",)), "needs.head_dims=('64',) is not a tuple of whole numbers"),  # type: ignore[arg-type]
+        (Needs(compute_capability=9), "needs.compute_capability=9 is not a pair"),  # type: ignore[arg-type]
+    ],
+)
+def test_malformed_needs_are_reported_before_anything_is_compared_with_them(needs: Needs, fault: str) -> None:
+    assert fault in only_problem(scheduler_plugin("mine", needs=needs)).cause
+
+
 def test_a_config_that_is_no_dataclass_is_reported() -> None:
     assert cause_of_config(dict) == "scheduler 'mine': config dict is not a dataclass"
 
@@ -374,6 +389,39 @@ def test_without_our_own_distribution_the_fix_is_named() -> None:
 def test_further_names_count_as_near_misses() -> None:
     error = host_with(scheduler_plugin("patient")).unknown("scheduler", "presett", ["preset"])
     assert str(error).startswith("no scheduler named 'presett'. Did you mean 'preset'? Available: patient, preset")
+
+
+# --- the same plugins in every process
+
+
+def test_processes_that_see_the_same_plugins_agree() -> None:
+    seen = host_with(full_plugin(), plugin_module(API_VERSION=2)).description
+    assert "scheduler 'patient' of plugin 'plugin0' (their-dist 1.2) from fake_package.fake:Fake" in seen
+    assert any(line.startswith("broken plugin 'plugin1'") and "API_VERSION 2" in line for line in seen)
+    host_with(full_plugin(), plugin_module(API_VERSION=2)).check_same(seen, "rank 1")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ([], "missing: plugin 'plugin0' (their-dist 1.2) in plugin0_module; scheduler 'mine' of plugin 'plugin0'"),
+        (["mine", "more"], "not expected: scheduler 'more' of plugin 'plugin0' (their-dist 1.2)"),
+        (["other"], "from fake_package.fake:Fake. not expected: scheduler 'other'"),
+    ],
+)
+def test_a_process_that_sees_other_plugins_is_refused_with_the_difference(theirs: list[str], words: str) -> None:
+    seen = host_with(scheduler_plugin("mine")).description
+    other = host_with(*([scheduler_plugin(*theirs)] if theirs else []))
+    with pytest.raises(PluginError, match="rank 1 sees other plugins than the process that started it: ") as error:
+        other.check_same(seen, "rank 1")
+    assert words in str(error.value)
+
+
+def test_blocking_a_plugin_in_one_process_alone_is_noticed() -> None:
+    sources = [source(scheduler_plugin("mine"), "noisy")]
+    seen = PluginHost.load(sources, {}).description
+    with pytest.raises(PluginError, match="the same HOOKLINE_BLOCK and HOOKLINE_PLUGINS"):
+        PluginHost.load(sources, {"HOOKLINE_BLOCK": "noisy"}).check_same(seen, "job 3")
 
 
 # --- blocking, development, order

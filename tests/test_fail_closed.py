@@ -1,0 +1,161 @@
+"""What was chosen and cannot work stops the start in one line with exit code 2; what was not chosen stops nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from core.run import main
+
+FAULTY = """
+from dataclasses import dataclass
+from core.contracts import Needs
+from core.hookspecs import hookimpl
+from plugins.schedulers.prefill_first import PrefillFirst
+from plugins.samplers.gumbel import Gumbel
+from plugins.kernels.torch_reference import TorchKernels
+from plugins.models.qwen3 import Qwen3
+from plugins.models import Qwen3Config
+
+API_VERSION = 1
+
+@dataclass
+class Config:
+    pass
+
+class NoPlan:
+    def __init__(self, config): pass
+
+class FailsToStart(PrefillFirst):
+    def __init__(self, config): raise ValueError("I want no\\n config")
+
+class FailsInSpec(Qwen3):
+    @classmethod
+    def spec(cls, hf_config): return hf_config["no_such_key"]
+
+class FailsInWeights(Qwen3):
+    def weight_targets(self): return self.no_such_attribute
+
+class NoAttend(TorchKernels):
+    attend = None
+
+@hookimpl
+def register_schedulers(register):
+    register("no_plan", "faulty:NoPlan")
+    register("fails_to_start", "faulty:FailsToStart", config=Config)
+    register("no_such_module", "faulty_too:Policy")
+    register("no_such_class", "faulty:Absent")
+
+@hookimpl
+def register_samplers(register):
+    register("needs_cuda", "faulty:Gumbel", needs=Needs(devices=("tpu",)))
+    register("needs_package", "faulty:Gumbel", needs=Needs(packages=("no_such_package",)))
+
+@hookimpl
+def register_models(register):
+    register("fails_in_spec", "faulty:FailsInSpec", config=Qwen3Config)
+    register("fails_in_weights", "faulty:FailsInWeights", config=Qwen3Config)
+
+@hookimpl
+def register_kernels(register):
+    register("no_attend", "faulty:NoAttend", priority=1000)
+    register("needs_float16", "faulty:TorchKernels", needs=Needs(dtypes=("float16",)), priority=1000)
+"""
+OTHERS = {
+    "of_tomorrow": "API_VERSION = 2\n",
+    "broken_import": "import no_such_module\n",
+    "exits": "raise SystemExit(3)\n",
+    "forgot_the_marker": "API_VERSION = 1\ndef register_schedulers(register): register('unmarked', 'faulty:NoPlan')\n",
+    "clashes": (
+        "from core.hookspecs import hookimpl\nAPI_VERSION = 1\n@hookimpl\ndef register_schedulers(register):\n"
+        "    register('clashing', 'faulty:NoPlan')\n    register('prefill_first', 'faulty:NoPlan')\n"
+    ),
+}
+RUN = ["prompt=import os", "sampling.max_tokens=1", "device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def faulty_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"faulty": FAULTY, **OTHERS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HOOKLINE_PLUGINS", ",".join(["faulty", *OTHERS]))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def forget_the_modules():
+    import sys
+
+    yield
+    for name in ("faulty", *OTHERS):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "cause"),
+    [
+        ("scheduler=no_plan", "does not keep its contract: it has no method plan(view)"),
+        ("scheduler=fails_to_start", "fails while starting: ValueError: I want no config ("),
+        ("scheduler=no_such_module", "ModuleNotFoundError: No module named 'faulty_too'"),
+        ("scheduler=no_such_class", "has no attribute 'Absent'"),
+        (
+            "scheduler=unmarked",
+            "plugin 'forgot_the_marker' (HOOKLINE_PLUGINS -): function 'register_schedulers' is not",
+        ),
+        (
+            "scheduler=clashing",
+            "cannot be used: scheduler 'prefill_first' is already registered by plugin 'schedulers'",
+        ),
+        ("scheduler=future", "it was written for API_VERSION 2, this Hookline has 1"),
+        ("scheduler=whatever", "plugin 'broken_import' (HOOKLINE_PLUGINS -): ModuleNotFoundError: No module named"),
+        ("scheduler=whatever", "plugin 'exits' (HOOKLINE_PLUGINS -): SystemExit: 3"),
+        ("sampler=needs_cuda", "does not fit: device is cpu, needs tpu"),
+        ("sampler=needs_package", "does not fit: package 'no_such_package' is not installed"),
+        (
+            "model=fails_in_spec",
+            "'fails_in_spec' of plugin 'faulty' (HOOKLINE_PLUGINS -) fails while starting: Key",
+        ),
+        (
+            "model=fails_in_weights",
+            "'fails_in_weights' of plugin 'faulty' (HOOKLINE_PLUGINS -) fails while start",
+        ),
+        ("kernels=no_attend", "does not keep its contract: it has no method attend(q_THE, kv_2NSKE, batch)"),
+        ("kernels=needs_float16", "do not fit: dtype is float32, needs float16. Would fit: "),
+    ],
+)
+def test_what_was_chosen_and_cannot_work_stops_the_start_with_its_cause(
+    choice: str, cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, choice]) == 2
+    shown = capsys.readouterr()
+    last = shown.err.splitlines()[-1]
+    assert last.startswith("hookline: error: ") and cause in last
+    assert "Traceback" not in shown.err and shown.out == ""
+
+
+def test_a_blocked_plugin_that_is_chosen_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOOKLINE_BLOCK", "faulty")
+    assert main([*RUN, "scheduler=no_plan"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "no scheduler named 'no_plan'" in last and "plugin 'faulty'" in last and "blocked by HOOKLINE_BLOCK" in last
+
+
+def test_a_default_that_is_blocked_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOOKLINE_BLOCK", "samplers")
+    assert main(RUN) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "no sampler named 'gumbel'" in last and "blocked by HOOKLINE_BLOCK" in last
+
+
+def test_none_of_them_stops_a_run_that_did_not_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(RUN) == 0
+    shown = capsys.readouterr()
+    assert "1 tokens" in shown.out or "1 token" in shown.out
+    for name in OTHERS:
+        assert f"hookline: plugin '{name}'" in shown.err
+    assert "kernels 'no_attend' of plugin 'faulty' (HOOKLINE_PLUGINS -) does not keep its contract" in shown.err
+    assert "kernels=auto takes 'torch'" in shown.err
