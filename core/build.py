@@ -20,9 +20,9 @@ from core.errors import CapacityError
 from core.graphs import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks
 from core.observers import Observers
+from core.plugin_blame import blames_plugins
 from core.plugin_host import PluginHost
 from core.prefill_graphs import prefill_sizes
-from core.start_blame import blames_plugins
 from core.state import RequestTable
 from core.weights import load_checkpoint, load_source, random_weights
 from core.worker import Worker
