@@ -62,32 +62,6 @@ class PluginHost:
         return host
 
     @property
-    def description(self) -> tuple[str, ...]:
-        """What this process sees, as plain text that another process can compare: plugins, entries and presets."""
-        return (
-            *(f"{origin} in {origin.module}" for origin in self.plugins),
-            *(f"broken {problem}" for problem in self.problems),
-            *(f"{entry.kind} '{entry.name}' of {entry.origin} from {entry.target}" for entry in self.registry),
-            *(f"preset {preset.kind} '{preset.name}' of {preset.distribution}" for preset in self.presets),
-        )
-
-    def check_same(self, expected: Sequence[str], where: str) -> None:
-        """Make sure that this process sees what the one that started it saw; `where` names this one.
-
-        Raises: PluginError with the first differences.
-        """
-        mine = self.description
-        missing = [line for line in expected if line not in mine]
-        surplus = [line for line in mine if line not in expected]
-        if missing or surplus:
-            found = [f"missing: {'; '.join(missing[:3])}"] * bool(missing)
-            found += [f"not expected: {'; '.join(surplus[:3])}"] * bool(surplus)
-            raise PluginError(
-                f"{where} sees other plugins than the process that started it: {'. '.join(found)}. Give both the same "
-                f"environment and the same {BLOCK_VARIABLE} and {DEVELOPMENT_VARIABLE}"
-            )
-
-    @property
     def hook(self) -> Any:
         """Caller of the observers of all sound plugins."""
         return self.manager.hook
@@ -124,6 +98,32 @@ class PluginHost:
         return PluginError(
             "; ".join([message, *(f"not loaded: {problem}" for problem in self.problems), *self._hints()])
         )
+
+    @property
+    def description(self) -> tuple[str, ...]:
+        """What this process sees, as plain text that another process can compare: plugins, entries and presets."""
+        return (
+            *(f"{origin} in {origin.module}" for origin in self.plugins),
+            *(f"broken {problem}" for problem in self.problems),
+            *(f"{entry.kind} '{entry.name}' of {entry.origin} from {entry.target}" for entry in self.registry),
+            *(f"preset {preset.kind} '{preset.name}' of {preset.distribution}" for preset in self.presets),
+        )
+
+    def check_same(self, expected: Sequence[str], where: str) -> None:
+        """Make sure that this process sees what the one that started it saw; `where` names this one.
+
+        Raises: PluginError with the first differences.
+        """
+        mine = self.description
+        missing = [line for line in expected if line not in mine]
+        surplus = [line for line in mine if line not in expected]
+        if missing or surplus:
+            found = [f"missing: {'; '.join(missing[:3])}"] * bool(missing)
+            found += [f"not expected: {'; '.join(surplus[:3])}"] * bool(surplus)
+            raise PluginError(
+                f"{where} sees other plugins than the process that started it: {'. '.join(found)}. Give both the same "
+                f"environment and the same {BLOCK_VARIABLE} and {DEVELOPMENT_VARIABLE}"
+            )
 
     def log_problems(self) -> None:
         """Log each broken plugin as a warning; a blocked one only for debugging, since somebody asked for it."""
