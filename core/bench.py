@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.engine import Engine
+    from core.engine import Engine, StepStats
     from core.llm import LLM
     from core.plugin_host import PluginHost
     from core.workload import Load, WorkloadConfig
@@ -54,10 +54,12 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> dict[str, Any]:
     from core.config import ENGINE_KEYS, validate
     from core.errors import ConfigError
     from core.llm import LLM
+    from core.profiling import Profile, profiled
     from core.schema import build
     from core.workload import WorkloadConfig
 
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    profile = Profile.of(tree)
     workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
     repeats = tree.get("repeats", 2)
     if not isinstance(repeats, int) or repeats < 1:
@@ -66,6 +68,9 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> dict[str, Any]:
         start_s = first_token_s(llm)
         runs = [time_load(llm.engine, workload, repetition) for repetition in range(repeats)]
         best = min(runs, key=lambda run: run["seconds"])
+        if profile is not None:  # apart, since tracing takes time
+            with profiled(llm, profile):
+                time_load(llm.engine, workload, repeats)
         return {**describe(llm, workload), "start_to_first_token_s": round(start_s, 3), **best}
 
 
@@ -93,10 +98,14 @@ def process_age_s() -> float:
 
 def time_load(engine: Engine, workload: WorkloadConfig, repetition: int) -> dict[str, Any]:
     """Run one repetition to its end; throughput in tokens per second."""
+    from core.step_times import times_by_kind
     from core.workload import draw_load
 
+    engine.time_steps()
+    steps: list[StepStats] = []
     load = draw_load(workload, engine.limits.vocab_size, repetition)
     counts = {"steps": 0, "prefill_tokens": 0, "cached_tokens": 0, "preemptions": 0}
+    last = engine.last_stats
     started = time.perf_counter()
     _add(engine, load)
     while engine.has_work:
@@ -104,6 +113,9 @@ def time_load(engine: Engine, workload: WorkloadConfig, repetition: int) -> dict
         stats = engine.last_stats
         assert stats is not None
         counts["steps"] += 1
+        if stats is not last:
+            steps.append(stats)
+        last = stats
         counts["prefill_tokens"] += stats.num_prefill_tokens
         counts["cached_tokens"] += stats.num_cached_tokens
         counts["preemptions"] += stats.num_preemptions
@@ -115,7 +127,18 @@ def time_load(engine: Engine, workload: WorkloadConfig, repetition: int) -> dict
         "prompt_tokens": load.num_prompt_tokens,
         "output_tokens": load.num_output_tokens,
         **counts,
+        "step_times": times_by_kind(columns(steps)),
     }
+
+
+def columns(steps: Sequence[StepStats]) -> dict[str, Any]:
+    """What `core.step_times` wants to know of each step."""
+    import numpy as np
+
+    names = {"prefill_tokens": "num_prefill_tokens", "decode_rows": "num_decode_tokens"}
+    names |= {name: name for name in ("host_s", "device_s", "idle_s")}
+    table = {column: [getattr(stats, name) for stats in steps] for column, name in names.items()}
+    return {column: np.array(values, dtype=np.float64) for column, values in table.items()}
 
 
 def _add(engine: Engine, load: Load) -> None:
@@ -149,9 +172,12 @@ def print_result(result: Mapping[str, Any], path: str | None) -> None:
     """A table and the JSON line; the line also goes to the end of `path`."""
     import json
 
+    from core.step_times import time_lines
+
     shown = ("seconds", "output_tok_s", "prompt_tok_s", "steps", "cached_tokens", "preemptions")
     for key in ("device", "kernels", "scheduler", *shown, "start_to_first_token_s"):
         print(f"{key:24} {result[key]}")
+    print(*time_lines(result["step_times"]), sep="\n")
     line = json.dumps(result)
     print(line)
     if path:

@@ -7,7 +7,7 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from core.admission import EngineLimits, admit, check_room, checked_timeout_s
 from core.block_pool import BlockPool
 from core.budget import Ledger
-from core.contracts import Scheduler, SchedulerView
+from core.contracts import Plan, Scheduler, SchedulerView
 from core.dispatch import Dispatched, Dispatcher
 from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.observers import Observers
@@ -27,11 +27,14 @@ from core.request import Request, Watcher
 from core.sampling import SamplingParams
 from core.slots import Drawn
 from core.step import IntArray, Step, no_ints
+from core.step_watch import Clock, StepWatch
 
 MAX_FRUITLESS_PLANS = 1000
 """Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""
 MAX_IDLE_S = 1.0
 """Longest single wait a plan can ask for."""
+PARTS = ("plan", "dispatch", "launch", "wait", "commit")
+"""The parts of a step on the host."""
 
 
 class Executor(Protocol):
@@ -43,6 +46,10 @@ class Executor(Protocol):
 
     def collect(self, handle: Any) -> IntArray:
         """Wait for a launched step and return the drawn tokens."""
+        ...
+
+    def time_steps(self) -> Clock:
+        """Mark on the device when steps begin and end from now on; the clock returned has a time for each step."""
         ...
 
     def close(self) -> None:
@@ -63,16 +70,38 @@ class StepStats:
     num_cached_tokens: int
     num_preemptions: int
     step_s: float
+    """From the launch to the end of the commit."""
+    host_s: float
+    """What the host worked for this step: all parts but the waiting, and without device_s where that is a part of
+    launch_s."""
+    plan_s: float
+    """Asking the scheduler and checking its plan."""
+    dispatch_s: float
+    """Carrying the plan out: rows, blocks, the step's message."""
+    launch_s: float
+    """Handing the step to the device; on a CPU this computes it."""
+    wait_s: float
+    """Waiting for its tokens."""
+    commit_s: float
+    """Keeping the tokens and ending requests."""
+    device_s: float | None = None
+    """From the first of the step's work on the device to the last; None unless `Engine.time_steps` asked for it."""
+    idle_s: float | None = None
+    """What the device waited since the last step's work ended, copies included; None as before."""
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A launched step whose tokens are not known yet; started is on time.perf_counter's clock."""
+    """A launched step whose tokens are not known yet.
+
+    started is on time.perf_counter's clock; host_s: seconds of the parts of its step so far.
+    """
 
     plan: CheckedPlan
     dispatched: Dispatched
     handle: Any
     started: float
+    host_s: Mapping[str, float]
 
 
 class Engine:
@@ -95,6 +124,7 @@ class Engine:
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
         self.last_stats: StepStats | None = None
+        self.watch = StepWatch()
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; whoever drives the engine may have better to do."""
@@ -162,6 +192,12 @@ class Engine:
         self._notify_ends(outputs)
         return outputs
 
+    def time_steps(self) -> None:
+        """Have StepStats tell the device's times from the next step on: costs a few microseconds a step."""
+        assert self._in_flight is None, "a step is in flight"
+        if self.watch.clock is None:
+            self.watch.clock = self.executor.time_steps()
+
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
@@ -178,7 +214,10 @@ class Engine:
         """
         if self._deadlines:
             self._end_late_ones()
-        outputs = self._advance() if self.has_work else []
+        outputs: list[RequestOutput] = []
+        if self.has_work:
+            with self.watch.step():
+                outputs = self._advance()
         ended, self._ended = self._ended, []
         return ended + outputs
 
@@ -224,11 +263,13 @@ class Engine:
 
     def _launch(self, plan: CheckedPlan) -> _InFlight:
         started = time.perf_counter()
-        dispatched = self.dispatcher.carry_out(plan)
-        self._check_progress(dispatched)
-        handle = self.executor.launch(dispatched.step) if plan.computes else None
-        self.dispatcher.expect(dispatched.drawn)
-        return _InFlight(plan, dispatched, handle, started)
+        with self.watch.part("dispatch"):
+            dispatched = self.dispatcher.carry_out(plan)
+            self._check_progress(dispatched)
+        with self.watch.part("launch"):
+            handle = self.executor.launch(dispatched.step) if plan.computes else None
+            self.dispatcher.expect(dispatched.drawn)
+        return _InFlight(plan, dispatched, handle, started, self.watch.take())
 
     def _collect(self) -> list[RequestOutput]:
         """Commit the step in flight."""
@@ -237,11 +278,13 @@ class Engine:
         self._in_flight = None
         outputs: list[RequestOutput] = []
         try:
-            tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
-            self._note_first_tokens(launched)
-            outputs += self._commit(launched.dispatched.drawn, tokens)
-            self._notify_ends(outputs)
-            self._report(launched.plan, launched.dispatched, time.perf_counter() - launched.started)
+            with self.watch.part("wait"):
+                tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
+            with self.watch.part("commit"):
+                self._note_first_tokens(launched)
+                outputs += self._commit(launched.dispatched.drawn, tokens)
+                self._notify_ends(outputs)
+            self._report(launched)
         except BaseException as error:
             self._ended += outputs
             self._abandon(error)
@@ -258,6 +301,8 @@ class Engine:
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
         self._in_flight = None
+        if self.watch.clock is not None:
+            self.watch.clock.clear()
         cause = f"the engine broke off: {str(error) or type(error).__name__}"
         broken = [self._end(request, FinishReason.ERROR, cause) for request in list(self.queue.live.values())]
         self._ended += broken
@@ -267,6 +312,15 @@ class Engine:
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
+        with self.watch.part("plan"):
+            plan, checked = self._ask()
+        if checked.computes or checked.preempt:
+            self._idle_s = 0.0
+        elif may_wait:
+            self._wait(plan.idle_s)
+        return checked
+
+    def _ask(self) -> tuple[Plan, CheckedPlan]:
         queue, limits = self.queue, self.limits.plan
         budget, prefilling = Ledger(self.pool, queue), queue.prefilling()
         view = SchedulerView(Views(queue.waiting), Views(queue.running), prefilling, limits, budget, self.clock())
@@ -274,12 +328,7 @@ class Engine:
             plan = self.scheduler.plan(view)
         except Exception as error:
             raise PlanError(f"scheduler '{self.policy}' raised {type(error).__name__}: {error}") from error
-        checked = check_plan(plan, queue, Ledger(self.pool, queue), limits, self.policy)
-        if checked.computes or checked.preempt:
-            self._idle_s = 0.0
-        elif may_wait:
-            self._wait(plan.idle_s)
-        return checked
+        return plan, check_plan(plan, queue, Ledger(self.pool, queue), limits, self.policy)
 
     def _check_progress(self, dispatched: Dispatched) -> None:
         """Let a policy preempt and recompute for a while, but not for ever."""
@@ -334,7 +383,12 @@ class Engine:
             for output in outputs:
                 self.observers.notify("on_request_end", output=output)
 
-    def _report(self, plan: CheckedPlan, dispatched: Dispatched, step_s: float) -> None:
+    def _report(self, launched: _InFlight) -> None:
+        plan, dispatched = launched.plan, launched.dispatched
+        # A plan ahead that came to nothing counts for nobody.
+        parts = {**self.watch.take(), **launched.host_s}
+        clock = self.watch.clock
+        device = clock.read() if clock is not None and plan.computes else None
         self.last_stats = StepStats(
             num_running=len(self.queue.running),
             num_waiting=len(self.queue.waiting),
@@ -344,7 +398,11 @@ class Engine:
             num_decode_tokens=len(plan.decode),
             num_cached_tokens=dispatched.num_cached_tokens,
             num_preemptions=len(plan.preempt),
-            step_s=step_s,
+            step_s=time.perf_counter() - launched.started,
+            host_s=sum(parts.values()) - parts["wait"] - (device.device_s if device and device.on_host else 0.0),
+            **{f"{part}_s": parts[part] for part in PARTS},
+            device_s=None if device is None else device.device_s,
+            idle_s=None if device is None else device.idle_s,
         )
         self._notify("on_step_end", stats=self.last_stats)
 

@@ -104,6 +104,7 @@ class DecodeGraphs:
         graph = self._graphs[self.sizes[np.searchsorted(self.sizes, count)], is_shared]
         graph.rows_G[:count].copy_(rows_D)
         graph.rows_G[count:].fill_(self.worker.table.padding_row)
+        self.worker.begin()
         graph.graph.replay()
         return graph.tokens_G[:count]
 

@@ -105,6 +105,7 @@ class PrefillGraphs:
         size = self.sizes[np.searchsorted(self.sizes, len(step.token_ids_T))]
         graph = self._graphs[size]
         graph.inputs_X.copy_(self.inputs(step, size).pin_memory(), non_blocking=True)
+        self.worker.begin()
         graph.graph.replay()
         return graph.tokens_N[: len(step.sampled_chunks)]
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from core.outputs import RequestOutput
     from core.plugin_host import PluginHost
     from core.run_config import RunConfig
 
@@ -70,11 +71,23 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
     from core.llm import LLM
+    from core.profiling import profiled
     from core.progress import progress_bar
-    from core.results import print_text, refusals, usage_line, write_json_lines
+    from core.results import refusals
 
-    with LLM.from_config(run.config, host) as llm:
+    with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
         outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
+        show(run, outputs)
+    refused = refusals(outputs)
+    for line in refused:
+        print(f"hookline: {line}", file=sys.stderr)
+    return 2 if refused else 0
+
+
+def show(run: RunConfig, outputs: Sequence[RequestOutput]) -> None:
+    """Print or write the results, and what they took."""
+    from core.results import print_text, usage_line, write_json_lines
+
     if run.output is None:
         print_text(outputs)
     else:
@@ -82,10 +95,6 @@ def execute(run: RunConfig, host: PluginHost) -> int:
         print(f"hookline: wrote {len(outputs)} results to {run.output}", file=sys.stderr)
     if run.usage:
         print(f"hookline: {usage_line(outputs)}", file=sys.stderr)
-    refused = refusals(outputs)
-    for line in refused:
-        print(f"hookline: {line}", file=sys.stderr)
-    return 2 if refused else 0
 
 
 class _ToStderr(logging.Handler):

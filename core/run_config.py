@@ -14,11 +14,12 @@ from typing import Any
 from core.config import ENGINE_KEYS, Config, validate
 from core.errors import ConfigError
 from core.plugin_host import PluginHost
+from core.profiling import PROFILE_KEYS, Profile
 from core.prompts import SOURCES, read_prompts
 from core.sampling import SamplingParams
 from core.schema import check_keys
 
-RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage")
+RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage", *PROFILE_KEYS)
 """All root keys of a run."""
 
 
@@ -26,7 +27,8 @@ RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage")
 class RunConfig:
     """A validated run.
 
-    params: one for each prompt. output: a .jsonl file; None prints text. usage: say what it took.
+    params: one for each prompt. output: a .jsonl file; None prints text. usage: say what it took. profile: the steps to
+    trace; None traces none.
     """
 
     config: Config
@@ -34,6 +36,7 @@ class RunConfig:
     params: list[SamplingParams]
     output: Path | None = None
     usage: bool = False
+    profile: Profile | None = None
 
 
 def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
@@ -46,12 +49,13 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     sampling = tree.get("sampling") or {}
     if not isinstance(sampling, Mapping):
         raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
-    output = _checked_output(tree.get("output"))
+    output, profile = _checked_output(tree.get("output")), Profile.of(tree)
     prompts = read_prompts(tree, SamplingParams.of(sampling), stdin)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
-    return RunConfig(config, [prompt for prompt, _ in prompts], [params for _, params in prompts], output, usage)
+    each = [params for _, params in prompts]
+    return RunConfig(config, [prompt for prompt, _ in prompts], each, output, usage, profile)
 
 
 def _checked_output(value: Any) -> Path | None:

@@ -22,6 +22,7 @@ from core.parallel import ALONE, Ranks
 from core.prefill_graphs import PrefillGraphs
 from core.state import Draws, RequestTable
 from core.step import IntArray, Step
+from core.step_clock import StepClock
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Worker:
         self.graphs: DecodeGraphs | None = None
         self.prefill_graphs: PrefillGraphs | None = None
         self.arrivals = Arrivals(table.padding_row, table.device)
+        self.clock: StepClock | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -110,7 +112,20 @@ class Worker:
     @torch.inference_mode()
     def launch(self, step: Step) -> Arrival:
         """Start a step; its drawn tokens are on their way to the host."""
-        return self.arrivals.send(self.compute(step))
+        tokens_N = self.compute(step)
+        if self.clock is not None:
+            self.clock.end()
+        return self.arrivals.send(tokens_N)
+
+    def time_steps(self) -> StepClock:
+        """See Executor."""
+        self.clock = StepClock(self.table.device)
+        return self.clock
+
+    def begin(self) -> None:
+        """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""
+        if self.clock is not None:
+            self.clock.begin()
 
     def compute(self, step: Step) -> Tensor:
         """The drawn tokens (N,) of a step, on the device; valid until the next step."""
@@ -121,6 +136,7 @@ class Worker:
         if self.prefill_graphs is not None and self.prefill_graphs.hold(step):
             self.table.mirror(step)
             return self.prefill_graphs.launch(step)
+        self.begin()
         batch = self.table.batch(device_step)
         if step.shared_len:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])

@@ -20,6 +20,7 @@ from core.plugin_host import PluginHost
 from core.presets import CONF
 from core.run import guarded
 from core.schema import build
+from core.step_times import time_lines
 from core.workload import WorkloadConfig
 
 WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
@@ -49,6 +50,7 @@ def run(arguments: list[str]) -> int:
             f"{name:14} {best['output_tok_s']:>10,.0f} output tok/s {best['prompt_tok_s']:>11,.0f} prompt tok/s "
             f"{best['steps']:5} steps of {mean_ms:7.3f} ms, {best['cached_tokens']} cached"
         )
+        print(*time_lines(best["step_times"]), sep="\n")
     return 0
 
 

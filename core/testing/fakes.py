@@ -17,6 +17,7 @@ from core.block_pool import BlockPool
 from core.contracts import Limits, Scheduler
 from core.engine import Engine
 from core.step import IntArray, Step, ints, pack, unpack
+from core.step_watch import Clock, DeviceTime
 
 HOLE = -1
 """A cache slot nobody has written."""
@@ -40,6 +41,21 @@ def completion(
     return tokens[len(prompt) :]
 
 
+class FakeClock:
+    """core.step_watch.Clock of a device that takes a second for each step."""
+
+    num_unread = 0
+
+    def read(self) -> DeviceTime | None:
+        """See Clock."""
+        self.num_unread -= 1
+        return DeviceTime(1.0, 0.25)
+
+    def clear(self) -> None:
+        """See Clock."""
+        self.num_unread = 0
+
+
 class FakeExecutor:
     """core.engine.Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
 
@@ -53,10 +69,13 @@ class FakeExecutor:
         self.lengths: dict[int, int] = {}
         self.steps: list[Step] = []
         self.is_closed = False
+        self.clock: FakeClock | None = None
 
     def launch(self, step: Step) -> Any:
         """Compute a step at once, from its packed form."""
         step = unpack(pack(step))
+        if self.clock is not None:
+            self.clock.num_unread += 1
         self.steps.append(step)
         self.seeds[step.admit_rows] = step.admit_seeds
         self.table[step.table_rows, step.table_columns] = step.table_blocks
@@ -70,6 +89,11 @@ class FakeExecutor:
     def collect(self, handle: Any) -> IntArray:
         """The tokens that launch drew."""
         return ints(handle)
+
+    def time_steps(self) -> Clock:
+        """A clock by which each step takes one second, a quarter of a second after the one before."""
+        self.clock = FakeClock()
+        return self.clock
 
     def close(self) -> None:
         """Note that the engine closed it."""

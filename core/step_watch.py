@@ -1,0 +1,93 @@
+"""How long the parts of a step take on the host, and their names in a trace while somebody makes one.
+
+Knows nothing of what the parts do. A part costs two looks at the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """How long a step took on the device, and how long the device had waited for it since the step before.
+
+    The wait counts everything from the end of the last step's own work to the beginning of this one's, copies to and
+    from the host included; 0 for the first step.
+    """
+
+    device_s: float
+    idle_s: float
+    on_host: bool = False
+    """Whether the device is the host itself, which computed the step while launching it."""
+
+
+class Clock(Protocol):
+    """When steps began and ended on the device."""
+
+    def read(self) -> DeviceTime | None:
+        """The times of the oldest step not read yet, which must be over; None if there is none."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the steps not read yet."""
+        ...
+
+
+class Tracer(Protocol):
+    """Marks ranges of time in a trace."""
+
+    def step(self, number: int) -> AbstractContextManager[Any]:
+        """A range for a whole call of `Engine.step`, counted from 1."""
+        ...
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        """A range for a part of it."""
+        ...
+
+
+class StepWatch:
+    """The seconds of the last parts of each name; clock: the device's, once `Engine.time_steps` asked for it."""
+
+    def __init__(self) -> None:
+        self.tracer: Tracer | None = None
+        self.clock: Clock | None = None
+        self.num_steps = 0
+        self.seconds: dict[str, float] = {}
+
+    def step(self) -> AbstractContextManager[Any]:
+        """Around a whole step."""
+        self.num_steps += 1
+        return nullcontext() if self.tracer is None else self.tracer.step(self.num_steps)
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        """Around a part of a step."""
+        return _Part(self, name, None if self.tracer is None else self.tracer.part(name))
+
+    def take(self) -> dict[str, float]:
+        """The seconds by part since the last call."""
+        taken, self.seconds = self.seconds, {}
+        return taken
+
+
+class _Part:
+    __slots__ = ("name", "range", "started", "watch")
+
+    def __init__(self, watch: StepWatch, name: str, range: AbstractContextManager[Any] | None) -> None:
+        self.watch, self.name, self.range = watch, name, range
+
+    def __enter__(self) -> None:
+        if self.range is not None:
+            self.range.__enter__()
+        self.started = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.watch.seconds[self.name] = time.perf_counter() - self.started
+        if self.range is not None:
+            self.range.__exit__(kind, error, trace)
