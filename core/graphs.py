@@ -118,7 +118,7 @@ class DecodeGraphs:
         tokens_G = worker.draw(hidden_GD, decode_draws(table, rows_G, batch))
         table.last_token_R[rows_G] = tokens_G
         table.length_R[rows_G] = batch.context_lens_B + 1
-        table.length_R[table.padding_row : table.padding_row + 1].fill_(1)
+        table.reset_padding()
         return tokens_G
 
 

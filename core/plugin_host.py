@@ -61,15 +61,6 @@ class PluginHost:
         host._report_unknown_blocks(blocked, [source.origin.plugin for source in everything])
         return host
 
-    @property
-    def hook(self) -> Any:
-        """Caller of the observers of all sound plugins."""
-        return self.manager.hook
-
-    def has_observers(self, name: str) -> bool:
-        """True if some plugin implements the hook: ask once, and skip the call if not."""
-        return bool(getattr(self.manager.hook, name).get_hookimpls())
-
     def hooks_of(self, origin: Origin) -> list[str]:
         """Names of the hooks that a loaded plugin implements, sorted."""
         callers = self.manager.get_hookcallers(self.manager.get_plugin(_key(origin))) or []

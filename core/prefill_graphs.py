@@ -121,7 +121,7 @@ class PrefillGraphs:
         drawn = prefill_draws(table, inputs)
         tokens_N = worker.draw(hidden_TD, drawn)
         table.write_back(drawn, tokens_N)
-        table.length_R[table.padding_row : table.padding_row + 1].fill_(1)
+        table.reset_padding()
         return tokens_N
 
 

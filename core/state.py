@@ -96,6 +96,10 @@ class RequestTable:
         self.last_token_R[drawn.rows_N] = tokens_N
         self.length_R[drawn.rows_N] = (drawn.params.position_N + 1).to(torch.int32)
 
+    def reset_padding(self) -> None:
+        """Have the padding row hold one token again, whatever a step drew for it. Device: graph-safe."""
+        self.length_R[self.padding_row : self.padding_row + 1].fill_(1)
+
     def mirror(self, step: Step) -> None:
         """Bring host_length_R up to what a launched step leaves on the device."""
         self.host_length_R[step.decode_rows] += 1
