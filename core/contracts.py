@@ -321,6 +321,29 @@ class ExpertKernels(Protocol):
         ...
 
 
+class FusedKernels(Protocol):
+    """Operations that a Kernels class may offer besides, to save launches; each one by itself.
+
+    Core calls the operations they are made of where they are not there.
+    """
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """add_rms_norm of `linear` and the residual: (rms_norm(x @ W.T + b + residual), x @ W.T + b + residual).
+
+        Shapes: x_TD (T, D); both results (T, O). Need not round the product in between. May overwrite the residual.
+        """
+        ...
+
+    def qkv_attend(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """`qk_norm_rope_write`, then `attend` with the queries it returns: (T, C) -> (T, H, E)."""
+        ...
+
+
 # -------------------------------------------------------------------------------------------------------------- sampler
 
 

@@ -132,6 +132,16 @@ class RowParallelLinear:
         """The whole product: (T, D of this rank) -> (T, O)."""
         return self.ranks.all_reduce(self.local(x_TD))
 
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the whole product and the residual. May overwrite the residual."""
+        fused = getattr(self.kernels, "linear_add_rms_norm", None)
+        if fused is not None and self.ranks.size == 1:
+            normed_TO, sum_TO = fused(x_TD, self.weight_OD, self.bias_O, residual_TO, norm_weight_O, eps)
+            return normed_TO, sum_TO
+        return self.kernels.add_rms_norm(self(x_TD), residual_TO, norm_weight_O, eps)
+
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""
         targets = {f"{name}.weight": WeightTarget.shard(self.weight_OD, 1, self.part)}

@@ -151,7 +151,7 @@ def slot_mapping(block_table_BM: Tensor, batch_rows_T: Tensor | None, positions_
         block_T = block_table_BM.gather(1, column_T.unsqueeze(1)).squeeze(1)
     else:
         block_T = block_table_BM[batch_rows_T, column_T]
-    return block_T.long() * block_size + positions_T % block_size
+    return torch.add(positions_T, block_T - column_T, alpha=block_size)
 
 
 def _chunk_tokens(views: Any, num_tokens: int) -> tuple[Tensor, Tensor]:

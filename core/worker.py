@@ -36,8 +36,13 @@ class PagedAttention:
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """See Attend."""
         kv_2NSKE = self.kv_layers[layer]
-        q_THE = self.kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, self.batch, rope, norm)
-        return self.kernels.attend(q_THE, kv_2NSKE, self.batch).reshape(qkv_TC.shape[0], -1)
+        fused = getattr(self.kernels, "qkv_attend", None)
+        if fused is not None:
+            out_THE: Tensor = fused(qkv_TC, kv_2NSKE, self.batch, rope, norm)
+        else:
+            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, self.batch, rope, norm)
+            out_THE = self.kernels.attend(q_THE, kv_2NSKE, self.batch)
+        return out_THE.reshape(qkv_TC.shape[0], -1)
 
 
 class Worker:

@@ -8,6 +8,7 @@ E head dim, N blocks, S block size, C = (H + 2K) * E.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from core.contracts import AttentionSpec, QKNorm, Rope
 from core.testing.attention_cases import describe, exact
 from core.testing.attention_suite import AttentionSuite
-from core.testing.batches import make_batch, random_cache, scatter_rows
+from core.testing.batches import Row, make_batch, random_cache, scatter_rows
 from core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from core.testing.expert_cases import ExpertCases
 from core.testing.graph_suite import GraphSuite
@@ -85,6 +86,25 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                 actual = self.make(spec).linear_silu_mul(x_TD, weight_OD)
             self._check(f"linear_silu_mul of {tuple(x_TD.shape)}", spec, actual, expected)
 
+    def test_linear_add_rms_norm(self) -> None:
+        """If offered: returns (normalised sum, sum), in this order, with and without a bias."""
+        for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
+            residual_TO = self.random(spec, len(x_TD), len(weight_OD)) * 2
+            norm_weight_O = 1.5 - bias_O.flip(0) * 0.2
+            for bias in (None, bias_O):
+                plain = PlainKernels(None, exact(spec))
+                product_TO = plain.linear(x_TD.double(), weight_OD, bias)
+                expected = plain.add_rms_norm(product_TO, residual_TO.double(), norm_weight_O, EPS)
+                fused = getattr(self.make(spec), "linear_add_rms_norm", None)
+                if fused is None:
+                    return
+                with PoisonedMemory():
+                    actual = fused(x_TD.clone(), weight_OD, bias, residual_TO.clone(), norm_weight_O, EPS)
+                what = f"linear_add_rms_norm of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
+                check(len(actual) == 2, "linear_add_rms_norm must return (normalised, residual)")
+                self._check(f"the norm that {what} returns", spec, actual[0], expected[0])
+                self._check(f"the sum that {what} returns", spec, actual[1], expected[1])
+
     def test_qk_norm_rope(self) -> None:
         """With and without norm and rotation, at positions in any order."""
         for spec in self.specs():
@@ -130,6 +150,34 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                     actual = kernels.qk_norm_rope_write(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
                 self._check(f"q of qk_norm_rope_write {what}", spec, actual, expected)
                 self._check_cache(f"qk_norm_rope_write {what}", spec, cache, exact_cache, self.tolerances[spec.dtype])
+
+    def test_qkv_attend(self) -> None:
+        """If offered: attends and writes as the two parts would, over decodes alone and with chunks."""
+        for spec in self.specs():
+            decodes = [(1, 1), (5, 1), (spec.block_size + 1, 1), (2 * spec.block_size, 1)]
+            for lengths in (decodes, [*decodes[1:3], (spec.block_size + 4, 4)]):
+                rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=1)
+                for what, rope, norm in self._variants(spec):
+                    self._check_qkv_attend(f"qkv_attend {what}", spec, rows, rope, norm)
+
+    def _check_qkv_attend(
+        self, what: str, spec: AttentionSpec, rows: list[Row], rope: Rope | None, norm: QKNorm | None
+    ) -> None:
+        batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
+        num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
+        cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+        exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
+        q_THE = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
+        expected = reference.attend(q_THE, exact_cache[:, 1], batch)
+        kernels: Any = self.make(spec)
+        if not hasattr(kernels, "qkv_attend"):
+            return
+        kernels.prepare(batch)
+        with PoisonedMemory():
+            actual = kernels.qkv_attend(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
+        self._check(f"what {what} of {len(rows)} rows returns", spec, actual, expected)
+        self._check_cache(what, spec, cache, exact_cache, self.tolerances[spec.dtype])
 
     def _norm_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor]]:
         """Rows of very different size, some of zeros; and weights around one."""

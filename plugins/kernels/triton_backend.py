@@ -20,10 +20,12 @@ from plugins.kernels.torch_reference import TorchKernels
 from plugins.kernels.triton_decode import (
     DecodeScratch,
     DecodeTiling,
+    Newest,
     decode_attention,
     decode_tiling,
     schedule_decode,
 )
+from plugins.kernels.triton_launch import fuses_decode
 from plugins.kernels.triton_prefill import (
     PrefillTiling,
     prefill_attention,
@@ -31,6 +33,7 @@ from plugins.kernels.triton_prefill import (
     query_tiles,
     query_tiles_on_device,
 )
+from plugins.kernels.triton_product import Kind, fitting_tiling, product
 from plugins.kernels.triton_shared_prefix import (
     SharedTiling,
     make_shared_partials,
@@ -58,7 +61,7 @@ class _PrefillStep:
 
 
 class TritonKernels(TorchKernels):
-    """Triton for norms, SiLU·mul, RoPE, cache writes, attention, experts and the products of a few rows.
+    """Triton for norms, SiLU·mul, RoPE, cache writes, attention, experts and the products of few rows.
 
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
     """
@@ -82,16 +85,33 @@ class TritonKernels(TorchKernels):
         return triton_ops.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
-        """See Kernels.linear; a few rows take the thin product."""
+        """See Kernels.linear; a few rows take the thin product, a few hundred the narrow one."""
         if triton_thin.fits(x_TD, weight_OD):
             return triton_thin.thin_linear(x_TD, weight_OD, bias_O)
+        tiling = fitting_tiling(Kind.PLAIN, x_TD, weight_OD)
+        if tiling is not None:
+            return product(Kind.PLAIN, x_TD, weight_OD, bias_O, tiling)
         return super().linear(x_TD, weight_OD, bias_O)
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
-        """See Kernels.linear_silu_mul; one launch for a few rows."""
+        """See Kernels.linear_silu_mul; one launch for up to 128 rows."""
         if triton_thin.fits(x_TD, gate_up_weight_FD):
             return triton_thin.thin_linear(x_TD, gate_up_weight_FD, None, silu=True)
+        tiling = fitting_tiling(Kind.SILU, x_TD, gate_up_weight_FD)
+        if tiling is not None:
+            return product(Kind.SILU, x_TD, gate_up_weight_FD, None, tiling)
         return super().linear_silu_mul(x_TD, gate_up_weight_FD)
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See FusedKernels.linear_add_rms_norm; for a few hundred rows the norm adds up the parts of the product."""
+        tiling = fitting_tiling(Kind.PARTS, x_TD, weight_OD)
+        if tiling is None or triton_thin.fits(x_TD, weight_OD):
+            return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
+        parts_PTO = product(Kind.PARTS, x_TD, weight_OD, bias_O, tiling)
+        return triton_ops.add_parts_rms_norm(parts_PTO, residual_TO, norm_weight_O, eps)
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.silu_mul."""
@@ -153,6 +173,22 @@ class TritonKernels(TorchKernels):
         if spec.device.type == "cuda":
             tiles = tiles.pin_memory()  # from torch's caching allocator, which keeps it until the copy is done
         return _PrefillStep(tiles.to(spec.device, non_blocking=True), tiling)
+
+    def qkv_attend(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """See FusedKernels.qkv_attend; one launch for decode rows alone that share no prefix, where that is faster."""
+        step: _DecodeStep | None = batch.scratch.get("decode")
+        fuses = batch.num_requests == batch.num_decodes and fuses_decode(batch.num_decodes)
+        if step is None or step.shared is not None or not fuses:
+            return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch)
+        spec = self.spec
+        out_THE = torch.empty((len(qkv_TC), spec.num_heads, spec.head_dim), dtype=qkv_TC.dtype, device=qkv_TC.device)
+        decode_attention(
+            qkv_TC.view(len(qkv_TC), -1, spec.head_dim), kv_2NSKE, batch.block_table_BM, step.num_items,
+            self._decode_scratch, spec.scale, out_THE, step.tiling, newest=Newest(batch.context_lens_B, rope, norm),
+        )  # fmt: skip
+        return out_THE
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
         """See Kernels.attend. `prepare` must have seen this batch."""

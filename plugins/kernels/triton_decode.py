@@ -3,7 +3,8 @@
 Once a step a small kernel cuts all contexts into work items of about equal length, from the lengths on the device, so a
 captured graph stays balanced whatever the lengths are at replay. Each item attends with all query heads of one kv head
 (they are the rows of the matrix product, so K and V are read once) and the last item of a request to finish merges
-them. Knows nothing of layers or prefill.
+them. On the way it can normalise and rotate queries and the newest token's key, and write that token to the cache.
+Knows nothing of layers or prefill.
 Legend: B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks, S block size,
 W work items, R shared-prefix parts.
 """
@@ -19,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from plugins.kernels.triton_thin import launch_options
+from core.contracts import QKNorm, Rope
+from plugins.kernels.triton_launch import launch_options, triggers_late
 
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row."""
@@ -66,10 +68,10 @@ def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> Decod
     """The measured choice for a batch, from static sizes alone.
 
     Merging costs a small batch more than imbalance does, so its rows are cut into few items; a large batch is seldom
-    cut at all, and finer items only catch its longest rows.
+    cut at all, and finer items only catch its longest rows. In between as many items as run at a time.
     """
     pairs = num_rows * num_kv_heads
-    programs_per_sm = 3 if pairs < 256 else 2 if pairs < 1024 else 16
+    programs_per_sm = 3 if pairs < 256 else 2 if pairs == 256 else 4 if pairs < 1024 else 16
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
     return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
@@ -113,6 +115,18 @@ class SharedPartials:
 
     partial_PHE: Tensor
     stats_PH2: Tensor
+
+
+@dataclass(frozen=True)
+class Newest:
+    """What is left to do for the newest token of every row before attention: norm, rotation and the cache write.
+
+    Shapes: context_lens_B (B,) int32, this token included.
+    """
+
+    context_lens_B: Tensor
+    rope: Rope | None
+    norm: QKNorm | None
 
 
 def target_items(num_kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
@@ -250,19 +264,39 @@ def _merge_parts(
     return maximum, total, acc
 
 
+@triton.jit
+def _rotated(
+    x_ptr, mask, weight, other_weight, cos, sin, eps, dim, partner,
+    HEAD_DIM: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    """Heads (n, BLOCK_DIM) at x_ptr (n, 1), normalised and rotated, in float32; `sin` has its sign."""
+    x = tl.load(x_ptr + dim[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = x
+    if ROPE:
+        other = tl.load(x_ptr + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+        x *= scale * weight[None, :]
+        other *= scale * other_weight[None, :]
+    if ROPE:
+        x = x * cos[None, :] + other * sin[None, :]
+    return x
+
+
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,
     shared_lens_ptr, shared_info_ptr, shared_partial_ptr, shared_stats_ptr, num_rows,
     q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
+    context_lens_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, rope_stride, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    FUSED: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
     PARTS: tl.constexpr, SHARED_PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if PDL and not LATE:
         gdc_launch_dependents()
-        gdc_wait()
     kv_head = tl.program_id(0)  # fastest: programs that run together read neighbouring heads of the same tokens
     item = tl.program_id(1)
     row = tl.load(items_ptr + item * ITEM_WIDTH)
@@ -272,10 +306,6 @@ def _decode_kernel(
     parts = tl.load(items_ptr + item * ITEM_WIDTH + 4)
     if row < 0:
         return
-    shared_parts = 0
-    if SHARED:  # loaded early, used late; the first item of a row merges the shared part
-        shared_parts = tl.load(shared_info_ptr + 2)
-        shared_parts = tl.where((item == first) & (tl.load(shared_lens_ptr + row) > 0), shared_parts, 0)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     member = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_DIM)
@@ -283,16 +313,63 @@ def _decode_kernel(
     head = kv_head * GROUP + member
     mask_md = (member < GROUP)[:, None] & dims[None, :]
     row64 = row.to(tl.int64)
-    q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
+    table_row_ptr = table_ptr + row64 * table_stride
+    end = stop
+    if FUSED:
+        HALF: tl.constexpr = HEAD_DIM // 2
+        last = tl.load(context_lens_ptr + row) - 1
+        newest_block = tl.load(table_row_ptr + last // BLOCK_SIZE).to(tl.int64)
+        end = tl.minimum(stop, last)
+        is_last = stop > last
+        partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
+        cos, sin = 1.0 + tl.zeros([BLOCK_DIM], tl.float32), tl.zeros([BLOCK_DIM], tl.float32)
+        if ROPE:
+            cos = tl.load(rope_ptr + last * rope_stride + tl.minimum(dim, partner), mask=dims, other=0.0)
+            sin = tl.load(rope_ptr + last * rope_stride + tl.maximum(dim, partner), mask=dims, other=0.0)
+            sin = tl.where(dim < HALF, -sin, sin)
+        q_weight, k_weight, other_q_weight, other_k_weight = cos, cos, cos, cos
+        if NORM:
+            q_weight = tl.load(q_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
+            k_weight = tl.load(k_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
+            other_q_weight = tl.load(q_weight_ptr + partner, mask=dims, other=0.0).to(tl.float32)
+            other_k_weight = tl.load(k_weight_ptr + partner, mask=dims, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
+    shared_parts = 0
+    if SHARED:  # loaded early, used late; the first item of a row merges the shared part
+        shared_parts = tl.load(shared_info_ptr + 2)
+        shared_parts = tl.where((item == first) & (tl.load(shared_lens_ptr + row) > 0), shared_parts, 0)
 
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
-    table_row_ptr = table_ptr + row64 * table_stride
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
-    for start in range(begin, stop, TILE):
+    if FUSED:
+        one = tl.arange(0, 1)[:, None]
+        q_head_ptr = q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM
+        k_ptr = q_ptr + row64 * q_stride + (NUM_HEADS + kv_head + one) * HEAD_DIM
+        mask_1d = (one == 0) & dims[None, :]
+        new_v = tl.load(k_ptr + NUM_KV_HEADS * HEAD_DIM + dim[None, :], mask=mask_1d, other=0.0)
+        new_k = _rotated(
+            k_ptr, mask_1d, k_weight, other_k_weight, cos, sin, eps, dim, partner, HEAD_DIM, NORM, ROPE
+        ).to(q_ptr.dtype.element_ty)  # fmt: skip
+        q = _rotated(
+            q_head_ptr, mask_md, q_weight, other_q_weight, cos, sin, eps, dim, partner, HEAD_DIM, NORM, ROPE
+        ).to(q_ptr.dtype.element_ty)  # fmt: skip
+        if is_last:  # the row's newest token is not in the cache yet: this program starts from it, and writes it there
+            slot_ptr = head_ptr + newest_block * block_stride + last % BLOCK_SIZE * offset_stride
+            tl.store(slot_ptr, new_k, mask=mask_1d)
+            tl.store(slot_ptr + half_stride, new_v, mask=mask_1d)
+            maximum = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), axis=1) * scale_log2
+            total += 1.0
+            acc += new_v.to(tl.float32)
+    else:
+        q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
+    for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
-        inside = position < stop
+        inside = position < end
         place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
         load_mask = inside[:, None] & dims[None, :]
         k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
@@ -306,7 +383,6 @@ def _decode_kernel(
         v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
-
     group = tl.arange(0, BLOCK_GROUP)
     heads = group < GROUP
     group_head = kv_head * GROUP + group
@@ -359,19 +435,24 @@ def decode_attention(
     tiling: DecodeTiling,
     shared_lens_B: Tensor | None = None,
     shared: SharedPartials | None = None,
+    newest: Newest | None = None,
 ) -> None:
     """One query token per row against its cached context, by the work list that `schedule_decode` wrote.
 
-    Shapes: q_BHE, out_BHE (B, H, E), heads contiguous; block_table_BM (B, M) int32.
+    Shapes: q_BHE, out_BHE (B, H, E), heads contiguous; block_table_BM (B, M) int32. With `newest`, q_BHE is
+    (B, H + 2K, E), heads of q, k and v as they are projected, and the newest key and value are written to the cache.
     Device: one launch, no host sync; safe in a CUDA graph. Contexts are at least 1 token (beyond the shared ones).
     Source: Dao et al. 2023, flash-decoding; Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
     """
-    num_rows, num_heads, head_dim = q_BHE.shape
+    num_rows, num_heads, head_dim = out_BHE.shape
     _, _, block_size, num_kv_heads, _ = kv_2NSKE.shape
     group = num_heads // num_kv_heads
     block_group = triton.next_power_of_2(group)
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
     with_shared = shared_lens_B is not None and shared is not None
+    rope, norm = (newest.rope, newest.norm) if newest is not None else (None, None)
+    table = rope.table_PE if rope is not None else scratch.stats_WH2
+    q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (q_BHE, q_BHE)
     _decode_kernel[(num_kv_heads, num_items)](
         q_BHE, kv_2NSKE, block_table_BM, scratch.items_W8, out_BHE, scratch.partial_WHE, scratch.stats_WH2,
         scratch.counters_BK, shared_lens_B if with_shared else block_table_BM, scratch.shared_info_4,
@@ -379,9 +460,13 @@ def decode_attention(
         shared.stats_PH2 if shared is not None else scratch.stats_WH2, num_rows,
         q_BHE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
         scale * LOG2_E,
+        newest.context_lens_B if newest is not None else block_table_BM, table, q_weight, k_weight, table.stride(0),
+        norm.eps if norm is not None else 0.0,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
+        FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_BHE.device),
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        LATE=triggers_late(num_rows), **launch_options(q_BHE.device),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from core.contracts import QKNorm, Rope
-from plugins.kernels.triton_thin import launch_options
+from plugins.kernels.triton_launch import launch_options, triggers_late
 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""
@@ -26,10 +26,10 @@ HEADS_PER_PROGRAM = 16
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, width, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, part_stride, width, eps,
+    PARTS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if PDL and not LATE:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -37,7 +37,11 @@ def _rms_norm_kernel(
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
     x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptr + part * part_stride + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         residual_at = residual_ptr + row * width + column
         x += tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
@@ -66,8 +70,9 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(width)
     if len(rows_TD):
         _rms_norm_kernel[(len(rows_TD),)](
-            rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), width, eps,
-            ADD=False, BLOCK=block, num_warps=_norm_warps(block), **launch_options(x_TD.device),
+            rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), 0, width, eps,
+            PARTS=1, ADD=False, BLOCK=block, num_warps=_norm_warps(block), LATE=triggers_late(len(rows_TD)),
+            **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD.view(x_TD.shape)
 
@@ -83,14 +88,36 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     x_TD, residual_TD = x_TD.contiguous(), residual_TD.contiguous()
     if x_TD.numel():
         _rms_norm_kernel[(x_TD.numel() // width,)](
-            x_TD, residual_TD, weight_D, x_TD, width, width, eps,
-            ADD=True, BLOCK=block, num_warps=_norm_warps(block), **launch_options(x_TD.device),
+            x_TD, residual_TD, weight_D, x_TD, width, 0, width, eps,
+            PARTS=1, ADD=True, BLOCK=block, num_warps=_norm_warps(block), LATE=triggers_late(len(x_TD)),
+            **launch_options(x_TD.device),
         )  # fmt: skip
     return x_TD, residual_TD
 
 
+def add_parts_rms_norm(parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum of the parts + residual), that sum); the sum is written over residual.
+
+    Shapes: parts_PTD (P, T, D) float32, contiguous; residual_TD (T, D), contiguous, gives the dtype of both results.
+    Device: one launch, no host sync.
+    """
+    num_parts, num_rows, width = parts_PTD.shape
+    block = triton.next_power_of_2(width)
+    out_TD = torch.empty((num_rows, width), dtype=residual_TD.dtype, device=residual_TD.device)
+    if out_TD.numel():
+        _rms_norm_kernel[(num_rows,)](
+            parts_PTD, residual_TD, weight_D, out_TD, width, num_rows * width, width, eps,
+            PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block), LATE=triggers_late(num_rows),
+            **launch_options(out_TD.device),
+        )  # fmt: skip
+    return out_TD, residual_TD
+
+
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -111,7 +138,9 @@ def silu_mul(gate_up_TF: Tensor) -> Tensor:
     out_TF = torch.empty((*gate_up_TF.shape[:-1], width), dtype=gate_up_TF.dtype, device=gate_up_TF.device)
     if out_TF.numel():
         grid = (len(rows_TF), triton.cdiv(width, SILU_BLOCK))
-        _silu_mul_kernel[grid](rows_TF, out_TF, rows_TF.stride(0), width, BLOCK=SILU_BLOCK, num_warps=4)
+        _silu_mul_kernel[grid](
+            rows_TF, out_TF, rows_TF.stride(0), width, BLOCK=SILU_BLOCK, num_warps=4, **launch_options(out_TF.device)
+        )  # fmt: skip
     return out_TF
 
 
@@ -133,7 +162,6 @@ def _qk_norm_rope_write_kernel(
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, BLOCK_HALF)
@@ -142,6 +170,8 @@ def _qk_norm_rope_write_kernel(
     is_v = head >= NUM_HEADS + NUM_KV_HEADS
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & dims[None, :]
 
+    if PDL:
+        gdc_wait()
     source = qkv_ptr + token * token_stride + head[:, None] * HEAD_DIM + dim[None, :]
     low_in = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high_in = tl.load(source + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)

@@ -8,13 +8,13 @@ Legend: T rows, D input features, O output features, F half of gate and up.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from plugins.kernels.triton_launch import launch_options, launches_early
 
 MAX_ROWS = 4
 """Most rows a thin product takes."""
@@ -70,21 +70,6 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
         and weight_OD.stride(1) == 1
         and (x_TD.device.type == "cpu" or launches_early(x_TD.device))
     )
-
-
-@cache
-def launches_early(device: torch.device) -> bool:
-    """Whether the card has programmatic dependent launch: from compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def launch_options(device: torch.device) -> dict[str, bool]:
-    """Keyword arguments of a launch whose kernel waits by `gdc_wait` for the one before it.
-
-    A kernel may run ahead of its wait only with what no recent launch wrote; one that lets the next start early must
-    wait itself, so that whatever waits for it waits for all before it.
-    """
-    return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
 def _tiling(block_d: int, silu: bool) -> tuple[int, int]:

@@ -235,6 +235,31 @@ class ComputesOneRowOnly(PlainKernels):
         return super().linear_silu_mul(x_TD[:1].expand_as(x_TD), gate_up_weight_FD)
 
 
+class ForgetsTheResidual(PlainKernels):
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        product_TO = self.linear(x_TD, weight_OD, bias_O)
+        return self.add_rms_norm(product_TO, torch.zeros_like(residual_TO), norm_weight_O, eps)
+
+
+class AttendsBeforeItWrites(PlainKernels):
+    def qkv_attend(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        before = kv_2NSKE.clone()
+        return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), before, batch)
+
+
+class WritesNoKeys(PlainKernels):
+    def qkv_attend(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        copy = kv_2NSKE.clone()
+        return self.attend(self.qk_norm_rope_write(qkv_TC, copy, batch, rope, norm), copy, batch)
+
+
 class RotatesBeforeTheNorm(PlainKernels):
     def qk_norm_rope(
         self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
@@ -294,6 +319,9 @@ FAULTS = {
     GatesWithTheSecondHalf: "silu_mul of",
     ForgetsTheBias: "linear of (1, 64) with bias",
     ComputesOneRowOnly: "linear_silu_mul of (2, 64)",
+    ForgetsTheResidual: "the norm that linear_add_rms_norm of (1, 64) without bias",
+    AttendsBeforeItWrites: "what qkv_attend with norm and rope of 4 rows returns",
+    WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",
     RotatesBeforeTheNorm: "qk_norm_rope with norm and rope",
     KeepsFloat32: "has dtype torch.float32 and must have torch.bfloat16",
     RemembersTheFirstBatch: "attend of a batch after another",

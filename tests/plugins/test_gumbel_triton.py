@@ -7,7 +7,7 @@ import torch
 
 from core.contracts import SamplingBatch
 from plugins.samplers import GumbelConfig
-from plugins.samplers.gumbel import Gumbel, log_exponential
+from plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -40,6 +40,32 @@ def test_it_draws_the_same_tokens_as_the_plain_version(best_tokens, vocab, dtype
     assert fused_tokens_N.cpu().tolist() == tokens_N.tolist()
     # Two logarithms in float32, each within an ulp or two of the other's.
     torch.testing.assert_close(fused_scores_N.cpu(), scores_N, atol=2e-5, rtol=2e-5)
+
+
+def test_tokens_whose_bounds_stand_in_the_wrong_order_are_told_apart(best_tokens):
+    """Eight equally likely tokens of one lane, with keys for which the highest bound is not the highest noise."""
+    seed_N = torch.arange(20_000)
+    random_NV = random_bits(seed_N, torch.zeros_like(seed_N), 8, 0).float() + 0.5
+    bound_NV = -random_NV.view(torch.int32).double()
+    noise_NV = -log_exponential(seed_N, torch.zeros_like(seed_N), 8, 0)
+    seed_N = seed_N[bound_NV.argmax(1) != noise_NV.argmax(1)][:8]
+    assert len(seed_N) == 8
+    zeros_N = torch.zeros_like(seed_N)
+    arguments = (x.to(DEVICE) for x in (torch.zeros(8, 8), torch.ones(8), seed_N, zeros_N))
+    expected = (-log_exponential(seed_N, zeros_N, 8, 0)).argmax(1)
+    assert best_tokens(*arguments, 0, False)[1].cpu().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-3, 100.0])
+def test_extreme_temperatures_draw_as_the_plain_version(best_tokens, temperature):
+    logits_NV = torch.randn(4, 5000, generator=torch.Generator().manual_seed(2)) * 5
+    logits_NV[:, ::3] = -torch.inf
+    seed_N, position_N = torch.arange(4), torch.arange(4) + 9
+    params = SamplingBatch(torch.full((4,), temperature), seed_N, position_N)
+    plain = Gumbel(GumbelConfig())
+    plain.fused = None
+    arguments = (x.to(DEVICE) for x in (logits_NV, params.temperature_N, seed_N, position_N))
+    assert best_tokens(*arguments, 0, False)[1].cpu().tolist() == plain.sample(logits_NV, params).tolist()
 
 
 def test_greedy_ignores_temperature_and_takes_the_first_of_equals(best_tokens):

@@ -22,7 +22,9 @@ from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
 from plugins.kernels import triton_ops  # noqa: E402
 from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from plugins.kernels.triton_decode import DecodeScratch, DecodeTiling, schedule_decode  # noqa: E402
+from plugins.kernels.triton_launch import fuses_decode  # noqa: E402
 from plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
+from plugins.kernels.triton_product import Kind, fitting_tiling, product  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
@@ -285,6 +287,73 @@ def test_rms_norm_takes_rows_of_a_wider_tensor():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_norm_of_parts_is_that_of_their_sum(dtype):
+    parts, residual = torch.randn(4, 5, 100, device=DEVICE), torch.randn(5, 100, device=DEVICE).to(dtype)
+    weight = torch.randn(100, device=DEVICE).to(dtype)
+    total = parts.double().sum(0) + residual.double()
+    normed, summed = triton_ops.add_parts_rms_norm(parts, residual, weight, 1e-6)
+    expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    assert normed.dtype == summed.dtype == dtype and summed.data_ptr() == residual.data_ptr()
+    assert relative_error(summed, total) < RELATIVE_ERROR[dtype]
+    assert relative_error(normed, expected) < RELATIVE_ERROR[dtype]
+
+
+def check_product(kind, num_rows, num_out, width, dtype, tiling=None):
+    x = torch.randn(num_rows, width + 8, device=DEVICE).to(dtype)[:, :width]
+    weight = (torch.randn(num_out, width, device=DEVICE) * width**-0.5).to(dtype)
+    bias = torch.randn(num_out, device=DEVICE).to(dtype) if kind is not Kind.SILU else None
+    tiling = tiling or fitting_tiling(kind, x, weight)
+    assert tiling is not None
+    expected = x.double() @ weight.double().T
+    if kind is Kind.SILU:
+        gate, up = expected.chunk(2, -1)
+        expected = gate * gate.sigmoid() * up
+    else:
+        expected += bias.double()
+    out = product(kind, x, weight, bias, tiling)
+    if kind is Kind.PARTS:
+        assert out.shape[0] == tiling.parts and out.dtype == torch.float32
+        out = out.sum(0)
+    # A product of parts is not rounded to the dtype, but its inputs are.
+    assert relative_error(out, expected) < RELATIVE_ERROR[dtype]
+
+
+HALF_DTYPES = [torch.float16, torch.bfloat16] if GPU else [torch.float16]
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 33, 65, 100])
+def test_product_equals_reference_over_rows_and_kinds(kind, num_rows):
+    for dtype in HALF_DTYPES:
+        check_product(kind, num_rows, 128, 512, dtype)
+
+
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.PARTS])
+def test_product_of_many_rows_equals_reference(kind):
+    check_product(kind, 130, 64, 256, HALF_DTYPES[-1])
+
+
+def test_products_that_do_not_fit_are_left_to_the_general_one():
+    x, weight = torch.zeros(8, 512, dtype=torch.float16), torch.zeros(96, 512, dtype=torch.float16)
+    x, weight = x.to(DEVICE), weight.to(DEVICE)
+    assert fitting_tiling(Kind.PLAIN, x, weight) is not None
+    for rows, matrix in [
+        (x.float(), weight.float()),
+        (x.to(torch.bfloat16), weight),
+        (x[:0], weight),
+        (x[0], weight),
+        (x, weight[:90]),
+        (x[:, :500], weight[:, :500]),
+        (x.t().contiguous().t(), weight),
+        (x, weight.t().contiguous().t()),
+        (x.repeat(40, 1), weight),
+        (x, weight.repeat(200, 1)),
+    ]:
+        assert fitting_tiling(Kind.PLAIN, rows, matrix) is None
+    assert fitting_tiling(Kind.SILU, x.repeat(17, 1), weight.repeat(4, 1)) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [96, 1100])
 def test_silu_mul_equals_reference(dtype, width):
     gate_up = (3 * torch.randn(5, 2 * width, device=DEVICE)).to(dtype)
@@ -332,6 +401,63 @@ def test_qk_norm_rope_write_equals_reference(dtype, head_dim):
 @pytest.mark.parametrize(("with_norm", "with_rope"), [(False, True), (True, False), (False, False)])
 def test_qk_norm_and_rope_are_optional(with_norm, with_rope):
     check_qk_norm_rope_write(torch.float32, 64, 3, 1, 5, with_norm, with_rope)
+
+
+def check_qkv_attend(context_lens, dtype, head_dim, group, num_kv_heads=2, block_size=16):
+    """The fused launch against the two that it replaces, over a cache that holds NaN where nobody may read."""
+    case = make_case([1] * len(context_lens), context_lens, dtype, block_size, group, head_dim, num_kv_heads)
+    batch, num_heads = case.batch, num_kv_heads * group
+    last = torch.tensor(context_lens, device=DEVICE) - 1
+    blocks = batch.block_table_BM[torch.arange(len(last), device=DEVICE), last // block_size].long()
+    case.kv[:, blocks, last % block_size] = float("nan")
+    batch.positions_T, batch.slot_mapping_T = last, blocks * block_size + last % block_size
+    angle = 7 * torch.rand(max(context_lens), head_dim // 2)
+    rope = Rope(torch.cat([angle.cos(), angle.sin()], 1).to(DEVICE))
+    norm = QKNorm(*(torch.randn(head_dim, device=DEVICE).to(dtype) for _ in range(2)), 1e-6)
+    qkv = torch.randn(len(last), (num_heads + 2 * num_kv_heads) * head_dim, device=DEVICE).to(dtype)
+    kernels, kv = TritonKernels(None, case.spec), case.kv.clone()
+    kernels.prepare(batch)
+    expected = kernels.attend(kernels.qk_norm_rope_write(qkv, kv, batch, rope, norm), kv, batch)
+    assert fuses_decode(len(last))
+    out = kernels.qkv_attend(qkv, case.kv, batch, rope, norm)
+    assert relative_error(out, expected) < RELATIVE_ERROR[dtype]
+    written, unwritten = kv.isfinite(), ~case.kv.isfinite()
+    assert torch.equal(written, ~unwritten)
+    assert relative_error(case.kv[written], kv[written]) < RELATIVE_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 2), (96, 3), (128, 1)])
+def test_qkv_attend_equals_its_parts_where_the_newest_token_begins_a_block_an_item_or_a_row(dtype, head_dim, group):
+    check_qkv_attend([1, 2, 17, 32, 33, 129, 400], dtype, head_dim, group)
+
+
+def test_qkv_attend_of_a_mixed_batch_or_a_shared_prefix_takes_the_parts(monkeypatch):
+    for case in (make_case([1, 3], [20, 30]), make_case([1] * 3, [70, 75, 90], shared_blocks=4)):
+        kernels, called = TritonKernels(None, case.spec), []
+        kernels.prepare(case.batch)
+        monkeypatch.setattr(kernels, "qk_norm_rope_write", lambda *_, called=called, q=case.q: (called.append(1), q)[1])
+        width = 4 * case.spec.num_kv_heads * case.spec.head_dim
+        out = kernels.qkv_attend(torch.zeros(len(case.q), width, device=DEVICE), case.kv, case.batch, None, None)
+        assert called and relative_error(out, case.expected) < RELATIVE_ERROR[torch.float32]
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("num_rows", [5, 16, 24, 32, 48, 64, 100, 128, 200, 256])
+def test_full_size_product_equals_reference(kind, num_rows):
+    for num_out, width in [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]:
+        if kind is not Kind.SILU or num_rows <= 128:
+            check_product(kind, num_rows, num_out, width, torch.bfloat16)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 20, 100, 256])
+def test_full_size_qkv_attend_equals_its_parts(rows):
+    lens = [1 + (row * 131) % 2000 for row in range(rows)]
+    check_qkv_attend(lens, torch.bfloat16, 128, 2, num_kv_heads=8, block_size=64)
 
 
 @needs_gpu

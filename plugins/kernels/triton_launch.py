@@ -1,0 +1,38 @@
+"""How the kernels of a step follow one another: programmatic dependent launch, and when it pays.
+
+A kernel with it starts while the one before it still runs, does what needs nothing of that one, and waits (`gdc_wait`)
+before it reads or writes anything else. Two rules keep that correct. A kernel may run ahead of its wait only with what
+no kernel launched this way writes: weights, and whatever ordinary launches prepared for the step. And one that lets the
+next start early must wait itself, so that whatever waits for it waits for all before it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether the card has programmatic dependent launch: from compute capability 9.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Keyword arguments of a launch whose kernel waits by `gdc_wait` for the one before it."""
+    return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
+
+
+def fuses_decode(num_rows: int) -> bool:
+    """Whether rotation and cache write of so many decode rows are faster inside the attention kernel.
+
+    They then delay every program of it, but save a launch; and where programs of the next kernel find their place among
+    those still running decides more than either. As measured on an H200 (docs/log.md).
+    """
+    return num_rows <= 24 or 64 < num_rows <= 256
+
+
+def triggers_late(num_rows: int) -> bool:
+    """Whether norms and attention of so many rows let the next kernel start only once their own wait is over."""
+    return num_rows > 4 and fuses_decode(num_rows)
