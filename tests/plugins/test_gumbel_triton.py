@@ -1,5 +1,6 @@
 """The one-pass sampler draws what the plain one draws: under the interpreter on a CPU, and for real on a GPU."""
 
+import math
 import os
 
 import pytest
@@ -43,17 +44,19 @@ def test_it_draws_the_same_tokens_as_the_plain_version(best_tokens, vocab, dtype
 
 
 def test_tokens_whose_bounds_stand_in_the_wrong_order_are_told_apart(best_tokens):
-    """Eight equally likely tokens of one lane, with keys for which the highest bound is not the highest noise."""
-    seed_N = torch.arange(20_000)
+    """Eight tokens of one lane, with keys for which the one with the highest bound does not win."""
+    logits_V, seed_N = torch.linspace(-1, 1, 8), torch.arange(20_000)
     random_NV = random_bits(seed_N, torch.zeros_like(seed_N), 8, 0).float() + 0.5
-    bound_NV = -random_NV.view(torch.int32).double()
-    noise_NV = -log_exponential(seed_N, torch.zeros_like(seed_N), 8, 0)
-    seed_N = seed_N[bound_NV.argmax(1) != noise_NV.argmax(1)][:8]
-    assert len(seed_N) == 8
-    zeros_N = torch.zeros_like(seed_N)
-    arguments = (x.to(DEVICE) for x in (torch.zeros(8, 8), torch.ones(8), seed_N, zeros_N))
-    expected = (-log_exponential(seed_N, zeros_N, 8, 0)).argmax(1)
-    assert best_tokens(*arguments, 0, False)[1].cpu().tolist() == expected.tolist()
+    log2_NV = random_NV.view(torch.int32).double() / 2**23 - 127
+    scores_NV = logits_V - log_exponential(seed_N, torch.zeros_like(seed_N), 8, 0)
+    winner_N = scores_NV.argmax(1)
+    other_N = (logits_V - math.log(2) * log2_NV).argmax(1)
+    margin_N = (scores_NV.gather(1, winner_N[:, None]) - scores_NV.gather(1, other_N[:, None])).squeeze(1)
+    chosen = torch.nonzero(margin_N > 1e-3).squeeze(1)[:8]
+    assert len(chosen) == 8
+    arguments = (logits_V.expand(8, 8), torch.ones(8), seed_N[chosen], torch.zeros_like(chosen))
+    tokens_N = best_tokens(*(x.contiguous().to(DEVICE) for x in arguments), 0, False)[1]
+    assert tokens_N.cpu().tolist() == winner_N[chosen].tolist()
 
 
 @pytest.mark.parametrize("temperature", [1e-38, 1e-3, 100.0])
