@@ -9,17 +9,31 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.engine import Engine, StepStats
+    from core.config import Config
     from core.llm import LLM
+    from core.metrics import Slo
     from core.plugin_host import PluginHost
+    from core.profiling import Profile
+    from core.recording import Recording
     from core.workload import Load, WorkloadConfig
 
-BENCH_KEYS = ("workload", "repeats", "result")
+BENCH_KEYS = ("workload", "slo", "objective", "repeats", "result", "records", "job_timeout_s")
+SHOWN = (
+    "seconds",
+    "output_tok_s",
+    "prompt_tok_s",
+    "requests_s",
+    "goodput_s",
+    "steps",
+    "prefix_hit_rate",
+    "preemptions",
+)
+SPREADS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "busy_s", "pool_usage")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,45 +47,127 @@ def _run(arguments: list[str]) -> int:
     from core.compose import compose
     from core.plugin_host import PluginHost
     from core.run import is_sweep
-    from core.sweep import run_jobs
+    from core.sweep import run_sweep
 
     host = PluginHost.load()
     host.log_problems()
-    jobs = compose(arguments, host, config_name="bench")
-    if not jobs:
-        return 0
     if is_sweep(arguments):
-        return run_jobs(jobs, "core.bench", "result")
-    print_result(measure(jobs[0].tree, host), jobs[0].tree.get("result"))
+        return run_sweep(arguments, host, "core.bench")
+    jobs = compose(arguments, host, config_name="bench")
+    return execute(jobs[0].tree, host) if jobs else 0
+
+
+def execute(tree: Mapping[str, Any], host: PluginHost) -> int:
+    """Run the benchmark a tree describes, show its result and write the files it names.
+
+    Raises: HooklineError for whatever keeps the engine from starting or running; a line of `result` says so, too.
+    """
+    from core.failures import failure
+    from core.records import append_line, write_recording
+
+    result, records = tree.get("result"), tree.get("records")
+    try:
+        record, recording = measure(tree, host)
+    except Exception as error:
+        if result is not None:
+            append_line(Path(result), {**describe(tree), **failure(error)})
+        raise
+    if records is not None:
+        write_recording(recording, Path(records))
+    print_result(record)
+    if result is not None:
+        append_line(Path(result), record)
     return 0
 
 
-def measure(tree: Mapping[str, Any], host: PluginHost) -> dict[str, Any]:
-    """Build the engine a tree describes, run its workload and return the result line.
+@dataclass(frozen=True)
+class _Bench:
+    config: Config
+    workload: WorkloadConfig
+    slo: Slo
+    objective: str
+    repeats: int
+    profile: Profile | None
+
+
+def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], Recording]:
+    """Build the engine a tree describes, run its workload; returns the result line and the best repetition's record.
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
+    from core.llm import LLM
+    from core.metrics import objective_value, summarise
+    from core.profiling import profiled
+
+    bench = _validate(tree, host)
+    with LLM.from_config(bench.config, host) as llm:
+        start_s = first_token_s(llm)
+        runs = [run_load(llm, bench.workload, repetition) for repetition in range(bench.repeats)]
+        best = min(runs, key=lambda run: run.seconds)
+        if bench.profile is not None:  # apart, since tracing takes time
+            with profiled(llm, bench.profile):
+                run_load(llm, bench.workload, bench.repeats)
+        metrics = {**summarise(best, bench.slo), "start_to_first_token_s": round(start_s, 3), **peak_memory(llm)}
+        objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
+        outcome = {"status": "done", "error": None, "metrics": metrics, "objective": objective}
+        return {**describe(tree), **describe_engine(llm), **outcome}, best
+
+
+def _validate(tree: Mapping[str, Any], host: PluginHost) -> _Bench:
     from core.config import ENGINE_KEYS, validate
     from core.errors import ConfigError
-    from core.llm import LLM
-    from core.profiling import Profile, profiled
-    from core.schema import build
+    from core.metrics import Slo, check_objective
+    from core.presets import default_tree
+    from core.profiling import PROFILE_KEYS, Profile
+    from core.run_config import RUN_KEYS
+    from core.schema import build, check_keys
     from core.workload import WorkloadConfig
 
-    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
-    profile = Profile.of(tree)
-    workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
+    check_keys(tree, (*RUN_KEYS, *BENCH_KEYS))
+    defaults = default_tree()
+    for key in RUN_KEYS:
+        if key not in (*ENGINE_KEYS, *PROFILE_KEYS) and tree.get(key) != defaults.get(key):
+            raise ConfigError(f"{key} has no effect in a benchmark, whose requests are the workload's")
     repeats = tree.get("repeats", 2)
     if not isinstance(repeats, int) or repeats < 1:
         raise ConfigError(f"repeats={repeats!r} must be a whole number of at least 1")
-    with LLM.from_config(config, host) as llm:
-        start_s = first_token_s(llm)
-        runs = [time_load(llm.engine, workload, repetition) for repetition in range(repeats)]
-        best = min(runs, key=lambda run: run["seconds"])
-        if profile is not None:  # apart, since tracing takes time
-            with profiled(llm, profile):
-                time_load(llm.engine, workload, repeats)
-        return {**describe(llm, workload), "start_to_first_token_s": round(start_s, 3), **best}
+    slo: Slo = build(Slo, tree.get("slo") or {}, "slo")
+    objective = str(tree.get("objective") or "output_tok_s")
+    check_objective(objective, slo)
+    workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    return _Bench(config, workload, slo, objective, repeats, Profile.of(tree))
+
+
+def run_load(llm: LLM, workload: WorkloadConfig, repetition: int = 0) -> Recording:
+    """Serve one repetition of a workload from an empty prefix cache.
+
+    Raises: RequestError if the engine refuses every request; a warning says so of some.
+    """
+    from core.drive import drive
+    from core.errors import RequestError
+
+    llm.engine.pool.reset_cache()
+    llm.engine.time_steps()
+    load = make_load(llm, workload, repetition)
+    recording = drive(llm.engine, load)
+    refused = [request.error for request in recording.requests if request.error is not None]
+    if len(refused) == len(load.requests):
+        raise RequestError(f"every request of the workload was refused: {refused[0]}")
+    if refused:
+        print(f"hookline: {len(refused)} of {len(load.requests)} requests were refused: {refused[0]}", file=sys.stderr)
+    return recording
+
+
+def make_load(llm: LLM, workload: WorkloadConfig, repetition: int) -> Load:
+    """The load of a repetition, drawn or read from a trace."""
+    from core.trace import read_trace
+    from core.workload import draw_load
+
+    vocab_size = llm.engine.limits.vocab_size
+    if workload.trace is None:
+        return draw_load(workload, vocab_size, repetition)
+    return read_trace(workload, vocab_size, repetition, lambda text: list(llm.codec.encode(text)))
 
 
 def first_token_s(llm: LLM) -> float:
@@ -96,93 +192,66 @@ def process_age_s() -> float:
         return time.process_time()
 
 
-def time_load(engine: Engine, workload: WorkloadConfig, repetition: int) -> dict[str, Any]:
-    """Run one repetition to its end; throughput in tokens per second."""
-    from core.step_times import times_by_kind
-    from core.workload import draw_load
-
-    engine.time_steps()
-    steps: list[StepStats] = []
-    load = draw_load(workload, engine.limits.vocab_size, repetition)
-    counts = {"steps": 0, "prefill_tokens": 0, "cached_tokens": 0, "preemptions": 0}
-    last = engine.last_stats
-    started = time.perf_counter()
-    _add(engine, load)
-    while engine.has_work:
-        engine.step()
-        stats = engine.last_stats
-        assert stats is not None
-        counts["steps"] += 1
-        if stats is not last:
-            steps.append(stats)
-        last = stats
-        counts["prefill_tokens"] += stats.num_prefill_tokens
-        counts["cached_tokens"] += stats.num_cached_tokens
-        counts["preemptions"] += stats.num_preemptions
-    seconds = time.perf_counter() - started
-    return {
-        "seconds": round(seconds, 4),
-        "output_tok_s": round(load.num_output_tokens / seconds, 1),
-        "prompt_tok_s": round(load.num_prompt_tokens / seconds, 1),
-        "prompt_tokens": load.num_prompt_tokens,
-        "output_tokens": load.num_output_tokens,
-        **counts,
-        "step_times": times_by_kind(columns(steps)),
-    }
-
-
-def columns(steps: Sequence[StepStats]) -> dict[str, Any]:
-    """What `core.step_times` wants to know of each step."""
-    import numpy as np
-
-    names = {"prefill_tokens": "num_prefill_tokens", "decode_rows": "num_decode_tokens"}
-    names |= {name: name for name in ("host_s", "device_s", "idle_s")}
-    table = {column: [getattr(stats, name) for stats in steps] for column, name in names.items()}
-    return {column: np.array(values, dtype=np.float64) for column, values in table.items()}
-
-
-def _add(engine: Engine, load: Load) -> None:
-    for prompt, params in zip(load.prompts, load.params, strict=True):
-        engine.add(prompt, params)
-
-
-def describe(llm: LLM, workload: WorkloadConfig) -> dict[str, Any]:
-    """What was measured: options, engine keys, versions and the device."""
-    from importlib.metadata import version
+def peak_memory(llm: LLM) -> dict[str, float | None]:
+    """Most memory so far, in GiB: reserved on the GPU, resident in this process."""
+    import resource
 
     import torch
 
-    config = llm.config
     on_gpu = llm.device.type == "cuda"
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
-        "model": config.model.config.checkpoint,
-        "weights": config.model.config.weights,
-        "scheduler": config.scheduler.name,
-        "sampler": config.sampler.name,
-        "kernels": llm.kernels_name,
-        "engine": asdict(config.engine),
-        "workload": asdict(workload),
-        "device": torch.cuda.get_device_name(llm.device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
         "peak_memory_gib": round(torch.cuda.max_memory_reserved(llm.device) / 2**30, 2) if on_gpu else None,
-        "versions": {name: version(name) for name in ("hookline", "torch")},
+        "peak_host_memory_gib": round(resident / 2**30, 2),
     }
 
 
-def print_result(result: Mapping[str, Any], path: str | None) -> None:
-    """A table and the JSON line; the line also goes to the end of `path`."""
-    import json
+def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and of which code."""
+    from importlib.metadata import version
 
+    from core.config import ENGINE_KEYS
+    from core.records import FORMAT
+    from core.revision import revision
+
+    config = {key: tree.get(key) for key in (*ENGINE_KEYS, "workload", "slo", "repeats")}
+    versions = {name: version(name) for name in ("hookline", "torch")}
+    return {"format": FORMAT, "revision": revision(), "versions": versions, "config": config}
+
+
+def describe_engine(llm: LLM) -> dict[str, Any]:
+    """What the configuration came to on this machine."""
+    import torch
+
+    on_gpu = llm.device.type == "cuda"
+    limits = llm.engine.limits
+    return {
+        "device": torch.cuda.get_device_name(llm.device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
+        "kernels": llm.kernels_name,
+        "scheduler": llm.config.scheduler.name,
+        "block_size": limits.plan.block_size,
+        "num_blocks": limits.plan.num_blocks,
+        "overlap": limits.overlap,
+    }
+
+
+def print_result(record: Mapping[str, Any]) -> None:
+    """The figures as a table."""
+    from core.metrics import STATISTICS
     from core.step_times import time_lines
 
-    shown = ("seconds", "output_tok_s", "prompt_tok_s", "steps", "cached_tokens", "preemptions")
-    for key in ("device", "kernels", "scheduler", *shown, "start_to_first_token_s"):
-        print(f"{key:24} {result[key]}")
-    print(*time_lines(result["step_times"]), sep="\n")
-    line = json.dumps(result)
-    print(line)
-    if path:
-        with Path(path).open("a") as file:
-            file.write(line + "\n")
+    metrics = record["metrics"]
+    rows = {"device": record["device"], "kernels": record["kernels"], "scheduler": record["scheduler"]}
+    rows |= {key: metrics[key] for key in (*SHOWN, "start_to_first_token_s")}
+    for key, value in rows.items():
+        if value is not None:
+            print(f"{key:24} {value}")
+    if metrics["step_times"] is not None:
+        print(*time_lines(metrics["step_times"]), sep="\n")
+    print(f"{'':24}" + "".join(f" {name:>10}" for name in STATISTICS))
+    for key in SPREADS:
+        if metrics[key] is not None:
+            print(f"{key:24}" + "".join(f" {metrics[key][name]:10.4f}" for name in STATISTICS))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,71 +26,106 @@ _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m 
 
 @dataclass(frozen=True)
 class Job:
-    """What Hydra composed: a tree of plain values, and for a job of a sweep its arguments and its folder."""
+    """What Hydra composed: a tree of plain values, and of a job of a sweep what its own process is started with.
+
+    overrides: what was asked for, as results show it. arguments: for the command line of the job's process.
+    """
 
     tree: dict[str, Any]
+    overrides: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    number: int = 0
     folder: Path | None = None
+    sweep_folder: Path | None = None
 
 
-def compose(arguments: Sequence[str], host: PluginHost, config_name: str = "config") -> list[Job]:
+def compose(
+    arguments: Sequence[str],
+    host: PluginHost,
+    config_name: str = "config",
+    run_job: Callable[[Job], float | None] | None = None,
+) -> list[Job]:
     """The jobs that the arguments ask for; none if Hydra was only asked to show something.
 
+    run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
+    in another process; what it returns is what Hydra's sweeper hears of the job.
     Raises: ConfigError or PluginError with the near miss and what is available. SystemExit after `--help`.
     """
     arguments = flags_first(arguments)
     _refuse_name_overrides(arguments)
     store_options(host)
-    raw = [argument for argument in arguments if is_raw(argument)]
+    raw = tuple(argument for argument in arguments if is_raw(argument))
+    found: list[Job] = []
     with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
         try:
-            return [_job(composed, raw) for composed in _run_hydra(config_name)]
+            _run_hydra(config_name, _Task(raw, _config_dir(), run_job or _Collect(found)))
         except Exception as error:
             explained = explain(error, host)
             if explained is None:
                 raise
             raise explained from error
-
-
-@dataclass(frozen=True)
-class _Composed:
-    config: Any
-    overrides: list[str]
-    folder: Path | None
-
-
-def _run_hydra(config_name: str) -> list[_Composed]:
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-    from omegaconf import OmegaConf
-
-    found: list[_Composed] = []
-
-    def collect(config: Any) -> None:
-        # Nothing here may raise: Hydra would print the error on its own before it lets it out.
-        settings = HydraConfig.get()
-        folder = Path(settings.runtime.output_dir) if settings.mode is RunMode.MULTIRUN else None
-        # Unresolved: an override's text may hold a ${...} that means nothing at this place.
-        overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        assert isinstance(overrides, list)
-        found.append(_Composed(config, overrides, folder))
-
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(collect)()
+    if run_job is None:
+        for job in found:
+            _refuse_unset_kinds(job)
     return found
 
 
-def _job(composed: _Composed, raw: list[str]) -> Job:
-    from omegaconf import OmegaConf
+@dataclass(frozen=True)
+class _Collect:
+    found: list[Job]
 
-    tree = OmegaConf.to_container(composed.config, resolve=True)
+    def __call__(self, job: Job) -> None:
+        self.found.append(job)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What Hydra calls with each composed configuration. raw: arguments that the job's own process quotes."""
+
+    raw: tuple[str, ...]
+    config_dir: tuple[str, ...]
+    run_job: Callable[[Job], float | None]
+
+    def __call__(self, config: Any) -> float | None:
+        # Nothing of ours may raise here: Hydra would print the error on its own before it lets it out.
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        settings = HydraConfig.get()
+        # Unresolved: an override's text may hold a ${...} that means nothing at this place.
+        composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
+        overrides = (*(override for override in composed if not is_raw(override)), *self.raw)
+        job = Job(_tree(config), overrides, (*self.config_dir, *overrides))
+        if settings.mode is RunMode.MULTIRUN:
+            folders = Path(settings.runtime.output_dir), Path(settings.sweep.dir).absolute()
+            job = replace(job, number=int(settings.job.num), folder=folders[0], sweep_folder=folders[1])
+        return self.run_job(job)
+
+
+def _tree(config: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        tree = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:
+        tree = OmegaConf.to_container(config, resolve=False)  # what cannot be resolved is refused as a value
     assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def _run_hydra(config_name: str, task: _Task) -> None:
+    import hydra
+
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
+
+
+def _refuse_unset_kinds(job: Job) -> None:
     for kind in KINDS:
-        if tree.get(kind) is None:
+        if job.tree.get(kind) is None:
             raise ConfigError(_UNSET.format(kind=kind))
-    # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
-    own = [override for override in composed.overrides if not is_raw(override)]
-    return Job({str(key): value for key, value in tree.items()}, (*_config_dir(), *own, *raw), composed.folder)
 
 
 def _config_dir() -> tuple[str, ...]:

@@ -82,8 +82,7 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
     """The KV cache, all zeros: [2, layers, blocks + 1, block_size, K, E]; the last block is scratch."""
     shape = (2, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
     if spec.device.type == "cpu":
-        # Pages that nobody wrote cost nothing this way, so a large budget does not slow the start.
-        return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.dtype).view(shape)
+        return _zeros_on_cpu(shape, spec)
     try:
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device)
     except torch.OutOfMemoryError:
@@ -91,6 +90,17 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
         raise CapacityError(
             f"the KV cache of {num_blocks} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB and "
             f"{free / GIB:.2f} GiB are free; lower engine.num_blocks or engine.memory_fraction"
+        ) from None
+
+
+def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
+    """Zeros whose pages cost nothing until somebody writes them, so a large budget does not slow the start."""
+    try:
+        return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.dtype).view(shape)
+    except MemoryError:
+        raise CapacityError(
+            f"the KV cache of {shape[2] - 1} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB, more than this "
+            "machine gives; lower engine.num_blocks or engine.cpu_cache_gib"
         ) from None
 
 

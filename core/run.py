@@ -48,16 +48,14 @@ def _run(arguments: list[str]) -> int:
     from core.compose import compose
     from core.plugin_host import PluginHost
     from core.run_config import validate_run
-    from core.sweep import run_jobs
+    from core.sweep import run_sweep
 
     host = PluginHost.load()
     host.log_problems()
-    jobs = compose(arguments, host)
-    if not jobs:
-        return 0
     if is_sweep(arguments):
-        return run_jobs(jobs)
-    return execute(validate_run(jobs[0].tree, host), host)
+        return run_sweep(arguments, host)
+    jobs = compose(arguments, host)
+    return execute(validate_run(jobs[0].tree, host), host) if jobs else 0
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:

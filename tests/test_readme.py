@@ -1,5 +1,6 @@
 """Every command and snippet of README.md is run: here, in .ci/run, or by a test that is named here."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,9 @@ ELSEWHERE = {
     "python -m core.run model=qwen3_8b model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
     # needs a GPU for its size; docs/log.md has the figures
     "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random",
+    "python -m core.bench workload=poisson model=qwen3_0_6b model.weights=random slo.ttft_s=0.2",
+    "python -m core.bench -m scheduler=prefill_first,chunked engine.max_num_seqs=64,256 workload=mixed256 "
+    "model=qwen3_0_6b model.weights=random",
 }
 RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEWHERE]
 
@@ -25,8 +29,17 @@ RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEW
 def run(line, folder):
     """Run a line as a shell would, with this interpreter as python."""
     line = line.replace("python -m", f"{shlex.quote(sys.executable)} -m")
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads mostly wait for each other at these sizes
     return subprocess.run(
-        line, shell=True, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=240, check=False
+        line,
+        shell=True,
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=240,
+        check=False,
     )
 
 

@@ -26,8 +26,8 @@ def test_device_times_are_part_of_the_launch_on_a_cpu_and_change_no_token():
 def test_a_benchmark_tells_step_times_by_kind_and_writes_a_profile(tmp_path):
     host, path = PluginHost.load(), tmp_path / "trace.json"
     arguments = [f"profile={path}", "profile_steps=3", "profile_skip=2", "repeats=1", "workload.num_prompts=2"]
-    result = measure(compose(arguments, host, config_name="bench")[0].tree, host)
-    times = result["step_times"]
+    result, _ = measure(compose(arguments, host, config_name="bench")[0].tree, host)
+    times = result["metrics"]["step_times"]
     assert times["prefill"]["steps"] >= 1 and times["decode"]["steps"] >= 7
     assert times["decode"]["device_ms"] > 0 and 0 < times["decode_idle_percent"] < 100
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]

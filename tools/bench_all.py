@@ -1,21 +1,21 @@
 """All six workloads of conf/workload in one process, for one configuration: a table, and one JSON line each.
 
 python tools/bench_all.py model=qwen3_0_6b model.weights=random; every argument is an override of conf/bench.yaml. The
-prefix cache is emptied between workloads, since their prompts begin alike.
+prefix cache is emptied before each repetition.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 
 import yaml
 
-from core.bench import describe, first_token_s, time_load
+from core.bench import describe, describe_engine, first_token_s, run_load
 from core.compose import compose
 from core.config import ENGINE_KEYS, validate
 from core.llm import LLM
+from core.metrics import Slo, summarise
 from core.plugin_host import PluginHost
 from core.presets import CONF
 from core.run import guarded
@@ -37,12 +37,10 @@ def run(arguments: list[str]) -> int:
             workload = build(
                 WorkloadConfig, yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text()), "workload"
             )
-            llm.engine.pool.reset_cache()
-            best = min(
-                (time_load(llm.engine, workload, at) for at in range(tree["repeats"])), key=lambda r: r["seconds"]
-            )
+            runs = [summarise(run_load(llm, workload, repetition), Slo()) for repetition in range(tree["repeats"])]
+            best = min(runs, key=lambda metrics: metrics["seconds"])
             rows.append((name, best))
-            print(json.dumps({**describe(llm, workload), "name": name, "workload": asdict(workload), **best}))
+            print(json.dumps({**describe(tree), **describe_engine(llm), "name": name, "metrics": best}))
     print(f"start to first token {start_s:.1f} s; kernels {llm.kernels_name}")
     for name, best in rows:
         mean_ms = 1000 * best["seconds"] / best["steps"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from core import config as config_module
 from core import sweep
-from core.compose import Job, compose
+from core.compose import compose
 from core.config import validate
 from core.errors import ConfigError, PlanError, PluginError
 from core.outputs import FinishReason, RequestOutput, Timings
@@ -22,6 +22,7 @@ from core.plugin_host import PluginHost
 from core.progress import Progress, progress_bar
 from core.prompts import DEFAULT_PROMPTS, piped_text, read_prompts
 from core.raw_values import quote_raw_values
+from core.records import read_results
 from core.results import write_json_lines
 from core.run import is_sweep, main
 from core.sampling import SamplingParams
@@ -517,24 +518,32 @@ def test_options_of_an_earlier_host_are_gone(host: PluginHost) -> None:
 # --- sweeps
 
 
+def started_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
+    """Stands in for the jobs' processes; notes the arguments and the standard input of each."""
+    started: list[tuple[list[str], str | None]] = []
+
+    def run_child(command: Sequence[str], cwd: str, text: str | None, log: Path, timeout_s: Any) -> dict[str, Any]:
+        started.append((list(command[3:]), text))
+        if "scheduler.limit=1" in command:
+            return {"status": "failed", "error": "no such luck", "exit_code": 2}
+        return {"status": "done", "error": None, "exit_code": 0}
+
+    monkeypatch.setattr(sweep, "run_child", run_child)
+    return started
+
+
 def test_each_job_of_a_sweep_gets_its_own_arguments_and_folder(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started: list[list[str]] = []
-
-    def run_child(module: str, arguments: Sequence[str], text: str | None) -> int:
-        started.append(list(arguments))
-        return 2 if "scheduler.limit=1" in arguments else 0
-
-    monkeypatch.setattr(sweep, "_run_child", run_child)
+    started = started_jobs(monkeypatch)
     arguments = [*CHOSEN, "-m", "scheduler.limit=1,2", "prompt=it's, ${x", "hydra.sweep.dir=outputs/here"]
     assert main(arguments) == 1
     folder = Path.cwd() / "outputs" / "here"
-    assert [job[4] for job in started] == ["scheduler.limit=1", "scheduler.limit=2"]
-    assert all("prompt=it's, ${x" in job for job in started)
-    assert [job[-1] for job in started] == [f"output={folder / str(number) / 'output.jsonl'}" for number in (0, 1)]
+    assert [job[4] for job, _ in started] == ["scheduler.limit=1", "scheduler.limit=2"]
+    assert all("prompt=it's, ${x" in job for job, _ in started)
+    assert [job[-1] for job, _ in started] == [f"output={folder / str(number) / 'output.jsonl'}" for number in (0, 1)]
     err = capsys.readouterr().err
-    assert "hookline: job 0 failed with exit code 2; the others run on" in err
+    assert "hookline: job 0 failed: no such luck; the others run on" in err
     assert "hookline: 1 of 2 jobs succeeded" in err
     assert llm.calls == []
 
@@ -542,23 +551,55 @@ def test_each_job_of_a_sweep_gets_its_own_arguments_and_folder(
 def test_a_sweep_takes_a_file_name_but_no_folder_for_output(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep, "_run_child", lambda module, arguments, text: 0)
+    started = started_jobs(monkeypatch)
     assert main(["-m", *CHOSEN, "seed=1,2", "prompt=x", "output=mine.jsonl"]) == 0
+    assert [Path(job[-1]).name for job, _ in started] == ["mine.jsonl"] * 2
     assert main(["-m", *CHOSEN, "seed=1,2", "prompt=x", "output=a/mine.jsonl"]) == 2
     assert "output=a/mine.jsonl: each job of a sweep has its own folder; give a file name alone" in (
         capsys.readouterr().err
     )
 
 
-@pytest.mark.parametrize(("tree", "given"), [({}, "piped"), ({"prompt": "x"}, None), ({"workload": {}}, None)])
+@pytest.mark.parametrize(("arguments", "given"), [([], "piped"), (["prompt=x"], None), (["prompts=[a]"], None)])
 def test_piped_prompts_are_read_once_for_all_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: dict[str, Any], given: str | None
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str | None
 ) -> None:
-    texts: list[str | None] = []
-    monkeypatch.setattr(sweep, "piped_text", lambda: "piped")
-    monkeypatch.setattr(sweep, "_run_child", lambda module, arguments, text: texts.append(text) or 0)
-    assert sweep.run_jobs([Job(tree, ("a=1",), tmp_path), Job(tree, ("a=2",), tmp_path)]) == 0
-    assert texts == [given, given]
+    started = started_jobs(monkeypatch)
+    texts = iter(["piped"])
+    monkeypatch.setattr(sweep, "piped_text", lambda: next(texts))
+    assert main(["-m", *CHOSEN, "seed=1,2", *arguments]) == 0
+    assert [text for _, text in started] == [given, given]
+
+
+def test_a_sweep_into_the_same_folder_runs_only_what_is_not_done_yet(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = started_jobs(monkeypatch)
+    common = ["-m", *CHOSEN, "prompt=x", "hydra.sweep.dir=here"]
+    assert main([*common, "scheduler.limit=1,2"]) == 1
+    assert main([*common, "scheduler.limit=3,2,1"]) == 1
+    assert [job[-3] for job, _ in started] == [f"scheduler.limit={limit}" for limit in (1, 2, 3, 1)]
+    err = capsys.readouterr().err
+    assert f"hookline: job 1 is finished already, in {Path.cwd() / 'here' / '1'}" in err
+    assert "hookline: 2 of 3 jobs succeeded" in err
+    records = read_results(Path("here"))
+    assert {record["overrides"][-2]: record["status"] for record in records} == {
+        "scheduler.limit=1": "failed",
+        "scheduler.limit=2": "done",
+        "scheduler.limit=3": "done",
+    }
+    folders = [record["folder"] for record in records]
+    assert len(set(folders)) == 3, "a job took the folder of another one"
+
+
+def test_nobody_but_the_results_own_keys_tells_jobs_apart(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    started = started_jobs(monkeypatch)
+    common = ["-m", *CHOSEN, "hydra.sweep.dir=here", "prompt=x"]
+    assert main([*common, "seed=1", "scheduler.limit=4"]) == 0
+    assert main([*common, "scheduler.limit=4", "seed=1", "output=other.jsonl"]) == 0
+    assert len(started) == 1
+    assert main(["-m", *CHOSEN, "hydra.sweep.dir=here", "prompt=y", "seed=1", "scheduler.limit=4"]) == 0
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize(
@@ -603,7 +644,12 @@ def test_failed_jobs_do_not_stop_the_others_and_give_exit_code_1(tmp_path: Path)
     assert "engine.max_num_seqs=0 must be at least 1" in done.stderr
     assert "engine.max_num_seqs=-1 must be at least 1" in done.stderr
     assert "hookline: 0 of 2 jobs succeeded" in done.stderr
-    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["job", "status"],
+        ["0", "failed"],
+        ["1", "failed"],
+    ]
 
 
 def test_the_command_reads_the_environments_plugins_and_fails_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""The files of benchmarks and sweeps, written and read: result lines, steps.npz and requests.jsonl.
+
+docs/benchmarks.md describes them; FORMAT changes when they do. Knows no engine and no metric.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import ConfigError
+from core.recording import Recording, RequestRecord
+
+FORMAT = 1
+RESULTS = "results.jsonl"
+"""In a sweep's folder: a line for each job that ran."""
+STEPS = "steps.npz"
+REQUESTS = "requests.jsonl"
+_ARRAYS = ("drawn", "chunk_request", "chunk_tokens")
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to a file of JSON lines, in one write, so that jobs running side by side do not mix theirs."""
+    line = json.dumps(record) + "\n"
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; none if it is not there.
+
+    Raises: ConfigError naming a line that is not a JSON object; a last line cut off in the middle is left out.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [_record(path, number, line) for number, line in enumerate(lines[:-1], start=1) if line.strip()]
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise ConfigError(f"{path}, line {number} is not a JSON object; take it out, or take another folder")
+    return record
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The results of a sweep, in order of their jobs: of a job that ran several times, the last.
+
+    Raises: ConfigError naming a line that cannot be read.
+    """
+    latest = {record["key"]: record for record in read_lines(folder / RESULTS)}
+    return sorted(latest.values(), key=lambda record: int(record["job"]))
+
+
+def write_recording(recording: Recording, folder: Path) -> None:
+    """Write steps.npz and requests.jsonl into a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: _small(getattr(recording, name)) for name in _ARRAYS}
+    columns = {name: _small(column) for name, column in recording.steps.items()}
+    sizes = {"num_blocks": recording.num_blocks, "block_size": recording.block_size, "seconds": recording.seconds}
+    np.savez_compressed(folder / STEPS, **{**columns, **arrays, **sizes})  # type: ignore[arg-type]
+    with (folder / REQUESTS).open("w", encoding="utf-8") as file:
+        for request in recording.requests:
+            file.write(json.dumps({key: _rounded(value) for key, value in asdict(request).items()}) + "\n")
+
+
+def read_recording(folder: Path) -> Recording:
+    """What `write_recording` wrote; times come back to the microsecond.
+
+    Raises: ConfigError naming a file that is not there or not whole.
+    """
+    names = [field.name for field in fields(RequestRecord)]
+    requests = [RequestRecord(**{name: line[name] for name in names}) for line in read_lines(folder / REQUESTS)]
+    try:
+        with np.load(folder / STEPS) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / STEPS} cannot be read: {error}") from None
+    return Recording(
+        seconds=float(arrays.pop("seconds")),
+        num_blocks=int(arrays.pop("num_blocks")),
+        block_size=int(arrays.pop("block_size")),
+        requests=requests,
+        drawn=arrays.pop("drawn").astype(np.int64),
+        chunk_request=arrays.pop("chunk_request").astype(np.int64),
+        chunk_tokens=arrays.pop("chunk_tokens").astype(np.int64),
+        steps={name: column.astype(np.float64 if name.endswith("_s") else np.int64) for name, column in arrays.items()},
+    )
+
+
+def _small(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Times rounded to the microsecond, which compresses well; counts as the smallest type that holds them."""
+    if column.dtype.kind == "f":
+        return column.round(6)
+    return column.astype(
+        np.result_type(np.min_scalar_type(column.min(initial=0)), np.min_scalar_type(column.max(initial=0)))
+    )
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value

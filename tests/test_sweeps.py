@@ -1,0 +1,135 @@
+"""Real sweeps of the bundled checkpoint: every way a job can end, and what is left of it afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.records import read_recording, read_results
+
+ROOT = Path(__file__).parents[1]
+FAULTY = """
+import os, signal
+from core.contracts import Plan
+from core.hookspecs import hookimpl
+
+API_VERSION = 1
+
+class Raising:
+    def __init__(self, config): pass
+    def plan(self, view): raise ValueError("cannot make up its mind")
+
+class Killed:
+    def __init__(self, config): pass
+    def plan(self, view): os.kill(os.getpid(), signal.SIGKILL)
+
+@hookimpl
+def register_schedulers(register):
+    register("raising", "faulty_schedulers_of_a_test:Raising")
+    register("killed", "faulty_schedulers_of_a_test:Killed")
+"""
+
+
+def bench(folder, *arguments):
+    """A benchmark in a process of its own, whose plugins include the faulty schedulers."""
+    (folder / "faulty_schedulers_of_a_test.py").write_text(FAULTY)
+    environ = {
+        **os.environ,
+        "HOOKLINE_PLUGINS": "faulty_schedulers_of_a_test",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "core.bench", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def mishaps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mishaps")
+    # 500 million blocks of this checkpoint are 2 TB, more than any machine of the tests has.
+    jobs = ["scheduler=prefill_first,raising,killed", "engine.num_blocks=64,500000000"]
+    done = bench(folder, "-m", *jobs, "workload=smoke", "repeats=1", "hydra.sweep.dir=sweep")
+    return done, read_results(folder / "sweep"), folder
+
+
+def test_a_sweep_ends_with_the_others_results_whatever_happens_to_a_job(mishaps):
+    done, records, _ = mishaps
+    assert done.returncode == 1, done.stderr
+    statuses = [record["status"] for record in records]
+    assert statuses == ["done", "out_of_memory", "failed", "out_of_memory", "killed", "out_of_memory"]
+    assert [record["exit_code"] for record in records] == [0, 2, 2, 2, -9, 2]
+
+
+def test_failed_jobs_are_named_with_their_cause(mishaps):
+    done, records, _ = mishaps
+    assert records[2]["error"] == "scheduler 'raising' raised ValueError: cannot make up its mind"
+    assert records[4]["error"] == "killed by SIGKILL, as the system does when memory runs out"
+    assert records[1]["error"].startswith("the KV cache of 500000000 blocks takes ")
+    end = done.stderr[done.stderr.index("hookline: job 1 (") :]
+    for record in records[1:]:
+        assert f"{record['status'].replace('_', ' ')}: {record['error']}" in end
+    assert "hookline: 1 of 6 jobs succeeded" in end
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_that_is_done_leaves_its_figures_and_records(mishaps):
+    done, records, folder = mishaps
+    metrics = records[0]["metrics"]
+    recording = read_recording(folder / "sweep" / records[0]["folder"])
+    assert metrics["steps"] == len(recording.steps["end_s"]) > 8
+    assert metrics["output_tokens"] == sum(request.output_tokens for request in recording.requests)
+    assert recording.num_blocks == records[0]["num_blocks"] == 64
+    assert records[0]["config"]["workload"]["num_prompts"] == 8 == len(recording.requests)
+    assert records[0]["versions"]["torch"] and records[0]["device"].startswith("cpu")
+    assert done.stdout.splitlines()[1].split()[:2] == ["0", "done"]
+    assert f"{metrics['output_tok_s']:.4g}" in done.stdout.replace(",", "")
+
+
+def test_the_same_folder_runs_only_what_failed(mishaps):
+    _, records, folder = mishaps
+    again = bench(
+        folder, "-m", "scheduler=prefill_first,raising", "engine.num_blocks=64", "workload=smoke", "repeats=1",
+        "hydra.sweep.dir=sweep",
+    )  # fmt: skip
+    assert "job 0 is finished already" in again.stderr
+    assert "job 1 failed: scheduler 'raising' raised ValueError" in again.stderr
+    assert len((folder / "sweep/results.jsonl").read_text().splitlines()) == len(records) + 1
+
+
+def test_a_single_run_that_fails_says_so_in_its_result_file(tmp_path):
+    done = bench(tmp_path, "scheduler=raising", "result=result.jsonl")
+    assert done.returncode == 2
+    record = json.loads((tmp_path / "result.jsonl").read_text())
+    assert (record["status"], record["config"]["scheduler"]["name"]) == ("failed", "raising")
+
+
+def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
+    _, records, folder = mishaps
+    requests = folder / "sweep" / records[0]["folder"] / "requests.jsonl"
+    done = bench(tmp_path, f"workload.trace={requests}", "records=again", "repeats=1")
+    assert done.returncode == 0, done.stderr
+    recording, original = read_recording(tmp_path / "again"), read_recording(requests.parent)
+    assert [one.prompt_tokens for one in recording.requests] == [one.prompt_tokens for one in original.requests]
+    np.testing.assert_array_equal(recording.steps["decode_rows"], original.steps["decode_rows"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("sampling.temperature=0.1", "sampling has no effect in a benchmark, whose requests are the workload's"),
+        ("prompt=hello", "prompt has no effect in a benchmark"),
+        ("objective=speed", "no metric named objective=speed"),
+        ("repeats=0", "repeats=0 must be a whole number of at least 1"),
+        ("engine.max_model_len=8", "every request of the workload was refused: the prompt has"),
+    ],
+)
+def test_what_a_benchmark_cannot_use_is_refused(argument, message, tmp_path, capsys, monkeypatch):
+    from core.bench import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main([argument]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
