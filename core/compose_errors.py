@@ -13,6 +13,14 @@ from core.plugin_host import PluginHost
 from core.registry import KINDS, near_miss
 from core.schema import describe, unknown_key
 
+EXTRAS = {
+    "joblib": "joblib",
+    "submitit_local": "submitit",
+    "submitit_slurm": "submitit",
+    "ray": "ray",
+    "optuna": "optuna",
+}
+"""Launchers and sweepers of Hydra's ecosystem, each with the extra of ours that brings it."""
 _INTERNAL_KEYS = ("name", "hydra", "experiment")
 
 
@@ -48,7 +56,9 @@ def _unknown_option(path: str, options: list[str], message: str, host: PluginHos
     if not group:
         return ConfigError(_plain(message))
     available = ", ".join(options) or "none"
-    return ConfigError(f"no {group} named '{name}'.{near_miss(name, options)} Available: {available}")
+    extra = EXTRAS.get(name) if group.startswith("hydra/") else None
+    hint = f'; pip install "hookline[{extra}]" brings it' if extra else ""
+    return ConfigError(f"no {group} named '{name}'.{near_miss(name, options)} Available: {available}{hint}")
 
 
 def _bad_value(cause: Exception, message: str) -> ConfigError:
@@ -73,6 +83,8 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _plain(message: str) -> str:
+    if message.startswith("No trials are completed"):
+        return "no trial succeeded, so there is no best one"
     ambiguous = re.search(r"Ambiguous value for argument '(.*)'", message)
     if ambiguous:
         return f"{ambiguous[1]} has several values; add -m to run one job for each, or quote a value that has commas"

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from core.engine import Engine
 from core.errors import RequestError
+from core.outputs import RequestOutput
 from core.recording import Recording, RequestRecord, StepRecorder, token_times
-from core.request import RequestOutput
 from core.workload import Load
 
 

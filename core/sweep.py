@@ -110,11 +110,12 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, module: str = "core.ru
         notes = Path(scratch, "jobs.jsonl")
         sweep = Sweep(module, _file_name(arguments, module), text, notes, os.getcwd())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(module)}=")]
-        compose(own, host, "bench" if module == BENCH else "config", sweep)
-        records = read_lines(notes)
-    if not records:
-        return 0  # Hydra was only asked to show something
-    _summarise(records)
+        try:
+            compose(own, host, "bench" if module == BENCH else "config", sweep)
+        finally:  # what was done before an error or an interrupt is worth showing, too
+            records = read_lines(notes)
+            if records:
+                _summarise(records)
     return 0 if all(record["status"] == DONE for record in records) else 1
 
 

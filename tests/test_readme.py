@@ -22,6 +22,12 @@ ELSEWHERE = {
     "python -m core.bench workload=poisson model=qwen3_0_6b model.weights=random slo.ttft_s=0.2",
     "python -m core.bench -m scheduler=prefill_first,chunked engine.max_num_seqs=64,256 workload=mixed256 "
     "model=qwen3_0_6b model.weights=random",
+    # need extras; test_launchers.py runs the like of them
+    "python -m core.bench -m hydra/launcher=joblib hydra.launcher.n_jobs=2 scheduler=prefill_first,chunked",
+    "python -m core.bench -m hydra/launcher=submitit_local scheduler=prefill_first,chunked",
+    "python -m core.bench -m hydra/launcher=ray scheduler=prefill_first,chunked",
+    "python -m core.bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
+    "'engine.max_num_seqs=range(1,8)'",
 }
 RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEWHERE]
 

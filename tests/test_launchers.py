@@ -1,0 +1,92 @@
+"""Sweeps through the launchers and the sweeper of Hydra's ecosystem, small, on the bundled checkpoint.
+
+Each needs its extra: pip install "hookline[joblib,submitit,ray,optuna]". Without it the test is skipped and says so.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from core.compose_errors import explain
+from core.plugin_host import PluginHost
+from core.records import read_results
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]
+LAUNCHERS = {
+    "joblib": ["hydra.launcher.n_jobs=2"],
+    "submitit_local": [],
+    "ray": ["+hydra.launcher.ray.init.include_dashboard=false", "+hydra.launcher.ray.init.num_cpus=2"],
+}
+
+
+def needs(module):
+    if find_spec("hydra_plugins") is None or find_spec(f"hydra_plugins.{module}") is None:
+        pytest.skip(f"{module} is not installed; its extra brings it")
+
+
+def bench(folder, *arguments):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "core.bench", "-m", *arguments, *SMALL]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path):
+    needs(f"hydra_{launcher.removesuffix('_local')}_launcher")
+    done = bench(tmp_path, f"hydra/launcher={launcher}", *LAUNCHERS[launcher], "engine.max_num_seqs=0,8")
+    assert done.returncode == 1, done.stderr
+    failed, finished = read_results(tmp_path / "sweep")
+    assert (failed["status"], failed["error"]) == ("failed", "engine.max_num_seqs=0 must be at least 1")
+    assert finished["status"] == "done" and finished["metrics"]["output_tokens"] >= 2
+    assert (tmp_path / "sweep" / finished["folder"] / "steps.npz").exists()
+    assert "hookline: 1 of 2 jobs succeeded" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tmp_path):
+    needs("hydra_optuna_sweeper")
+    study = ["hydra/sweeper=study", "hydra.sweeper.n_trials=3", "hydra/sweeper/sampler=grid"]
+    done = bench(tmp_path, *study, "engine.max_num_seqs=choice(0,1,8)", "objective=running.max")
+    assert done.returncode == 1, done.stderr
+    statuses = {record["overrides"][0]: record["status"] for record in read_results(tmp_path / "sweep")}
+    assert statuses == {
+        "engine.max_num_seqs=0": "failed",
+        "engine.max_num_seqs=1": "done",
+        "engine.max_num_seqs=8": "done",
+    }
+    best = yaml.safe_load((tmp_path / "sweep/optimization_results.yaml").read_text())
+    assert best["best_params"] == {"engine.max_num_seqs": 8}
+    values = [record["objective"]["value"] for record in read_results(tmp_path / "sweep") if record["status"] == "done"]
+    assert best["best_value"] == max(values)
+
+
+def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
+    needs("hydra_optuna_sweeper")
+    done = bench(tmp_path, "hydra/sweeper=study", "hydra.sweeper.n_trials=1", "engine.max_num_seqs=choice(0,-1)")
+    assert done.returncode == 2
+    assert "hookline: 0 of 1 jobs succeeded" in done.stderr
+    assert done.stderr.splitlines()[-1] == "hookline: error: no trial succeeded, so there is no best one"
+
+
+@pytest.mark.parametrize(
+    ("option", "extra"),
+    [
+        ("hydra/launcher/joblib", "joblib"),
+        ("hydra/launcher/submitit_slurm", "submitit"),
+        ("hydra/launcher/ray", "ray"),
+        ("hydra/sweeper/optuna", "optuna"),
+    ],
+)
+def test_a_missing_extra_is_named(option, extra):
+    from hydra.errors import MissingConfigException
+
+    error = explain(MissingConfigException("not there", option, ["basic"]), PluginHost.load([], {}))
+    assert str(error).endswith(f'Available: basic; pip install "hookline[{extra}]" brings it')
+    other = explain(MissingConfigException("not there", "hydra/launcher/cloud", ["basic"]), PluginHost.load([], {}))
+    assert "pip install" not in str(other)
