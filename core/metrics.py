@@ -112,10 +112,11 @@ def gaps_s(times_s: Column, starts: Column) -> Column:
 
 
 def spread(values: Sequence[float] | Column) -> dict[str, float] | None:
-    """Mean, percentiles (linear between samples) and largest value; None of nothing."""
-    if len(values) == 0:
-        return None
+    """Mean, percentiles (linear between samples) and largest value of what is known; None if nothing is."""
     array = np.asarray(values, dtype=np.float64)
+    array = array[~np.isnan(array)]
+    if len(array) == 0:
+        return None
     p50, p90, p99 = np.percentile(array, (50, 90, 99))
     figures = (array.mean(), p50, p90, p99, array.max())
     return {name: round(float(value), 6) for name, value in zip(STATISTICS, figures, strict=True)}

@@ -6,6 +6,7 @@ seconds since the load's start, on the clock it is given. docs/benchmarks.md des
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,7 +23,7 @@ Column = np.ndarray[Any, Any]
 COUNTS = ("prefill_tokens", "prefill_pairs", "prefill_chunks", "decode_rows", "decode_context_tokens")
 """What a step computes: columns of whole numbers that follow from the step alone."""
 TIMES = tuple(one.name for one in fields(StepStats) if one.name.endswith("_s"))
-"""Durations that the engine reports of each step; columns of the same names."""
+"""Durations that the engine reports of each step; columns of the same names, NaN where it has none."""
 STATES = ("running", "waiting", "free_blocks", "cached_tokens", "preemptions")
 """What the engine reports when the step is committed."""
 
@@ -185,7 +186,8 @@ def _states(stats: StepStats) -> tuple[int, ...]:
 
 
 def _times(stats: StepStats) -> tuple[float, ...]:
-    return tuple(getattr(stats, name) for name in TIMES)
+    times = (getattr(stats, name) for name in TIMES)
+    return tuple(math.nan if time is None else time for time in times)
 
 
 def _joined(parts: Sequence[Column]) -> Column:

@@ -1,11 +1,13 @@
 """Loads on a fake engine under a clock of our own: who arrives when, what is recorded, and what it amounts to."""
 
+import math
+
 import numpy as np
 import pytest
 
 from core.drive import drive
 from core.errors import ConfigError
-from core.metrics import DISTRIBUTIONS, NUMBERS, STATISTICS, Slo, check_objective, objective_value, summarise
+from core.metrics import DISTRIBUTIONS, NUMBERS, STATISTICS, Slo, check_objective, objective_value, spread, summarise
 from core.records import read_recording, write_recording
 from core.sampling import SamplingParams
 from core.testing.fakes import fake_engine
@@ -172,6 +174,11 @@ def test_pool_usage_and_prefix_hits():
     assert metrics["cached_tokens"] == 8
     assert metrics["prefix_hit_rate"] == round(8 / 18, 4)
     assert metrics["pool_usage"]["max"] <= 3 / 16
+
+
+def test_what_is_not_known_of_a_step_counts_nowhere():
+    assert spread([1.0, math.nan, 3.0])["mean"] == 2.0
+    assert spread([math.nan]) is None
 
 
 def test_an_objective_is_a_figure_by_name():
