@@ -67,7 +67,7 @@ class Slo:
 
 
 def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
-    """Every figure of a recording: NUMBERS, DISTRIBUTIONS as mappings of STATISTICS, and step_times; None if undefined."""
+    """Every figure of a recording: NUMBERS, DISTRIBUTIONS as mappings of STATISTICS, step_times; None if undefined."""
     served = [request for request in recording.requests if request.first_token_s is not None]
     latencies = [request_latencies(request) for request in served]
     times_s, starts = token_times(recording)

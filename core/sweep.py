@@ -156,8 +156,9 @@ def _file_name(arguments: Sequence[str], module: str) -> str:
     name = given[-1] if given else f"{key}.jsonl"
     if Path(name).name != name:
         raise ConfigError(f"{key}={name}: each job of a sweep has its own folder; give a file name alone")
-    if any(argument.startswith("records=") for argument in arguments):
-        raise ConfigError("records: each job of a sweep has its own folder; leave it out")
+    for argument in arguments:
+        if argument.startswith(("records=", "profile=")):
+            raise ConfigError(f"{argument}: all jobs of a sweep would write there; leave it out")
     return name
 
 

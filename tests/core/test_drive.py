@@ -164,7 +164,7 @@ def test_gaps_between_tokens_never_span_two_requests():
 def test_metrics_are_exactly_the_documented_ones():
     recording, _, _ = driven(request([1], 2))
     metrics = summarise(recording, Slo())
-    assert set(metrics) == {*NUMBERS, *DISTRIBUTIONS}
+    assert set(metrics) == {*NUMBERS, *DISTRIBUTIONS, "step_times"}
 
 
 def test_pool_usage_and_prefix_hits():

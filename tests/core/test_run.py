@@ -558,6 +558,8 @@ def test_a_sweep_takes_a_file_name_but_no_folder_for_output(
     assert "output=a/mine.jsonl: each job of a sweep has its own folder; give a file name alone" in (
         capsys.readouterr().err
     )
+    assert main(["-m", *CHOSEN, "seed=1,2", "prompt=x", "profile=trace.json"]) == 2
+    assert "profile=trace.json: all jobs of a sweep would write there; leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "given"), [([], "piped"), (["prompt=x"], None), (["prompts=[a]"], None)])
