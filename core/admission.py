@@ -6,13 +6,15 @@ Checks against the limits once, on arrival, so that nothing that can never be se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from core.contracts import Limits
+from core.contracts import Limits, RequestFacts
 from core.errors import QueueFullError, RequestError
+from core.processing import Processing
 from core.queue import RequestQueue
 from core.request import Request, TokenArray, Watcher
 from core.sampling import SamplingParams, derived_seed
@@ -30,6 +32,10 @@ class EngineLimits:
     overlap: bool = False
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    processing: Processing = field(default_factory=Processing)
+    """The logits processors that requests can use."""
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What SamplingParams leave open, as the checkpoint's generation_config.json says it."""
 
     @property
     def max_len(self) -> int:
@@ -50,8 +56,9 @@ def admit(
 ) -> Request:
     """The request of a prompt; its max_tokens end where max_len does.
 
-    Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary; or if
-    it asks for what only a front does: several completions, or stop strings without a watcher that looks for them.
+    Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
+    arguments that no logits processor takes; or if it asks for what only a front does: several completions, or stop
+    strings without a watcher that looks for them.
     """
     if params.n != 1:
         raise RequestError(f"sampling.n={params.n}: an engine takes one completion a request; use SamplingParams.each")
@@ -62,7 +69,11 @@ def admit(
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RequestError(f"priority={priority!r} must be a whole number; lower is more urgent")
     tokens = _checked_tokens(limits, prompt_token_ids)
+    params = params.resolved(limits.sampling_defaults)
+    assert params.temperature is not None
     eos = frozenset() if params.ignore_eos else limits.eos_token_ids
+    stop_ids = eos.union(params.stop_token_ids)
+    facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size)
     return Request(
         id,
         tokens,
@@ -70,7 +81,8 @@ def admit(
         max_tokens=min(params.max_tokens, limits.max_len - len(tokens)),
         block_size=limits.plan.block_size,
         seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
-        stop_ids=eos.union(params.stop_token_ids),
+        stop_ids=stop_ids,
+        prepared=limits.processing.prepare(params, facts),
         prompt=prompt,
         arrival_s=arrival_s,
         priority=priority,

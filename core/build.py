@@ -14,15 +14,17 @@ from core.admission import EngineLimits
 from core.block_pool import BlockPool
 from core.choose import Choice, choose, chosen
 from core.config import Config
-from core.contracts import Kernels, Limits, Model, Runtime
+from core.contracts import Kernels, Limits, Model, ProcessorSpec, Runtime
 from core.engine import Engine
 from core.errors import CapacityError
 from core.graphs import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks
 from core.observers import Observers
+from core.pipeline import Pipeline
 from core.plugin_blame import blames_plugins
 from core.plugin_host import PluginHost
 from core.prefill_graphs import prefill_sizes
+from core.processing import Processing
 from core.state import RequestTable
 from core.weights import load_checkpoint, load_source, random_weights
 from core.worker import Worker
@@ -48,10 +50,11 @@ def build_engine(config: Config, host: PluginHost) -> Built:
     try:
         kernels = make_kernels(choice)
         model = load_model(choice, kernels)
-        worker = make_worker(choice, model, kernels)
+        processing = make_processing(choice, host)
+        worker = make_worker(choice, model, kernels, processing)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(choice, error)) from error
-    return Built(assemble(choice, host, worker), choice)
+    return Built(assemble(choice, host, worker, processing), choice)
 
 
 def make_kernels(choice: Choice) -> Kernels:
@@ -79,7 +82,12 @@ def load_model(choice: Choice, kernels: Kernels) -> Model:
     return model
 
 
-def make_worker(choice: Choice, model: Model, kernels: Kernels) -> Worker:
+def make_processing(choice: Choice, host: PluginHost) -> Processing:
+    """The logits processors that are installed: the same on every rank."""
+    return Processing.of(host.registry, choice.facts)
+
+
+def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Processing) -> Worker:
     """Size the KV cache, put the rank together and capture its graphs."""
     attention = choice.attention
     sampler_entry = chosen(choice.config.sampler)
@@ -96,6 +104,7 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels) -> Worker:
             ranks=choice.ranks,
             vocab_size=choice.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
+            pipeline=Pipeline(processing.stages, processor_spec(choice)),
         )
 
     prefills = prefill_sizes(attention) if choice.captures_prefills else []
@@ -109,7 +118,13 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels) -> Worker:
     return ready
 
 
-def assemble(choice: Choice, host: PluginHost, worker: Worker) -> Engine:
+def processor_spec(choice: Choice) -> ProcessorSpec:
+    """Sizes for the logits processors; the last row of theirs is for padding."""
+    sizes = choice.attention
+    return ProcessorSpec(sizes.max_num_seqs + 1, choice.spec.vocab_size, sizes.max_model_len, sizes.device)
+
+
+def assemble(choice: Choice, host: PluginHost, worker: Worker, processing: Processing) -> Engine:
     """The engine around a worker."""
     attention, config = choice.attention, choice.config
     plan = Limits(
@@ -130,6 +145,8 @@ def assemble(choice: Choice, host: PluginHost, worker: Worker) -> Engine:
         overlap=choice.overlaps,
         max_queued_requests=config.engine.max_queued_requests,
         max_queued_tokens=config.engine.max_queued_tokens,
+        processing=processing,
+        sampling_defaults=choice.checkpoint.sampling_defaults,
     )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)

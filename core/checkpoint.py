@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from core.checkpoint_sources import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from core.contracts import CheckpointSource, ModelConfig
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, RequestError
 from core.mappings import merge
+from core.sampling import generation_defaults
 
 __all__ = ["WEIGHTS", "Checkpoint", "load_tokenizer", "locate", "merge", "resolve", "resolve_model", "resolve_random"]
 
@@ -36,6 +37,8 @@ class Checkpoint:
     folder: Path | None
     config: dict[str, Any]
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that its generation_config.json recommends."""
     source: CheckpointSource | None = None
 
     @property
@@ -117,13 +120,17 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
     # What the user overrides wins; then the generation config, which lists every token that ends an answer.
     value = hf_overrides.get("eos_token_id", generation.get("eos_token_id"))
     ids = _token_ids(config.get("eos_token_id") if value is None else value, str(folder))
-    return Checkpoint(reference, folder, config, ids)
+    try:
+        defaults = generation_defaults(generation, f"{folder / 'generation_config.json'}")
+    except RequestError as error:
+        raise CheckpointError(f"{error}; correct the file, or take it away") from error
+    return Checkpoint(reference, folder, config, ids, defaults)
 
 
 def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:
     config = merge(source.config(), model.hf_overrides)
     ids = _token_ids(config.get("eos_token_id"), model.checkpoint)
-    return Checkpoint(model.checkpoint, None, config, ids, source)
+    return Checkpoint(model.checkpoint, None, config, ids, source=source)
 
 
 def _json(path: Path) -> dict[str, Any]:

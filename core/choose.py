@@ -29,6 +29,8 @@ class Choice:
     attention: AttentionSpec
     kernels: Entry
     ranks: Ranks
+    facts: Facts
+    """What the needs of all entries were compared with."""
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +81,7 @@ def choose(config: Config, host: PluginHost) -> Choice:
         refuse_unmet(chosen(option), facts)
     kernels = choose_kernels(host, config.kernels.name, facts)
     attention = attention_spec(config, spec, ALONE, facts, device, kernels)
-    return Choice(config, checkpoint, spec, attention, kernels, ALONE)
+    return Choice(config, checkpoint, spec, attention, kernels, ALONE, facts)
 
 
 def chosen(option: Option) -> Entry:

@@ -17,6 +17,7 @@ from core.outputs import Delta, FinishReason, RequestOutput
 from core.sampling import SamplingParams
 from core.stop_strings import StopSearch
 from core.text import Codec
+from core.words import with_word_ids
 
 Deliver = Callable[[Delta], None]
 
@@ -125,7 +126,7 @@ class Desk:
         if params.stop and self.codec.tokenizer is None:
             raise RequestError(f"sampling.stop={list(params.stop)} needs a tokenizer and the checkpoint has none")
         ids: list[int] = []
-        for index, one in enumerate(params.each()):
+        for index, one in enumerate(with_word_ids(params, self.codec).each()):
             reader = self._reader(one, follows) if follows or one.stop else None
             id_ = self.engine.add(token_ids, one, watcher=reader, **options)
             if reader is not None:

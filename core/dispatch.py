@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from core.arguments import ArgumentWriter
 from core.block_pool import BlockPool
 from core.budget import match_prefix, max_cached_blocks
 from core.plan_check import CheckedPlan
@@ -20,7 +21,7 @@ from core.queue import RequestQueue
 from core.request import Request
 from core.shared_prefix import shared_prefix
 from core.slots import Drawn
-from core.step import IntArray, Step, ints, no_ints
+from core.step import IntArray, Step, float_bits, ints, no_ints
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Dispatcher:
         self.slots = queue.slots
         self.free_rows = deque(range(max_num_seqs))
         self.shares_prefixes = shares_prefixes
+        self.arguments = ArgumentWriter(max_num_seqs)
         self._decoding = no_ints()
         self._shared_len = 0
 
@@ -91,6 +93,7 @@ class Dispatcher:
     def free_row(self, request: Request) -> None:
         """Give back a request's row, if it has one."""
         if request.row >= 0:
+            self.arguments.forget(request)
             self.free_rows.append(request.row)
             request.row = -1
 
@@ -206,6 +209,7 @@ class Dispatcher:
             computing = np.concatenate([decode, chunked])
             drawn = np.concatenate([decode, chunked[step.sampled_chunks]])
         self.write_mask(step, drawn)
+        self.arguments.write(step, draft.admitted, slots.requests(drawn))
         step.max_context_len = int(slots.num_computed_tokens_S[computing].max(initial=0))
         step.all_greedy = bool(slots.is_greedy_S[drawn].all())
         if self.shares_prefixes and not draft.chunks:
@@ -242,7 +246,7 @@ def write_table(step: Step, draft: _Draft) -> None:
     if draft.admitted:
         step.admit_rows = ints(request.row for request in draft.admitted)
         step.admit_seeds = ints(request.seed for request in draft.admitted)
-        step.admit_temperatures = float_bits(request.params.temperature for request in draft.admitted)
+        step.admit_temperatures = float_bits(request.temperature for request in draft.admitted)
     if draft.table:
         step.table_rows, step.table_columns, step.table_blocks = np.array(draft.table, dtype=np.int64).T
 
@@ -254,8 +258,3 @@ def write_chunks(step: Step, chunks: Sequence[tuple[Request, int, int]]) -> None
     step.chunk_lens = ints(num_tokens for _, _, num_tokens in chunks)
     tokens = [request.tokens[start : start + num_tokens] for request, start, num_tokens in chunks]
     step.token_ids_T = np.concatenate(tokens, dtype=np.int64)
-
-
-def float_bits(values: Iterable[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """float32 bit patterns, as integers: how a Step carries temperatures."""
-    return np.fromiter(values, dtype=np.float32).view(np.int32).astype(np.int64)

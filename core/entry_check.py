@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from core.contracts import ModelConfig, Needs
-from core.registry import Entry
+from core.contracts import FromSamplingParams, ModelConfig, Needs
+from core.registry import PROCESSOR, Entry
+from core.sampling import SamplingParams
 
 AUTO = "auto"
 """Stands for "core chooses" in the kernels group, so no entry may bear it."""
@@ -66,6 +67,8 @@ def _all_of(kind: type, values: object) -> bool:
 def _config_fault(entry: Entry) -> str | None:
     config = entry.config
     if config is None:
+        if entry.kind == PROCESSOR:
+            return "config must be the dataclass of a request's arguments; it is None"
         return "config must extend core.contracts.ModelConfig; it is None" if entry.kind == "model" else None
     name = getattr(config, "__name__", repr(config))
     if not _is_dataclass(config):
@@ -77,7 +80,18 @@ def _config_fault(entry: Entry) -> str | None:
             return f"config {name} has a field 'name', which is the option's own name"
         if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             return f"config {name} has no default for field '{field.name}'"
-    return _schema_fault(config)
+    return _foreign_field(config) or _schema_fault(config)
+
+
+def _foreign_field(config: type) -> str | None:
+    """A field of arguments that come from SamplingParams, which has none of that name."""
+    if not issubclass(config, FromSamplingParams):
+        return None
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    for field in dataclasses.fields(config):
+        if field.name not in known:
+            return f"config {config.__name__} extends FromSamplingParams, which has no field '{field.name}'"
+    return None
 
 
 def _schema_fault(config: type) -> str | None:

@@ -50,7 +50,7 @@ class Registrar(Protocol):
 
         config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
         help:     one line for `core.info`.
-        priority: `auto` takes the available entry with the highest.
+        priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
         replace:  take the place of an entry of the same name, openly.
         """
         ...
@@ -85,6 +85,20 @@ def register_samplers(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)).
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/samplers/__init__.py
+    """
+
+
+@hookspec
+def register_processors(register: Registrar) -> None:
+    """Add logits processors: they change the logits of requests that ask for it, in front of the sampler.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
+             priority=...). The dataclass is the schema of a request's arguments, given as
+             SamplingParams(extra_args={name: {...}}), and its defaults change nothing; if it extends
+             core.contracts.FromSamplingParams, its fields are SamplingParams' own. Higher priorities run first.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/samplers/__init__.py
     """

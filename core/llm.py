@@ -5,6 +5,7 @@ Knows text, the configuration and the engine's five verbs; no tensors and no pol
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from core.plugin_host import PluginHost
 from core.sampling import SamplingParams
 from core.text import Codec, Prompt, as_prompts
 
+logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
 
 
@@ -75,6 +77,9 @@ class LLM:
         checkpoint = built.choice.checkpoint
         self.codec = _codec(config, checkpoint)
         self.desk = Desk(self.engine, self.codec)
+        if checkpoint.sampling_defaults:
+            defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
+            logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
         if checkpoint.is_packaged and config.model.config.weights == "checkpoint":
             reference = checkpoint.reference.removeprefix("package:")
             print(

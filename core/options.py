@@ -21,7 +21,8 @@ def store_options(host: PluginHost) -> None:
     for kind in KINDS:
         store.repo.pop(kind, None)  # of an earlier host in this process
     for entry in host.registry:
-        store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
+        if entry.kind in KINDS:
+            store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
     store.store(group="kernels", name=AUTO, node={"name": AUTO}, provider="hookline")
 
 

@@ -18,13 +18,14 @@ from core.blame import Rejected, Stage
 from core.contracts import API_VERSION, Needs
 from core.entry_check import entry_fault, one_line
 from core.presets import Preset, presets_in
-from core.registry import KINDS, Entry, Origin, Registry, near_miss
+from core.registry import ENTRY_KINDS, PROCESSOR, Entry, Origin, Registry, near_miss
 
 _HOOK_OF_KIND = {
     "model": "register_models",
     "scheduler": "register_schedulers",
     "sampler": "register_samplers",
     "kernels": "register_kernels",
+    PROCESSOR: "register_processors",
 }
 _HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 
@@ -53,7 +54,7 @@ def check_plugin(plugin: Any, origin: Origin, registry: Registry, presets: list[
     _check_version(plugin)
     trial = _trial_manager(plugin, origin)
     collector = _Collector(origin, registry, presets)
-    for kind in KINDS:
+    for kind in ENTRY_KINDS:
         collector.collect(kind, getattr(trial.hook, _HOOK_OF_KIND[kind]))
     collector.raise_fault()
     packages, found = _check_presets(trial, origin, registry, presets, collector)

@@ -92,12 +92,13 @@ class PrefillGraphs:
         return len(self._graphs)
 
     def hold(self, step: Step) -> bool:
-        """Whether a graph fits this step: chunks alone, few and short enough, and no token forbidden."""
+        """Whether a graph fits this step: chunks alone, few and short enough, and plainly drawn."""
         return (
             0 < len(step.token_ids_T) <= max(self.sizes, default=0)
             and len(step.chunk_rows) < self.num_rows
             and not len(step.decode_rows)
             and not len(step.mask_rows)
+            and not step.processors
         )
 
     def launch(self, step: Step) -> Tensor:

@@ -16,7 +16,11 @@ from core.contracts import Needs
 from core.errors import PluginError
 
 KINDS = ("model", "scheduler", "sampler", "kernels")
-"""The plugin kinds, as they are named in the configuration."""
+"""The plugin kinds that the configuration chooses an option of, as they are named there."""
+PROCESSOR = "processor"
+"""The kind of which requests, not the configuration, choose."""
+ENTRY_KINDS = (*KINDS, PROCESSOR)
+"""All kinds of entries."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from core.block_pool import ROOT, hash_block
 from core.outputs import FinishReason, RequestOutput, Timings
+from core.processing import NOTHING, Prepared
 from core.sampling import SamplingParams
 from core.step import IntArray
 
@@ -86,6 +87,7 @@ class Request:
         "num_prompt_tokens",
         "params",
         "parent_serial",
+        "prepared",
         "priority",
         "prompt",
         "scheduled_s",
@@ -93,6 +95,7 @@ class Request:
         "slot",
         "stop_ids",
         "stop_string",
+        "temperature",
         "tokens",
         "view",
         "watcher",
@@ -132,6 +135,7 @@ class Request:
         block_size: int,
         seed: int,
         stop_ids: frozenset[int] = frozenset(),
+        prepared: Prepared = NOTHING,
         prompt: str | None = None,
         arrival_s: float = 0.0,
         priority: int = 0,
@@ -150,12 +154,14 @@ class Request:
         self.stop_string: str | None = None
         self.seed = seed
         self.stop_ids = stop_ids
+        self.temperature: float = 1.0 if params.temperature is None else params.temperature
+        self.prepared = prepared
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
         self.min_len = self.num_prompt_tokens + params.min_tokens if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
-        self.is_greedy = params.temperature == 0
+        self.is_greedy = self.temperature == 0
         self.is_watched = watcher is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import xxhash
 
 from core.errors import RequestError
 from core.registry import near_miss
+from core.sampling_checks import biases, extra_args, flag, number, texts, token_ids, whole, words
 
 MAX_SEED = 2**63 - 1
 MAX_COMPLETIONS = 1024
+MAX_LOGPROBS = 20
+"""Most alternatives whose log-probabilities a request may ask for."""
+NEUTRAL: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What a field that is None stands for where the checkpoint's generation_config.json says nothing."""
 
 
 def derived_seed(seed: int, number: int) -> int:
@@ -25,23 +36,40 @@ def derived_seed(seed: int, number: int) -> int:
 class SamplingParams:
     """Sampling parameters of one request.
 
-    temperature:    dimensionless, >= 0; 0 means greedy.
-    max_tokens:     most tokens to generate, >= 1.
-    min_tokens:     fewest tokens to generate before an end-of-sequence or stop token may be drawn.
-    seed:           fixes the draws of this request whatever else runs; None derives one from the engine's seed and the
-                    request's number.
-    stop_token_ids: further token ids that end the request; they stay in token_ids, not in the text.
-    ignore_eos:     do not stop at the checkpoint's end-of-sequence tokens.
-    n:              completions of the prompt, 1 to 1024. The first draws with `seed`, the others with seeds made of it.
-    stop:           texts that end the request, once min_tokens are there; the text ends before the one that is complete
-                    first, the token that completed it is the last. One text, or several.
+    The first five are None unless set: the checkpoint's generation_config.json decides then, else they change nothing.
+
+    temperature:        dimensionless, >= 0; 0 means greedy.
+    top_k:              draw from the k most likely tokens, ties with the last one included; 0 or -1: from all.
+    top_p:              draw from the most likely tokens that together reach this probability, in (0, 1]; 1: from all.
+    min_p:              draw from the tokens at least this part as likely as the most likely one, in [0, 1]; 0: all.
+    repetition_penalty: > 0; logits of tokens in prompt or output are divided by it, negative ones multiplied.
+    presence_penalty:   in [-2, 2]; subtracted from the logits of tokens in the output.
+    frequency_penalty:  in [-2, 2]; the same, for each time the token is in the output.
+    logit_bias:         token id -> number added to its logit.
+    allowed_token_ids:  if not None, the only tokens that may be drawn.
+    bad_words:          texts, or lists of token ids, whose last token is not drawn after the ones before it.
+    max_tokens:         most tokens to generate, >= 1.
+    min_tokens:         fewest tokens to generate before an end-of-sequence or stop token may be drawn.
+    seed:               fixes the draws of this request whatever else runs; None derives one from the engine's seed and
+                        the request's number.
+    stop_token_ids:     further token ids that end the request; they stay in token_ids, not in the text.
+    ignore_eos:         do not stop at the checkpoint's end-of-sequence tokens.
+    n:                  completions of the prompt, 1 to 1024. The first draws with `seed`, the others with seeds made of
+                        it.
+    stop:               texts that end the request, once min_tokens are there; the text ends before the one that is
+                        complete first, the token that completed it is the last. One text, or several.
     include_stop_str_in_output: leave the stop string in the text.
     skip_special_tokens: leave special tokens out of the text.
+    extra_args:         arguments of logits processors that plugins bring, by the processor's name.
+
+    Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
+    min_p, each over what the one before left, as transformers' processors do. Processors of plugins come where their
+    priority puts them. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p say.
 
     Raises: RequestError naming the field, the value and the allowed range.
     """
 
-    temperature: float = 1.0
+    temperature: float | None = None
     max_tokens: int = 64
     min_tokens: int = 0
     seed: int | None = None
@@ -51,21 +79,62 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "temperature", _finite("temperature", self.temperature))
-        _whole("max_tokens", self.max_tokens, 1)
-        _whole("min_tokens", self.min_tokens, 0)
+        whole("max_tokens", self.max_tokens, 1)
+        whole("min_tokens", self.min_tokens, 0)
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"sampling.min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
         if self.seed is not None:
-            _whole("seed", self.seed, 0, MAX_SEED)
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
-        _whole("n", self.n, 1, MAX_COMPLETIONS)
-        object.__setattr__(self, "stop", _texts("stop", self.stop))
+            whole("seed", self.seed, 0, MAX_SEED)
+        whole("n", self.n, 1, MAX_COMPLETIONS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"sampling.{name}={getattr(self, name)!r} is not a bool")
+            flag(name, getattr(self, name))
+        self._keep("stop", texts("stop", self.stop))
+        self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        self._check_distribution()
+        self._check_tokens()
+        self._keep("extra_args", extra_args("extra_args", self.extra_args))
+
+    def _check_distribution(self) -> None:
+        if self.temperature is not None:
+            self._keep("temperature", number("temperature", self.temperature, 0))
+        if self.top_k is not None:
+            self._keep("top_k", max(0, whole("top_k", self.top_k, -1)))
+        if self.top_p is not None:
+            self._keep("top_p", number("top_p", self.top_p, 0, 1, above=True))
+        if self.min_p is not None:
+            self._keep("min_p", number("min_p", self.min_p, 0, 1))
+        if self.repetition_penalty is not None:
+            self._keep("repetition_penalty", number("repetition_penalty", self.repetition_penalty, 0, above=True))
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._keep(name, number(name, getattr(self, name), -2, 2))
+
+    def _check_tokens(self) -> None:
+        self._keep("logit_bias", biases("logit_bias", self.logit_bias))
+        self._keep("bad_words", words("bad_words", self.bad_words))
+        if self.allowed_token_ids is not None:
+            self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise RequestError("sampling.allowed_token_ids=[] allows no token; null allows all")
+
+    def _keep(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def resolved(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The same, with `defaults`, then NEUTRAL, for what is None."""
+        unset = {name: defaults.get(name, value) for name, value in NEUTRAL.items() if getattr(self, name) is None}
+        return replace(self, **unset) if unset else self
 
     def each(self) -> list[SamplingParams]:
         """The parameters of each of the n completions, as requests of their own."""
@@ -73,6 +142,11 @@ class SamplingParams:
             return [self]
         seeds = [self.seed, *(None if self.seed is None else derived_seed(self.seed, i) for i in range(1, self.n))]
         return [replace(self, n=1, seed=seed) for seed in seeds]
+
+    @cached_property
+    def processed_fields(self) -> tuple[str, ...]:
+        """Fields that ask for a logits processor: those that are neither None nor neutral."""
+        return tuple(name for name, neutral in PROCESSED.items() if getattr(self, name) not in (None, neutral))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -88,31 +162,27 @@ class SamplingParams:
         return cls(**values)
 
 
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise RequestError(f"sampling.{name}={value!r} must be a finite number of at least 0")
-    return float(value)
+PROCESSED: Mapping[str, Any] = {
+    **{name: value for name, value in NEUTRAL.items() if name != "temperature"},
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "allowed_token_ids": None,
+    "bad_words": (),
+}
+"""Fields that logits processors carry out, with the values that change nothing."""
 
 
-def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"sampling.{name}={value!r} must be a whole number")
-    if value < low or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"sampling.{name}={value} must be {bounds}")
+def generation_defaults(generation: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a generation_config.json says of the fields in NEUTRAL; do_sample=false there means temperature 0.
 
-
-def _token_ids(values: object) -> tuple[int, ...]:
-    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise RequestError(f"sampling.stop_token_ids={values!r} must be a list of token ids")
-    ids = tuple(values)
-    for token_id in ids:
-        _whole("stop_token_ids", token_id, 0)
-    return ids
-
-
-def _texts(name: str, values: object) -> tuple[str, ...]:
-    texts = (values,) if isinstance(values, str) else values
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"sampling.{name}={values!r} must be a text or a list of texts, none of them empty")
-    return tuple(texts)
+    Raises: RequestError naming the file for a value that is out of range.
+    """
+    found = {name: generation[name] for name in NEUTRAL if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    try:
+        checked = SamplingParams(**found)
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from error
+    return {name: getattr(checked, name) for name in found}

@@ -31,6 +31,10 @@ class Step:
     sampled_chunks: indices of the chunks whose last token is followed by a draw.
     mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
+    processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
+    the other; no values at all put a processor's defaults into a row.
+    known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
+    and those tokens, row after row.
     """
 
     admit_rows: IntArray = field(default_factory=no_ints)
@@ -48,12 +52,22 @@ class Step:
     mask_rows: IntArray = field(default_factory=no_ints)
     mask_tokens: IntArray = field(default_factory=no_ints)
     shared_rows: IntArray = field(default_factory=no_ints)
+    processor_rows: IntArray = field(default_factory=no_ints)
+    processor_ids: IntArray = field(default_factory=no_ints)
+    processor_lens: IntArray = field(default_factory=no_ints)
+    processor_values: IntArray = field(default_factory=no_ints)
+    known_rows: IntArray = field(default_factory=no_ints)
+    known_prompt_lens: IntArray = field(default_factory=no_ints)
+    known_lens: IntArray = field(default_factory=no_ints)
+    known_tokens: IntArray = field(default_factory=no_ints)
     max_context_len: int = 0
     """Most tokens any row of the step has in the cache when it ends."""
     all_greedy: bool = False
     """Every draw of the step is greedy."""
     shared_len: int = 0
     """Tokens that the rows last named in shared_rows share; 0 if this step has nothing to gain from it."""
+    processors: int = 0
+    """Bits of the logits processors that a draw of the step goes through; 0 if it is plain."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,22 +80,22 @@ class Step:
         return len(self.decode_rows) + len(self.sampled_chunks)
 
 
-HEADER = 3
-"""Plain numbers of a step; in its packed form they come first."""
-SECTIONS = tuple(section.name for section in fields(Step))[:-HEADER]
+HEADER = tuple(one.name for one in fields(Step) if one.type in ("int", "bool"))
+"""Names of the plain numbers of a step; in its packed form they come first."""
+SECTIONS = tuple(one.name for one in fields(Step) if one.name not in HEADER)
 """Names of the array sections, in the order they are packed."""
 
 
 def pack(step: Step) -> IntArray:
     """All sections of a step in one array, header first: the plain numbers, then each section's length."""
     sections = [getattr(step, name) for name in SECTIONS]
-    header = [step.max_context_len, int(step.all_greedy), step.shared_len, *map(len, sections)]
+    header = [*(int(getattr(step, name)) for name in HEADER), *map(len, sections)]
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
 
 
 def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
     """Name the sections of a packed buffer (an array or a tensor) as views, given their lengths."""
-    views, start = {}, HEADER + len(SECTIONS)
+    views, start = {}, len(HEADER) + len(SECTIONS)
     for name, length in zip(SECTIONS, lengths, strict=True):
         views[name] = buffer[start : start + length]
         start += length
@@ -90,11 +104,17 @@ def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
 
 def unpack(buffer: IntArray) -> Step:
     """The step that `pack` wrote; its sections are views of the buffer."""
-    max_context_len, all_greedy, shared_len, *lengths = buffer[: HEADER + len(SECTIONS)].tolist()
-    views = split(buffer, lengths)
-    return Step(**views, max_context_len=max_context_len, all_greedy=bool(all_greedy), shared_len=shared_len)
+    numbers = buffer[: len(HEADER) + len(SECTIONS)].tolist()
+    plain = dict(zip(HEADER, numbers, strict=False))
+    plain["all_greedy"] = bool(plain["all_greedy"])
+    return Step(**split(buffer, numbers[len(HEADER) :]), **plain)
 
 
 def ints(values: Iterable[int]) -> IntArray:
     """An int64 section from Python integers."""
     return np.fromiter(values, dtype=np.int64)
+
+
+def float_bits(values: Iterable[float]) -> IntArray:
+    """float32 bit patterns, as integers: how a Step carries floats."""
+    return np.fromiter(values, dtype=np.float32).view(np.int32).astype(np.int64)

@@ -60,6 +60,14 @@ class Codec:
             return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
+    def encode_word(self, word: str) -> list[int]:
+        """Token ids of a piece of text, without the special tokens that begin or end a whole one.
+
+        Raises: RequestError if it needs a tokenizer that is not there.
+        """
+        ids: list[int] = self._needed("a word in bad_words").encode(word, add_special_tokens=False)
+        return ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
         if self.tokenizer is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
 from core.graphs import DecodeGraphs, capture_graphs
 from core.parallel import ALONE, Ranks
+from core.pipeline import Pipeline
 from core.prefill_graphs import PrefillGraphs
-from core.state import Draws, RequestTable
+from core.state import DeviceStep, Draws, RequestTable
 from core.step import IntArray, Step
 from core.step_clock import StepClock
 
@@ -59,12 +60,14 @@ class Worker:
         ranks: Ranks = ALONE,
         vocab_size: int,
         shards_vocabulary: bool = False,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_cache: Tensor | None = kv_cache
         self.kv_layers = list(kv_cache.unbind(1))
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
+        self.pipeline = pipeline
         self.graphs: DecodeGraphs | None = None
         self.prefill_graphs: PrefillGraphs | None = None
         self.arrivals = Arrivals(table.padding_row, table.device)
@@ -135,7 +138,10 @@ class Worker:
     def compute(self, step: Step) -> Tensor:
         """The drawn tokens (N,) of a step, on the device; valid until the next step."""
         device_step = self.table.receive(step)
-        if self.graphs is not None and not len(step.chunk_rows) and not len(step.mask_rows):
+        if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
+            self.pipeline.receive(step, device_step.views)
+        is_plain = not len(step.mask_rows) and not step.processors
+        if self.graphs is not None and not len(step.chunk_rows) and is_plain:
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
         if self.prefill_graphs is not None and self.prefill_graphs.hold(step):
@@ -147,7 +153,8 @@ class Worker:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         hidden_TD = self.forward(batch)
         drawn = self.table.draws(device_step, batch)
-        tokens_N = self.draw(hidden_TD, drawn, device_step.views if len(step.mask_rows) else None)
+        draw = self.draw if is_plain else partial(self.draw_processed, device_step=device_step)
+        tokens_N = draw(hidden_TD, drawn) if len(drawn.rows_N) else drawn.rows_N
         self.table.write_back(drawn, tokens_N)
         self.table.mirror(step)
         return tokens_N
@@ -162,22 +169,31 @@ class Worker:
         attend = PagedAttention(self.kernels, self.kv_layers, batch)
         return self.model.forward(batch.token_ids_T, batch.positions_T, attend)
 
-    def draw(self, hidden_TD: Tensor, drawn: Draws, mask: Any = None) -> Tensor:
-        """Tokens drawn from the hidden states; `mask` names (row, token) pairs that must not win."""
+    def draw(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
+        """Tokens (N,) drawn from the hidden states."""
+        logits_NV = self._logits(hidden_TD, drawn)
+        return self._sample(logits_NV, drawn.params, self.ranks.rank * logits_NV.shape[1])
+
+    def draw_processed(self, hidden_TD: Tensor, drawn: Draws, device_step: DeviceStep) -> Tensor:
+        """The same through the step's logits processors, over the whole vocabulary on every rank."""
+        step, views = device_step.step, device_step.views
+        logits_NV = self.ranks.all_gather_last(self._logits(hidden_TD, drawn))[:, : self.vocab_size].float()
+        if len(step.mask_rows):
+            logits_NV[views["mask_rows"], views["mask_tokens"]] = -torch.inf
+        if step.processors:
+            assert self.pipeline is not None
+            rows = (step.processors, drawn.rows_N, drawn.params)
+            logits_NV = self.pipeline.process(logits_NV, *rows, step.max_context_len)
+        tokens_N = self.sampler.sample(logits_NV, drawn.params)
+        if step.processors:
+            assert self.pipeline is not None
+            self.pipeline.write_back(*rows, tokens_N)
+        return tokens_N
+
+    def _logits(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
         if drawn.token_indices_N is not None:
             hidden_TD = hidden_TD.index_select(0, drawn.token_indices_N)
-        if hidden_TD.shape[0] == 0:
-            return torch.empty(0, dtype=torch.int64, device=hidden_TD.device)
-        logits_NV = self.model.logits(hidden_TD)
-        first_token = self.ranks.rank * logits_NV.shape[1]
-        if mask is not None:
-            self._forbid(logits_NV, mask["mask_rows"], mask["mask_tokens"] - first_token)
-        return self._sample(logits_NV, drawn.params, first_token)
-
-    def _forbid(self, logits_NV: Tensor, rows: Tensor, columns: Tensor) -> None:
-        here = (columns >= 0) & (columns < logits_NV.shape[1])
-        values = torch.where(here, -torch.inf, 0.0).to(logits_NV.dtype)
-        logits_NV.index_put_((rows, columns.clamp(0, logits_NV.shape[1] - 1)), values, accumulate=True)
+        return self.model.logits(hidden_TD)
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
         if self.ranks.size == 1:

@@ -101,6 +101,19 @@ def test_the_plugin_snippet_registers_and_its_field_is_an_option(tmp_path):
     assert "max_prompts: int = 4" in done.stdout
 
 
+def test_the_processor_snippet_changes_the_tokens_of_a_request(tmp_path):
+    snippet = next(
+        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "register_processors" in block
+    )
+    (tmp_path / "my_caps.py").write_text(snippet)
+    line = "python -m core.run prompt='import os' sampling.temperature=0 sampling.max_tokens=8"
+    environment = f"env PYTHONPATH={tmp_path} HOOKLINE_PLUGINS=my_caps"
+    plain = run(f"{environment} {line}", tmp_path)
+    capped = run(f"{environment} {line} 'sampling.extra_args={{cap:{{most:-2.0}}}}'", tmp_path)
+    assert plain.returncode == capped.returncode == 0, capped.stderr
+    assert plain.stdout != capped.stdout
+
+
 def test_the_error_in_the_readme_is_the_error(tmp_path):
     done = run("python -m core.run model=qwen4", tmp_path)
     assert done.returncode == 2

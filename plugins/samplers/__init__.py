@@ -1,11 +1,13 @@
-"""The samplers that ship with Hookline: their options and their registration. Imports no torch."""
+"""The samplers and logits processors that ship with Hookline: their options and registration. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from core.contracts import Needs
+from core.contracts import FromSamplingParams, Needs
 from core.hookspecs import Registrar, hookimpl
 
 API_VERSION = 1
+CAPTURED = Needs(graph_safe=True)
 
 
 @dataclass
@@ -16,6 +18,45 @@ class GumbelConfig:
     """Take the most likely token for every request, whatever its temperature."""
 
 
+@dataclass
+class TokenBiasArguments(FromSamplingParams):
+    """Numbers added to the logits of some tokens."""
+
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class TokenAllowlistArguments(FromSamplingParams):
+    """The only tokens that may be drawn."""
+
+    allowed_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass
+class WordBanArguments(FromSamplingParams):
+    """Words that must not be completed, as lists of token ids."""
+
+    bad_words: tuple[Any, ...] = ()
+
+
+@dataclass
+class PenaltyArguments(FromSamplingParams):
+    """What tokens that were there before have to pay."""
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+
+@dataclass
+class TruncationArguments(FromSamplingParams):
+    """Which of the most likely tokens are left to draw from."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
 @hookimpl
 def register_samplers(register: Registrar) -> None:
     register(
@@ -24,4 +65,48 @@ def register_samplers(register: Registrar) -> None:
         config=GumbelConfig,
         help="Gumbel-max with a stateless RNG keyed by seed, position and token id; temperature 0 is greedy",
         needs=Needs(graph_safe=True, vocabulary_shards=True),
+    )
+
+
+@hookimpl
+def register_processors(register: Registrar) -> None:
+    register(
+        "token_bias",
+        "plugins.samplers.token_bias:TokenBias",
+        config=TokenBiasArguments,
+        help="logit_bias: numbers added to the logits of some tokens",
+        needs=CAPTURED,
+        priority=500,
+    )
+    register(
+        "token_allowlist",
+        "plugins.samplers.token_allowlist:TokenAllowlist",
+        config=TokenAllowlistArguments,
+        help="allowed_token_ids: the only tokens that may be drawn",
+        needs=CAPTURED,
+        priority=400,
+    )
+    register(
+        "word_ban",
+        "plugins.samplers.word_ban:WordBan",
+        config=WordBanArguments,
+        help="bad_words: token sequences whose last token is not drawn after the ones before it",
+        needs=CAPTURED,
+        priority=300,
+    )
+    register(
+        "penalties",
+        "plugins.samplers.penalties:Penalties",
+        config=PenaltyArguments,
+        help="repetition, presence and frequency penalties",
+        needs=CAPTURED,
+        priority=200,
+    )
+    register(
+        "truncation",
+        "plugins.samplers.truncation:Truncation",
+        config=TruncationArguments,
+        help="top_k, then top_p, then min_p, over the distribution at the request's temperature",
+        needs=CAPTURED,
+        priority=-100,
     )

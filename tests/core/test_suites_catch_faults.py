@@ -18,16 +18,19 @@ from core.testing.plain_kernels import PlainKernels
 from core.testing.plain_model import PLAIN_CONFIG, PlainModel
 from core.testing.plain_sampler import PlainSampler
 from core.testing.plain_scheduler import PlainScheduler
+from core.testing.processor_suite import ProcessorSuite
 from core.testing.running import failures
 from core.testing.sampler_suite import SamplerSuite
 from core.testing.scheduler_suite import SchedulerSuite
-from tests.core import faulty_kernels, faulty_models, faulty_samplers, faulty_schedulers
+from tests.core import faulty_kernels, faulty_models, faulty_processors, faulty_samplers, faulty_schedulers
+from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 
-PLAIN = [PlainKernels, faulty_kernels.DenseKernels, PlainSampler, PlainModel, PlainScheduler]
+PLAIN = [PlainKernels, faulty_kernels.DenseKernels, PlainSampler, PlainModel, PlainScheduler, PlainProcessor]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
+    *faulty_processors.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
 ]
 
@@ -68,6 +71,9 @@ def suite_for(plugin: type) -> type:
     """The suite of the plugin's kind, bound to it."""
     if issubclass(plugin, PlainModel):
         return type("Suite", (SmallModelSuite,), {"model_class": plugin})
+    if issubclass(plugin, PlainProcessor):
+        parts = {"processor": plugin, "config": PlainProcessorArguments, "examples": ({"amount": 2.0}, {"token": 5})}
+        return type("Suite", (ProcessorSuite,), parts)
     if issubclass(plugin, PlainScheduler):
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainSampler):
@@ -87,12 +93,12 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     assert any(message in line for line in found), found
 
 
-@pytest.mark.parametrize("kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers])
+@pytest.mark.parametrize("kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers, faulty_processors])
 def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
     assert len(kind.FAULTS) >= 5
 
 
-@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite])
+@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite])
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
 

@@ -1,0 +1,189 @@
+"""The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
+
+Validates on arrival and imports a processor's code when a request first uses it. Knows no tensors; `core.pipeline`
+does the work on each rank. Both halves list the processors in the same order, so that an index names one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from core.contracts import FromSamplingParams, RequestFacts
+from core.errors import ConfigError, PluginError, RequestError
+from core.needs import Facts, unmet
+from core.registry import PROCESSOR, Entry
+from core.sampling import SamplingParams
+from core.schema import build, unknown_key
+from core.step import IntArray, float_bits, ints
+
+MAX_PROCESSORS = 62
+"""A step names the processors it runs in the bits of one int64."""
+_CACHED_ARGUMENTS = 1024
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a request asks of the processors.
+
+    records: (processor, its arguments: one integer per column, then what it encoded). num_draws: (bit of the processor,
+    how many of the first draws it changes; None for all). reads_tokens: one of them does. bits: those of all of them.
+    ends: some change only the first draws.
+    """
+
+    records: tuple[tuple[int, IntArray], ...] = ()
+    num_draws: tuple[tuple[int, int | None], ...] = ()
+    reads_tokens: bool = False
+    bits: int = 0
+    ends: bool = False
+
+    def used(self, num_output_tokens: int) -> int:
+        """Bits of the processors that change the draw after so many output tokens."""
+        return sum(bit for bit, count in self.num_draws if count is None or num_output_tokens < count)
+
+
+NOTHING = Prepared()
+
+
+class Stage:
+    """One processor: its entry, and its code once somebody uses it."""
+
+    def __init__(self, entry: Entry, unmet_needs: Sequence[str] = ()) -> None:
+        assert entry.config is not None
+        self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
+        self.from_params = issubclass(self.arguments, FromSamplingParams)
+        self.defaults = self.arguments()
+        fields = dataclasses.fields(self.arguments)
+        self.field_names = [field.name for field in fields]
+        self.columns = {name: float for name in self._of_type(float)} | {
+            name: int for name in [*self._of_type(int), *self._of_type(bool)]
+        }
+        """Name and type of each field that travels as a column: floats first."""
+
+    def _of_type(self, kind: type) -> list[str]:
+        return [name for name in self.field_names if type(getattr(self.defaults, name)) is kind]
+
+    @cached_property
+    def cls(self) -> Any:
+        """The processor's class.
+
+        Raises: PluginError if it cannot be imported, or lacks what its arguments call for.
+        """
+        if self.unmet_needs:
+            what = f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin}"
+            raise PluginError(f"{what} does not fit: {'; '.join(self.unmet_needs)}")
+        loaded = self.entry.load()
+        others = [name for name in self.field_names if name not in self.columns]
+        if others and not (hasattr(loaded, "encode") and hasattr(loaded, "load")):
+            raise PluginError(
+                f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin} needs encode and load: its arguments have "
+                f"'{others[0]}', whose default is neither an int, a float nor a bool"
+            )
+        return loaded
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its rows come with their tokens."""
+        return bool(getattr(self.cls, "reads_tokens", False))
+
+    def column_values(self, arguments: Any) -> list[int]:
+        """The columns of some arguments as integers; floats as their float32 bits."""
+        floats = [getattr(arguments, name) for name, kind in self.columns.items() if kind is float]
+        whole = [int(getattr(arguments, name)) for name, kind in self.columns.items() if kind is int]
+        return [*float_bits(floats).tolist(), *whole]
+
+    def num_draws(self, arguments: Any, facts: RequestFacts) -> int | None:
+        """See LogitsProcessor."""
+        if arguments == self.defaults:
+            return 0
+        count = getattr(self.cls, "num_draws", None)
+        return None if count is None else count(arguments, facts)
+
+    def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
+        """The record of a request's arguments."""
+        encode = getattr(self.cls, "encode", None)
+        return ints([*self.column_values(arguments), *(encode(arguments, facts) if encode is not None else ())])
+
+
+class Processing:
+    """The processors of an engine, in the order they run."""
+
+    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        if len(stages) > MAX_PROCESSORS:
+            raise PluginError(f"{len(stages)} logits processors are installed; at most {MAX_PROCESSORS} can be")
+        self.stages = list(stages)
+        self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
+        self._built: dict[tuple[int, str], Any] = {}
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], facts: Facts | None = None) -> Processing:
+        """The processors among some entries; those that do not fit the facts are refused when they are asked for."""
+        wanted = sorted((one for one in entries if one.kind == PROCESSOR), key=lambda one: -one.priority)
+        return cls([Stage(entry, unmet(entry.needs, facts) if facts is not None else ()) for entry in wanted])
+
+    def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
+        """What a request's parameters mean for the processors.
+
+        Raises: RequestError for arguments that nothing takes or that the processor refuses, and for a processor that is
+        broken or does not fit.
+        """
+        if not params.processed_fields and not params.extra_args:
+            return NOTHING
+        self._refuse_unknown(params)
+        try:
+            return self._prepare(params, facts)
+        except PluginError as error:
+            raise RequestError(str(error)) from error
+
+    def _prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
+        records, num_draws, reads_tokens = [], [], False
+        for index, stage in enumerate(self.stages):
+            arguments = self._arguments(index, stage, params)
+            count = stage.num_draws(arguments, facts) if arguments is not None else 0
+            if count != 0:
+                records.append((index, stage.encode(arguments, facts)))
+                num_draws.append((1 << index, count))
+                reads_tokens |= stage.reads_tokens
+        bits, ends = sum(bit for bit, _ in num_draws), any(count is not None for _, count in num_draws)
+        return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends)
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse what `prepare` refuses by name, type or value alone, before any engine is there."""
+        self._refuse_unknown(params)
+        for index, stage in enumerate(self.stages):
+            self._arguments(index, stage, params)
+
+    def _refuse_unknown(self, params: SamplingParams) -> None:
+        for name in params.processed_fields:
+            if name not in self._claimed:
+                raise RequestError(
+                    f"sampling.{name}={getattr(params, name)!r}: no logits processor that takes it is loaded here"
+                )
+        taking = {stage.entry.name for stage in self.stages if not stage.from_params}
+        for name in params.extra_args:
+            if name not in taking:
+                raise RequestError(unknown_key(f"sampling.extra_args.{name}", sorted(taking)))
+
+    def _arguments(self, index: int, stage: Stage, params: SamplingParams) -> Any:
+        """The processor's arguments; None if the request has none."""
+        if stage.from_params:
+            if not any(name in params.processed_fields for name in stage.field_names):
+                return None
+            return stage.arguments(**{name: getattr(params, name) for name in stage.field_names})
+        given = params.extra_args.get(stage.entry.name)
+        return None if given is None else self._build(index, stage, given)
+
+    def _build(self, index: int, stage: Stage, given: Mapping[str, Any]) -> Any:
+        """Checked and converted; equal arguments once, since OmegaConf takes a millisecond."""
+        key = (index, repr(given))
+        if key not in self._built:
+            if len(self._built) >= _CACHED_ARGUMENTS:
+                self._built.clear()
+            try:
+                self._built[key] = build(stage.arguments, given, f"sampling.extra_args.{stage.entry.name}")
+            except ConfigError as error:
+                raise RequestError(str(error)) from error
+        return self._built[key]

@@ -1,0 +1,91 @@
+"""Runs one logits processor without an engine, through the same host and device halves as the engine does.
+
+Legend: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.contracts import Needs, ProcessorSpec, RequestFacts, SamplingBatch
+from core.pipeline import Pipeline
+from core.processing import Processing, Stage
+from core.registry import PROCESSOR, Entry, Origin
+from core.sampling import SamplingParams
+from core.step import Step, ints
+from core.testing.checks import check
+
+NUM_ROWS = 16
+MAX_MODEL_LEN = 64
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one request asks of the processor: its arguments (None: nothing), its tokens and its temperature."""
+
+    arguments: Mapping[str, Any] | None
+    tokens: Sequence[int] = (1, 2, 3)
+    num_prompt_tokens: int = 2
+    temperature: float = 1.0
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+class ProcessorDriver:
+    """A processor with rows for a few requests. Arguments that come from SamplingParams are given by those names."""
+
+    def __init__(self, processor: Any, config: type, vocab_size: int, device: str = "cpu") -> None:
+        entry = Entry(PROCESSOR, "tested", "nowhere:Nothing", Origin("-", "-", "-", "-"), config, needs=Needs())
+        stage = Stage(entry)
+        stage.__dict__["cls"] = processor
+        self.spec = ProcessorSpec(NUM_ROWS + 1, vocab_size, MAX_MODEL_LEN, torch.device(device))
+        self.processing, self.pipeline = Processing([stage]), Pipeline([stage], self.spec)
+        self.asked: dict[int, Asked] = {}
+
+    def admit(self, row: int, asked: Asked) -> None:
+        """Let a request take over a row."""
+        stage = self.processing.stages[0]
+        params = SamplingParams()
+        if asked.arguments is not None:
+            extra = {stage.entry.name: asked.arguments}
+            params = SamplingParams(**asked.arguments) if stage.from_params else SamplingParams(extra_args=extra)
+        facts = RequestFacts(asked.num_prompt_tokens, asked.temperature, asked.stop_ids, self.spec.vocab_size)
+        prepared = self.processing.prepare(params.resolved({}), facts)
+        values = prepared.records[0][1] if prepared.records else ints(())
+        step = Step(
+            processor_rows=ints([row]),
+            processor_ids=ints([0]),
+            processor_lens=ints([len(values)]),
+            processor_values=values,
+            known_rows=ints([row]),
+            known_prompt_lens=ints([asked.num_prompt_tokens]),
+            known_lens=ints([len(asked.tokens)]),
+            known_tokens=ints(asked.tokens),
+        )
+        views = {name: torch.from_numpy(np.array(getattr(step, name))).to(self.spec.device) for name in _SENT}
+        self.pipeline.receive(step, views)
+        self.asked[row] = asked
+
+    def process(self, logits_NV: Tensor, rows: Sequence[int]) -> Tensor:
+        """The logits of one draw for each of these rows, in this order; rows never admitted count as padding."""
+        rows_N = torch.tensor([row if row in self.asked else NUM_ROWS for row in rows], device=self.spec.device)
+        asked = [self.asked.get(row, Asked(None, (0,))) for row in rows]
+        params = SamplingBatch(
+            torch.tensor([one.temperature for one in asked], device=self.spec.device),
+            torch.zeros_like(rows_N),
+            torch.tensor([len(one.tokens) for one in asked], device=self.spec.device),
+        )
+        before = [tensor.clone() for tensor in (params.temperature_N, params.seed_N, params.position_N)]
+        found_NV = self.pipeline.process(logits_NV.clone(), 1, rows_N, params, MAX_MODEL_LEN)
+        after = (params.temperature_N, params.seed_N, params.position_N)
+        unchanged = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        check(unchanged, "process wrote to rows.sampling")
+        return found_NV
+
+
+_SENT = ("processor_values", "known_rows", "known_prompt_lens", "known_tokens")

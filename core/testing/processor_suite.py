@@ -1,0 +1,98 @@
+"""The conformance suite of logits processors: subclass it in your tests, name the class, its dataclass and examples.
+
+What a processor is for, only its own tests can know; this suite checks that it keeps to its rows.
+Legend: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from core.contracts import RequestFacts
+from core.sampling import SamplingParams
+from core.testing.checks import check, check_form
+from core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
+
+VOCAB_SIZE = 64
+
+
+class ProcessorSuite:
+    """`class TestMine(ProcessorSuite): processor = Mine; config = MyArguments; examples = ({"n": 2.0},)`.
+
+    examples: arguments of requests, each of which changes some logits of the suite. If the processor reads tokens:
+    the suite's requests hold tokens 1 to 12 in prompt and output.
+    """
+
+    processor: ClassVar[Any]
+    config: ClassVar[type]
+    examples: ClassVar[Sequence[Mapping[str, Any]]]
+    device: ClassVar[str] = "cpu"
+
+    def test_every_example_changes_its_row(self) -> None:
+        """And neither the form of the logits nor, if they are numbers, that they are."""
+        driver, logits_NV = self._crowd()
+        found_NV = driver.process(logits_NV, range(len(self.examples)))
+        check_form("what process returns", found_NV, tuple(logits_NV.shape), torch.float32)
+        check(not bool(found_NV.isnan().any()), "process made a logit NaN")
+        for row, example in enumerate(self.examples):
+            check(not torch.equal(found_NV[row], logits_NV[row]), f"{example} changes no logit")
+            check(bool((found_NV[row] > -torch.inf).any()), f"{example} forbids every token")
+
+    def test_rows_that_do_not_use_it_keep_their_logits(self) -> None:
+        """Bit for bit, beside rows that do; padding as well."""
+        driver, logits_NV = self._crowd()
+        bystander = len(self.examples)
+        driver.admit(bystander, Asked(None))
+        logits_NV = torch.cat([logits_NV, logits_NV[:1] + 1, logits_NV[:1] - 1])
+        found_NV = driver.process(logits_NV, [*range(bystander + 1), NUM_ROWS])
+        for row, what in ((-2, "a row that does not use it"), (-1, "padding")):
+            check(torch.equal(found_NV[row], logits_NV[row]), f"process changes the logits of {what}")
+
+    def test_arguments_that_equal_the_defaults_change_nothing(self) -> None:
+        """The engine does not even call it for them."""
+        driver, _ = self._crowd()
+        stage = driver.processing.stages[0]
+        params = SamplingParams(extra_args={} if stage.from_params else {stage.entry.name: {}})
+        prepared = driver.processing.prepare(params.resolved({}), RequestFacts(2, 1.0, frozenset(), VOCAB_SIZE))
+        check(not prepared.records, "a request whose arguments are the defaults uses the processor")
+
+    def test_a_row_depends_on_itself_alone(self) -> None:
+        """The same request gives the same logits alone, in any order and in any row of the table."""
+        driver, logits_NV = self._crowd()
+        count = len(self.examples)
+        found_NV = driver.process(logits_NV, range(count))
+        backwards_NV = driver.process(logits_NV.flip(0), range(count - 1, -1, -1)).flip(0)
+        check(torch.equal(found_NV, backwards_NV), "rows in reverse order get other logits")
+        for row, example in enumerate(self.examples):
+            alone = ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device)
+            alone.admit(NUM_ROWS - 1, self._asked(example))
+            alone_NV = alone.process(logits_NV[row : row + 1], [NUM_ROWS - 1])
+            check(torch.equal(alone_NV[0], found_NV[row]), f"{example} gives other logits alone than in a crowd")
+
+    def test_a_row_forgets_its_last_owner(self) -> None:
+        """Whoever takes a row over gets logits as in a new row, whether or not it uses the processor."""
+        driver, logits_NV = self._crowd()
+        count = len(self.examples)
+        found_NV = driver.process(logits_NV, range(count))
+        for row in range(count):
+            driver.admit(row, self._asked(self.examples[(row + 1) % count]))
+        again_NV = driver.process(logits_NV.roll(-1, 0), range(count))
+        check(torch.equal(again_NV, found_NV.roll(-1, 0)), "a row that changed hands gets other logits than a new one")
+        for row in range(count):
+            driver.admit(row, Asked(None))
+        plain_NV = driver.process(logits_NV, range(count))
+        check(torch.equal(plain_NV, logits_NV), "a row still applies the arguments of its last owner")
+
+    def _crowd(self) -> tuple[ProcessorDriver, Tensor]:
+        driver = ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device)
+        for row, example in enumerate(self.examples):
+            driver.admit(row, self._asked(example))
+        logits_NV = 3 * torch.randn(len(self.examples), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+        return driver, logits_NV.to(self.device)
+
+    def _asked(self, example: Mapping[str, Any]) -> Asked:
+        return Asked(example, tokens=tuple(range(1, 13)), num_prompt_tokens=6)

@@ -1,0 +1,57 @@
+"""top_k, then top_p, then min_p: which tokens are left to draw from. Legend: N rows, V vocabulary.
+
+All three come down to one threshold a row, so tokens with equal logits are kept or dropped together: with top_k, ties
+with the k-th, as transformers does; with top_p, ties with the least likely token that is needed, where transformers
+keeps as many of them as its sort happens to put last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from plugins.samplers import TruncationArguments
+
+LOWEST_TEMPERATURE = 1e-30
+"""As in gumbel.py."""
+
+
+class Truncation:
+    """Sets the logits below a row's threshold to -inf."""
+
+    def __init__(self, spec: ProcessorSpec) -> None:
+        self.spec = spec
+
+    @staticmethod
+    def num_draws(arguments: TruncationArguments, request: RequestFacts) -> int | None:
+        """None for a greedy request: the largest logit always stays."""
+        return 0 if request.temperature == 0 or arguments == TruncationArguments() else None
+
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        scaled_NV = logits_NV / safe_temperature(rows.sampling.temperature_N).unsqueeze(1)
+        threshold_N = thresholds(scaled_NV, rows.columns["top_k"], rows.columns["top_p"], rows.columns["min_p"])
+        return logits_NV.masked_fill(scaled_NV < threshold_N.unsqueeze(1), -torch.inf)
+
+
+def safe_temperature(temperature_N: Tensor) -> Tensor:
+    """What to divide by: greedy rows have nothing to lose, as their largest logit stays whatever happens."""
+    return temperature_N.masked_fill(temperature_N == 0, 1.0).clamp(min=LOWEST_TEMPERATURE)
+
+
+def thresholds(scaled_NV: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor) -> Tensor:
+    """The smallest logit (N,) that each row keeps of logits over temperature; -inf where it keeps all.
+
+    A token stays under top_p if those more likely than it do not reach top_p by themselves.
+    """
+    num_tokens = scaled_NV.shape[1]
+    sorted_NV = scaled_NV.sort(dim=1, descending=True).values
+    last_N1 = torch.where((top_k_N <= 0) | (top_k_N > num_tokens), num_tokens, top_k_N).unsqueeze(1) - 1
+    kth_N1 = sorted_NV.gather(1, last_N1)
+    sorted_NV = sorted_NV.masked_fill_(sorted_NV < kth_N1, -torch.inf)
+    probs_NV = sorted_NV.softmax(1)
+    before_NV = probs_NV.cumsum(1) - probs_NV
+    is_kept_NV = (before_NV < top_p_N.unsqueeze(1)) | (top_p_N >= 1).unsqueeze(1)
+    is_kept_NV &= (probs_NV >= min_p_N.unsqueeze(1) * probs_NV[:, :1]) & (sorted_NV > -torch.inf)
+    is_kept_NV[:, 0] = True
+    return sorted_NV.masked_fill_(~is_kept_NV, torch.inf).amin(1)
