@@ -19,7 +19,7 @@ RING = 4
 
 @dataclass(frozen=True)
 class Arrival:
-    """The tokens of one launched step."""
+    """The tokens of one launched step, or the rows that they come in with their log-probabilities."""
 
     tokens_N: Tensor
     event: Any = None
@@ -51,9 +51,20 @@ class Arrivals:
         """Start copying tokens to the host; they must stay as they are until the device has got to it."""
         if not self._buffers:
             return Arrival(tokens_N)
+        if tokens_N.ndim > 1:
+            return _send_apart(tokens_N)
         buffer, event = self._buffers[self._next]
         self._next = (self._next + 1) % RING
         arriving_N = buffer[: tokens_N.shape[0]]
         arriving_N.copy_(tokens_N, non_blocking=True)
         event.record()
         return Arrival(arriving_N, event)
+
+
+def _send_apart(rows_NX: Tensor) -> Arrival:
+    """Scored rows: of any size, and few enough requests ask for them that each step may have a buffer of its own."""
+    arriving_NX = torch.empty(rows_NX.shape, dtype=torch.int64, pin_memory=True)
+    arriving_NX.copy_(rows_NX, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return Arrival(arriving_NX, event)

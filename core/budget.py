@@ -34,7 +34,9 @@ def _walk(pool: BlockPool, request: Request) -> list[int]:
 
 
 def max_cached_blocks(request: Request) -> int:
-    """Full blocks before the request's last known token."""
+    """Full blocks before the request's last known token; none while its prompt is to be scored and so computed."""
+    if request.scores is not None and request.scores.misses_prompt:
+        return 0
     return (request.num_tokens - 1) // request.block_size
 
 

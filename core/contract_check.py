@@ -16,6 +16,7 @@ _CONTRACTS: dict[str, type] = {
     "kernels": contracts.Kernels,
     "sampler": contracts.Sampler,
     "scheduler": contracts.Scheduler,
+    "processor": contracts.LogitsProcessor,
 }
 
 

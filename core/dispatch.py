@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from core.arguments import ArgumentWriter
+from core.arguments import ArgumentWriter, Chunk
 from core.block_pool import BlockPool
 from core.budget import match_prefix, max_cached_blocks
 from core.plan_check import CheckedPlan
@@ -44,6 +44,8 @@ class Dispatched:
     num_cached_tokens: int
     got_further: bool
     """Whether any request computes a token it never computed before."""
+    chunks: Sequence[Chunk] = ()
+    """The prompt chunks, if the step scores tokens."""
 
 
 class Dispatcher:
@@ -209,13 +211,14 @@ class Dispatcher:
             computing = np.concatenate([decode, chunked])
             drawn = np.concatenate([decode, chunked[step.sampled_chunks]])
         self.write_mask(step, drawn)
-        self.arguments.write(step, draft.admitted, slots.requests(drawn))
+        self.arguments.write(step, draft.admitted, draft.chunks, slots.requests(drawn))
         step.max_context_len = int(slots.num_computed_tokens_S[computing].max(initial=0))
         step.all_greedy = bool(slots.is_greedy_S[drawn].all())
         if self.shares_prefixes and not draft.chunks:
             self.write_shared_prefix(step, decode)
         cached = sum(request.num_cached_tokens for request in draft.admitted if request.num_preemptions == 0)
-        return Dispatched(step, slots.drawn(drawn), len(step.token_ids_T), cached, draft.got_further)
+        chunks = draft.chunks if step.num_logprobs >= 0 else ()
+        return Dispatched(step, slots.drawn(drawn), len(step.token_ids_T), cached, draft.got_further, chunks)
 
     def write_mask(self, step: Step, drawn: IntArray) -> None:
         """Forbid stop tokens to requests that have not reached their min_tokens."""

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from core.admission import EngineLimits, admit, check_room, checked_timeout_s
+from core.arguments import scored_chunks
 from core.block_pool import BlockPool
 from core.budget import Ledger
 from core.contracts import Plan, Scheduler, SchedulerView
@@ -45,7 +46,11 @@ class Executor(Protocol):
         ...
 
     def collect(self, handle: Any) -> IntArray:
-        """Wait for a launched step and return the drawn tokens."""
+        """Wait for a launched step and return the drawn tokens (N,).
+
+        If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of the scored prompt
+        tokens, as `core.drawing` lays them out; the first column holds the tokens.
+        """
         ...
 
     def time_steps(self) -> Clock:
@@ -281,6 +286,8 @@ class Engine:
             with self.watch.part("wait"):
                 tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
             with self.watch.part("commit"):
+                if tokens.ndim == 2:
+                    tokens = self._keep_scores(launched.dispatched, tokens)
                 self._note_first_tokens(launched)
                 outputs += self._commit(launched.dispatched.drawn, tokens)
                 self._notify_ends(outputs)
@@ -290,6 +297,20 @@ class Engine:
             self._abandon(error)
             raise
         return outputs
+
+    def _keep_scores(self, dispatched: Dispatched, rows: IntArray) -> IntArray:
+        """Give the requests their log-probabilities; returns the drawn tokens."""
+        ids = dispatched.drawn.ids_N.tolist()
+        for id_, row in zip(ids, rows, strict=False):
+            request = self.queue.live.get(id_)
+            if request is not None and request.scores is not None:
+                request.scores.add(row)
+        start = len(ids)
+        for _, request, first, count in scored_chunks(dispatched.chunks):
+            assert request.scores is not None
+            request.scores.add_prompt(first, rows[start : start + count])
+            start += count
+        return rows[: len(ids), 0]
 
     def _note_first_tokens(self, launched: _InFlight) -> None:
         """Only a prompt's last chunk draws a first token, and chunks are drawn for behind the decodes."""

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import SamplingBatch
+from core.drawing import PLAIN, Extras, draw_extra
 from core.state import Draws, RequestTable, slot_mapping
+from core.step import Step
 
 if TYPE_CHECKING:
     from core.prefill_graphs import PrefillGraphs
@@ -82,44 +84,69 @@ class DecodeGraphs:
         self, worker: Worker, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
     ) -> None:
         self.worker, self.sizes, self.max_model_len = worker, list(sizes), max_model_len
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._graphs: dict[tuple[int, bool, Extras], _Graph] = {}
         self._shares = shares_prefixes
+        self._pool: Any = None
 
     def capture(self, pool: Any) -> int:
         """Capture every size, the largest first so that the others fit into its memory; returns how many."""
-        device = self.worker.table.device
+        self._pool = pool
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
-                rows_G = torch.full((size,), self.worker.table.padding_row, device=device)
-                graph, tokens_G = record(partial(self.step, rows_G, is_shared), pool, device)
-                self._graphs[size, is_shared] = _Graph(graph, rows_G, tokens_G)
+                self._graphs[size, is_shared, PLAIN] = self._record(size, is_shared, PLAIN)
         return len(self._graphs)
 
-    def launch(self, rows_D: Tensor, *, is_shared: bool = False) -> Tensor:
-        """Replay the smallest graph that holds these rows; returns their tokens, valid until the next launch.
+    def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
+        device = self.worker.table.device
+        rows_G = torch.full((size,), self.worker.table.padding_row, device=device)
+        graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self._pool, device)
+        return _Graph(graph, rows_G, tokens_G)
 
+    def hold(self, step: Step, extras: Extras) -> bool:
+        """Whether a graph can be this step: decodes alone, no token forbidden, and processors that may be captured."""
+        if len(step.chunk_rows) or len(step.mask_rows):
+            return False
+        pipeline = self.worker.pipeline
+        return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
+
+    def launch(self, rows_D: Tensor, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
+        """Replay the smallest graph that holds these rows; returns their tokens or rows, valid until the next launch.
+
+        extras: what the draws need; its graph is captured when a step first needs it.
         is_shared: rows share a prefix, as shared_len_R of the table says.
         """
         count = rows_D.shape[0]
-        graph = self._graphs[self.sizes[np.searchsorted(self.sizes, count)], is_shared]
+        key = (self.sizes[np.searchsorted(self.sizes, count)], is_shared, extras)
+        if key not in self._graphs:
+            started = time.perf_counter()
+            self._graphs[key] = self._record(*key)
+            logger.info(
+                "captured a decode graph of %d rows for %s in %.1f s", key[0], extras, time.perf_counter() - started
+            )
+        graph = self._graphs[key]
         graph.rows_G[:count].copy_(rows_D)
         graph.rows_G[count:].fill_(self.worker.table.padding_row)
         self.worker.begin()
         graph.graph.replay()
         return graph.tokens_G[:count]
 
-    def step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
-        """One decode step of these rows: everything a graph holds."""
+    def step(self, rows_G: Tensor, is_shared: bool = False, extras: Extras = PLAIN) -> Tensor:
+        """One decode step of these rows: everything a graph holds. Returns what goes to the host."""
         worker, table = self.worker, self.worker.table
         batch = decode_batch(table, rows_G, self.max_model_len)
         if is_shared:
             batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
         hidden_GD = worker.forward(batch)
-        tokens_G = worker.draw(hidden_GD, decode_draws(table, rows_G, batch))
+        drawn = decode_draws(table, rows_G, batch)
+        if extras == PLAIN:
+            results_G = tokens_G = worker.draw(hidden_GD, drawn)
+        else:
+            results_G = draw_extra(worker, hidden_GD, drawn, extras, self.max_model_len)
+            tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
         table.last_token_R[rows_G] = tokens_G
         table.length_R[rows_G] = batch.context_lens_B + 1
         table.reset_padding()
-        return tokens_G
+        return results_G
 
 
 def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> Batch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from core.logprobs import TokenLogprob
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -67,6 +69,8 @@ class RequestOutput:
     stop_reason is the stop string or the token of stop_token_ids that ended it. num_cached_tokens counts prompt tokens
     found in the prefix cache. error says why a request with finish_reason "error" was refused, or why one with "abort"
     ended if its caller did not end it. index counts the completions of a prompt.
+    logprobs (one per token of token_ids) and prompt_logprobs (one per token of the prompt, None for the first) are None
+    unless asked for.
     """
 
     request_id: int
@@ -80,6 +84,8 @@ class RequestOutput:
     error: str | None = None
     stop_reason: str | int | None = None
     timings: Timings | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     index: int = 0
     others: list[RequestOutput] = field(default_factory=list)
 

@@ -99,6 +99,7 @@ class PrefillGraphs:
             and not len(step.decode_rows)
             and not len(step.mask_rows)
             and not step.processors
+            and step.num_logprobs < 0
         )
 
     def launch(self, step: Step) -> Tensor:

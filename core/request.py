@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from core.block_pool import ROOT, hash_block
+from core.logprobs import Scores
 from core.outputs import FinishReason, RequestOutput, Timings
 from core.processing import NOTHING, Prepared
 from core.sampling import SamplingParams
@@ -91,6 +92,7 @@ class Request:
         "priority",
         "prompt",
         "scheduled_s",
+        "scores",
         "seed",
         "slot",
         "stop_ids",
@@ -156,6 +158,9 @@ class Request:
         self.stop_ids = stop_ids
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
+        self.scores: Scores | None = None
+        if params.is_scored:
+            self.scores = Scores(params.logprobs, params.prompt_logprobs, len(prompt_token_ids))
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
@@ -230,6 +235,8 @@ class Request:
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
             error=error,
+            logprobs=self.scores.drawn() if self.scores is not None else None,
+            prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, time.monotonic()),
         )

@@ -7,12 +7,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from core.logprobs import TokenLogprob
     from core.outputs import RequestOutput
 
 
@@ -82,6 +84,7 @@ def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
         **_completion_json(output),
         "num_cached_tokens": output.num_cached_tokens,
         "error": output.error,
+        **({} if output.prompt_logprobs is None else {"prompt_logprobs": _logprobs_json(output.prompt_logprobs)}),
         **({"others": [_completion_json(other) for other in output.others]} if output.others else {}),
     }
 
@@ -92,7 +95,12 @@ def _completion_json(completion: RequestOutput) -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason.value,
         "stop_reason": completion.stop_reason,
+        **({} if completion.logprobs is None else {"logprobs": _logprobs_json(completion.logprobs)}),
     }
+
+
+def _logprobs_json(logprobs: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+    return [None if one is None else asdict(one) for one in logprobs]
 
 
 def _give_usual_mode(path: str) -> None:

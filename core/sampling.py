@@ -60,6 +60,8 @@ class SamplingParams:
                         complete first, the token that completed it is the last. One text, or several.
     include_stop_str_in_output: leave the stop string in the text.
     skip_special_tokens: leave special tokens out of the text.
+    logprobs:           0 to 20: give every token with its log-probability under the model, and this many alternatives.
+    prompt_logprobs:    the same for the prompt's tokens, all but the first.
     extra_args:         arguments of logits processors that plugins bring, by the processor's name.
 
     Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
@@ -88,6 +90,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str | tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,6 +108,9 @@ class SamplingParams:
         self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         self._check_distribution()
         self._check_tokens()
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._keep("extra_args", extra_args("extra_args", self.extra_args))
 
     def _check_distribution(self) -> None:
@@ -142,6 +149,11 @@ class SamplingParams:
             return [self]
         seeds = [self.seed, *(None if self.seed is None else derived_seed(self.seed, i) for i in range(1, self.n))]
         return [replace(self, n=1, seed=seed) for seed in seeds]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
 
     @cached_property
     def processed_fields(self) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ class Step:
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
     the other; no values at all put a processor's defaults into a row.
+    scored_*: chunks (by index) whose hidden states give the log-probabilities of prompt tokens: how many of each chunk's
+    tokens are followed by one, and those that follow.
     known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
     """
@@ -56,6 +58,9 @@ class Step:
     processor_ids: IntArray = field(default_factory=no_ints)
     processor_lens: IntArray = field(default_factory=no_ints)
     processor_values: IntArray = field(default_factory=no_ints)
+    scored_chunks: IntArray = field(default_factory=no_ints)
+    scored_lens: IntArray = field(default_factory=no_ints)
+    scored_tokens: IntArray = field(default_factory=no_ints)
     known_rows: IntArray = field(default_factory=no_ints)
     known_prompt_lens: IntArray = field(default_factory=no_ints)
     known_lens: IntArray = field(default_factory=no_ints)
@@ -68,6 +73,8 @@ class Step:
     """Tokens that the rows last named in shared_rows share; 0 if this step has nothing to gain from it."""
     processors: int = 0
     """Bits of the logits processors that a draw of the step goes through; 0 if it is plain."""
+    num_logprobs: int = -1
+    """Alternatives that every scored token of the step comes back with; -1: nothing is scored."""
 
     @property
     def num_tokens(self) -> int:

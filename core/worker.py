@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from core.arrivals import Arrival, Arrivals
 from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
+from core.drawing import PLAIN, Extras, draw_extra, score_prompt
 from core.graphs import DecodeGraphs, capture_graphs
 from core.parallel import ALONE, Ranks
 from core.pipeline import Pipeline
@@ -136,14 +136,14 @@ class Worker:
             self.clock.begin()
 
     def compute(self, step: Step) -> Tensor:
-        """The drawn tokens (N,) of a step, on the device; valid until the next step."""
+        """The drawn tokens (N,) of a step or their scored rows, on the device; valid until the next step."""
         device_step = self.table.receive(step)
         if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             self.pipeline.receive(step, device_step.views)
-        is_plain = not len(step.mask_rows) and not step.processors
-        if self.graphs is not None and not len(step.chunk_rows) and is_plain:
+        extras = Extras(step.processors, step.num_logprobs)
+        if self.graphs is not None and self.graphs.hold(step, extras):
             self.table.mirror(step)
-            return self.graphs.launch(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
+            return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
         if self.prefill_graphs is not None and self.prefill_graphs.hold(step):
             self.table.mirror(step)
             return self.prefill_graphs.launch(step)
@@ -153,14 +153,27 @@ class Worker:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         hidden_TD = self.forward(batch)
         drawn = self.table.draws(device_step, batch)
-        draw = self.draw if is_plain else partial(self.draw_processed, device_step=device_step)
-        tokens_N = draw(hidden_TD, drawn) if len(drawn.rows_N) else drawn.rows_N
-        self.table.write_back(drawn, tokens_N)
+        results_N = self._draw_all(hidden_TD, drawn, device_step, extras)
+        self.table.write_back(drawn, results_N if results_N.ndim == 1 else results_N[: len(drawn.rows_N), 0])
         self.table.mirror(step)
-        return tokens_N
+        return results_N
+
+    def _draw_all(self, hidden_TD: Tensor, drawn: Draws, device_step: DeviceStep, extras: Extras) -> Tensor:
+        """What a step that no graph holds sends to the host: see Executor.collect."""
+        step = device_step.step
+        mask = device_step.views if len(step.mask_rows) else None
+        results_N = drawn.rows_N
+        if len(drawn.rows_N) and (mask is not None or extras != PLAIN):
+            results_N = draw_extra(self, self.drawn_hidden(hidden_TD, drawn), drawn, extras, step.max_context_len, mask)
+        elif len(drawn.rows_N):
+            results_N = self.draw(hidden_TD, drawn)
+        if not len(step.scored_chunks):
+            return results_N
+        prompt_PX = score_prompt(self, hidden_TD, step, extras.num_logprobs)
+        return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
 
     def collect(self, handle: Arrival) -> IntArray:
-        """Wait for a launched step and return its tokens."""
+        """Wait for a launched step and return its tokens, or their scored rows."""
         return handle.wait()
 
     def forward(self, batch: Batch) -> Tensor:
@@ -170,30 +183,13 @@ class Worker:
         return self.model.forward(batch.token_ids_T, batch.positions_T, attend)
 
     def draw(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
-        """Tokens (N,) drawn from the hidden states."""
-        logits_NV = self._logits(hidden_TD, drawn)
+        """Tokens (N,) drawn plainly from the hidden states."""
+        logits_NV = self.model.logits(self.drawn_hidden(hidden_TD, drawn))
         return self._sample(logits_NV, drawn.params, self.ranks.rank * logits_NV.shape[1])
 
-    def draw_processed(self, hidden_TD: Tensor, drawn: Draws, device_step: DeviceStep) -> Tensor:
-        """The same through the step's logits processors, over the whole vocabulary on every rank."""
-        step, views = device_step.step, device_step.views
-        logits_NV = self.ranks.all_gather_last(self._logits(hidden_TD, drawn))[:, : self.vocab_size].float()
-        if len(step.mask_rows):
-            logits_NV[views["mask_rows"], views["mask_tokens"]] = -torch.inf
-        if step.processors:
-            assert self.pipeline is not None
-            rows = (step.processors, drawn.rows_N, drawn.params)
-            logits_NV = self.pipeline.process(logits_NV, *rows, step.max_context_len)
-        tokens_N = self.sampler.sample(logits_NV, drawn.params)
-        if step.processors:
-            assert self.pipeline is not None
-            self.pipeline.write_back(*rows, tokens_N)
-        return tokens_N
-
-    def _logits(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
-        if drawn.token_indices_N is not None:
-            hidden_TD = hidden_TD.index_select(0, drawn.token_indices_N)
-        return self.model.logits(hidden_TD)
+    def drawn_hidden(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
+        """The hidden states (N, D) that are drawn from."""
+        return hidden_TD if drawn.token_indices_N is None else hidden_TD.index_select(0, drawn.token_indices_N)
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
         if self.ranks.size == 1:

@@ -25,6 +25,14 @@ class TopArguments(FromSamplingParams):
     top_k: int = 0
 
 
+class NoEncode:
+    def __init__(self, spec):
+        self.spec = spec
+
+    def process(self, logits_NV, rows):
+        return logits_NV
+
+
 @dataclass
 class ListArguments:
     tokens: list[int] = field(default_factory=list)
@@ -65,8 +73,9 @@ def test_a_parameter_that_no_processor_takes_is_refused():
     ("broken", "message"),
     [
         (entry("shift", target="nowhere:Nothing"), "processor 'shift' of plugin 'theirs'"),
+        (entry("shift", target="tests.core.test_processing:TopArguments"), "does not keep its contract"),
         (entry("shift", needs=Needs(devices=("cuda",))), "does not fit: device is cpu, needs cuda"),
-        (entry("shift", ListArguments, "tests.core.test_processing:TopArguments"), "needs encode and load"),
+        (entry("shift", ListArguments, "tests.core.test_processing:NoEncode"), "needs encode and load"),
     ],
 )
 def test_a_processor_that_cannot_be_used_is_named_and_only_when_asked_for(broken, message):
