@@ -33,8 +33,8 @@ class Step:
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
     the other; no values at all put a processor's defaults into a row.
-    scored_*: chunks (by index) whose hidden states give the log-probabilities of prompt tokens: how many of each chunk's
-    tokens are followed by one, and those that follow.
+    scored_*: chunks (by index) whose hidden states give the log-probabilities of prompt tokens: how many of each
+    chunk's tokens are followed by one, and those that follow.
     known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
     """

@@ -117,19 +117,19 @@ def test_a_row_that_changes_hands_gets_defaults_for_what_its_last_owner_used():
     writer = ArgumentWriter(4)
     first = make_request(0, ("one", {"amount": 1.0}), ("two", {"amount": 2.0}))
     step = Step()
-    writer.write(step, [first], [first])
+    writer.write(step, [first], [], [first])
     assert (step.processor_rows.tolist(), step.processor_ids.tolist()) == ([0, 0], [0, 1])
     assert step.processor_lens.tolist() == [2, 2] and step.processors == 3
     writer.forget(first)
     second, step = make_request(1, ("two", {"amount": 5.0})), Step()
-    writer.write(step, [second], [second])
+    writer.write(step, [second], [], [second])
     assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([0, 1], [0, 2], 2)
     writer.forget(second)
     third, step = make_request(2), Step()
-    writer.write(step, [third], [third])
+    writer.write(step, [third], [], [third])
     assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([1], [0], 0)
     step = Step()
-    writer.write(step, [make_request(3)], [])
+    writer.write(step, [make_request(3)], [], [])
     assert not len(step.processor_rows)
 
 
