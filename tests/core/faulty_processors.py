@@ -83,7 +83,7 @@ class WritesToTheTemperature(PlainProcessor):
 
 
 FAULTS = {
-    KeepsTheLastOwner: "a row still applies the arguments of its last owner",
+    KeepsTheLastOwner: "a row that changed hands gets other logits than a new one",
     AppliesTheFirstRowToAll: "process changes the logits of a row that does not use it",
     LooksAtTheOtherRows: "gives other logits alone than in a crowd",
     ReturnsHalfPrecision: "what process returns",
