@@ -48,7 +48,7 @@ class AppliesTheFirstRowToAll(PlainProcessor):
 
 class LooksAtTheOtherRows(PlainProcessor):
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
-        return super().process(logits_NV, rows) - rows.columns["amount"].unsqueeze(1) * logits_NV.mean()
+        return super().process(logits_NV, rows) - rows.columns["amount"].unsqueeze(1) * rows.columns["amount"][0]
 
 
 class ReturnsHalfPrecision(PlainProcessor):
@@ -85,7 +85,7 @@ class WritesToTheTemperature(PlainProcessor):
 FAULTS = {
     KeepsTheLastOwner: "a row that changed hands gets other logits than a new one",
     AppliesTheFirstRowToAll: "process changes the logits of a row that does not use it",
-    LooksAtTheOtherRows: "gives other logits alone than in a crowd",
+    LooksAtTheOtherRows: "rows in reverse order get other logits",
     ReturnsHalfPrecision: "what process returns",
     ReturnsProbabilities: "process changes the logits of a row that does not use it",
     DoesNothing: "changes no logit",
