@@ -97,8 +97,8 @@ class Qwen3MoeLayer:
             hidden_TD, residual_TD = kernels.rms_norm(hidden_TD, self.attention_norm_D, eps), hidden_TD
         else:
             hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.attention_norm_D, eps)
-        hidden_TD = self.output(attend(self.index, self.qkv(hidden_TD), self.rope, self.qk_norm))
-        hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.mlp_norm_D, eps)
+        attended_TD = attend(self.index, self.qkv(hidden_TD), self.rope, self.qk_norm)
+        hidden_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, eps)
         return self.mlp(hidden_TD), residual_TD
 
     def weight_targets(self) -> dict[str, WeightTarget]:
