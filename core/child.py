@@ -5,8 +5,9 @@ Knows no sweep and no engine.
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,24 @@ TAIL_BYTES = 65536
 
 
 def run_child(
-    command: Sequence[str], cwd: str, text: str | None, log: Path, timeout_s: float | None = None
+    command: Sequence[str],
+    cwd: str,
+    text: str | None,
+    log: Path,
+    timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run a command to its end; returns its status, its error and its exit code.
 
     text: its standard input; None is an empty one. timeout_s: after which it is killed; None waits for ever.
+    environ: variables it gets beside ours.
     """
     with log.open("wb") as file:
         try:
             done = subprocess.run(
                 command,
                 cwd=cwd,
+                env={**os.environ, **(environ or {})},
                 input=(text or "").encode(),
                 stdout=file,
                 stderr=subprocess.STDOUT,

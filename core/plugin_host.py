@@ -7,6 +7,7 @@ torch.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from core.plugin_check import check_plugin, new_manager
 from core.plugin_sources import (
     BLOCK_VARIABLE,
     DEVELOPMENT_VARIABLE,
+    EXPECTED_VARIABLE,
     Source,
     check_siblings,
     in_development,
@@ -50,7 +52,8 @@ class PluginHost:
         """Load the plugins of this process: installed ones first, then those that HOOKLINE_PLUGINS names.
 
         Order: the hookline distribution, then by distribution and plugin name. `sources` replaces the installed ones.
-        Raises: PluginError only if another distribution has put itself in the place of our own packages.
+        Raises: PluginError only if another distribution has put itself in the place of our own packages, or if the
+                process that started this one sees other plugins (`for_children`).
         """
         check_siblings()
         host = cls()
@@ -59,6 +62,8 @@ class PluginHost:
         for source in everything:
             host._add(source, source.origin.plugin in blocked)
         host._report_unknown_blocks(blocked, [source.origin.plugin for source in everything])
+        if environ.get(EXPECTED_VARIABLE):
+            host.check_same(json.loads(environ[EXPECTED_VARIABLE]), "this process")
         return host
 
     def hooks_of(self, origin: Origin) -> list[str]:
@@ -99,6 +104,10 @@ class PluginHost:
             *(f"{entry.kind} '{entry.name}' of {entry.origin} from {entry.target}" for entry in self.registry),
             *(f"preset {preset.kind} '{preset.name}' of {preset.distribution}" for preset in self.presets),
         )
+
+    def for_children(self) -> dict[str, str]:
+        """Environment variables for a process that must see the same plugins, or refuse to start."""
+        return {EXPECTED_VARIABLE: json.dumps(self.description)}
 
     def check_same(self, expected: Sequence[str], where: str) -> None:
         """Make sure that this process sees what the one that started it saw; `where` names this one.

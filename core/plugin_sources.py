@@ -24,6 +24,9 @@ BLOCK_VARIABLE = "HOOKLINE_BLOCK"
 DEVELOPMENT_VARIABLE = "HOOKLINE_PLUGINS"
 """Modules to load as plugins without being installed."""
 
+EXPECTED_VARIABLE = "HOOKLINE_EXPECTED_PLUGINS"
+"""What a process that we start must see of plugins; set by ourselves for the jobs of a sweep."""
+
 
 @dataclass(frozen=True)
 class Source:

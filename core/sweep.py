@@ -38,7 +38,8 @@ class Sweep:
     """What runs each job; Hydra's launcher may send it to another process.
 
     module: what a job's process runs, core.run or core.bench. file_name: of the result file in a job's folder. text:
-    what was piped in, for every job. notes: a file that collects one line for each job of this very sweep.
+    what was piped in, for every job. notes: a file that collects one line for each job of this very sweep. environ:
+    variables for each job, by which it makes sure that it sees the plugins that this process sees.
     """
 
     module: str
@@ -46,6 +47,7 @@ class Sweep:
     text: str | None
     notes: Path
     cwd: str
+    environ: Mapping[str, str]
 
     def __call__(self, job: Job) -> float | None:
         """Run a job, or find that an earlier sweep into this folder finished it; returns its objective, if it has one.
@@ -92,7 +94,7 @@ class Sweep:
         _say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
         command = [sys.executable, "-m", self.module, *arguments]
         started = time.monotonic()
-        ended = run_child(command, self.cwd, self.text, folder / LOG, job.tree.get("job_timeout_s"))
+        ended = run_child(command, self.cwd, self.text, folder / LOG, job.tree.get("job_timeout_s"), self.environ)
         own = read_lines(result) if self.module == BENCH else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
         _say(_ending(job, record))
@@ -108,7 +110,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, module: str = "core.ru
     text = piped_text() if module != BENCH and not _gives_prompts(arguments) else None
     with tempfile.TemporaryDirectory(prefix="hookline-") as scratch:
         notes = Path(scratch, "jobs.jsonl")
-        sweep = Sweep(module, _file_name(arguments, module), text, notes, os.getcwd())
+        sweep = Sweep(module, _file_name(arguments, module), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(module)}=")]
         try:
             compose(own, host, "bench" if module == BENCH else "config", sweep)

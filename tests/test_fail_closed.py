@@ -1,5 +1,6 @@
 """What was chosen and cannot work stops the start in one line with exit code 2; what was not chosen stops nothing."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def forget_the_modules():
     import sys
 
     yield
-    for name in ("faulty", *OTHERS):
+    for name in ("faulty", "moody", *OTHERS):
         sys.modules.pop(name, None)
 
 
@@ -159,3 +160,23 @@ def test_none_of_them_stops_a_run_that_did_not_choose_it(capsys: pytest.CaptureF
         assert f"hookline: plugin '{name}'" in shown.err
     assert "kernels 'no_attend' of plugin 'faulty' (HOOKLINE_PLUGINS -) does not keep its contract" in shown.err
     assert "kernels=auto takes 'torch'" in shown.err
+
+
+def test_a_job_of_a_sweep_that_sees_other_plugins_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "moody.py").write_text(
+        "import os\nfrom core.hookspecs import hookimpl\nAPI_VERSION = 1\n@hookimpl\n"
+        "def register_schedulers(register):\n"
+        f"    if os.getpid() == {os.getpid()}: register('here_alone', 'faulty:NoPlan')\n"
+        "    register('everywhere', 'faulty:NoPlan')\n"
+    )
+    monkeypatch.setenv("HOOKLINE_PLUGINS", "moody")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
+    assert main([*RUN, "-m", "seed=1", "hydra.sweep.dir=swept"]) == 1
+    error = capsys.readouterr().err
+    assert (
+        "sees other plugins than the process that started it: missing: scheduler 'here_alone' of plugin 'moody'"
+        in error
+    )
+    assert "Traceback" not in error

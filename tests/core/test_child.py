@@ -66,3 +66,8 @@ def test_torchs_own_error_counts_as_out_of_memory():
     import torch
 
     assert failure(torch.OutOfMemoryError("CUDA out of memory"))["status"] == "out_of_memory"
+
+
+def test_variables_come_beside_those_of_this_process(tmp_path):
+    code = "import os, sys; sys.exit(0 if os.environ['OURS'] == 'x' and os.environ['PATH'] else 1)"
+    assert ended(code, tmp_path, environ={"OURS": "x"})["status"] == "done"

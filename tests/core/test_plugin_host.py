@@ -425,6 +425,16 @@ def test_blocking_a_plugin_in_one_process_alone_is_noticed() -> None:
         PluginHost.load(sources, {"HOOKLINE_BLOCK": "noisy"}).check_same(seen, "job 3")
 
 
+def test_a_process_checks_what_the_one_that_started_it_expects() -> None:
+    sources = [source(scheduler_plugin("mine"))]
+    environ = PluginHost.load(sources, {}).for_children()
+    assert PluginHost.load(sources, environ).choose("scheduler", "mine").name == "mine"
+    with pytest.raises(
+        PluginError, match="this process sees other plugins than the process that started it: missing: "
+    ):
+        PluginHost.load([], environ)
+
+
 # --- blocking, development, order
 
 

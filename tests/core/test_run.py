@@ -522,7 +522,9 @@ def started_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str |
     """Stands in for the jobs' processes; notes the arguments and the standard input of each."""
     started: list[tuple[list[str], str | None]] = []
 
-    def run_child(command: Sequence[str], cwd: str, text: str | None, log: Path, timeout_s: Any) -> dict[str, Any]:
+    def run_child(
+        command: Sequence[str], cwd: str, text: str | None, log: Path, timeout_s: Any, environ: Any
+    ) -> dict[str, Any]:
         started.append((list(command[3:]), text))
         if "scheduler.limit=1" in command:
             return {"status": "failed", "error": "no such luck", "exit_code": 2}
