@@ -155,16 +155,18 @@ def test_every_batch_size_has_a_graph():
             assert len(outputs) == count
 
 
-def test_flash_attn_equals_triton_in_bfloat16_for_the_first_tokens():
-    pytest.importorskip("flash_attn")
-    prompts, _ = load(8)
+@pytest.mark.parametrize(("other", "count"), [("flash_attn", 8), ("torch", 8), ("torch", 30), ("torch", 60)])
+def test_other_kernels_equal_triton_in_bfloat16_for_the_first_tokens(other, count):
+    if other == "flash_attn":
+        pytest.importorskip("flash_attn")
+    prompts, _ = load(count)
     greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     found = []
-    for kernels in ("triton", "flash_attn"):
+    for kernels in ("triton", other):
         with make("bfloat16", kernels) as llm:
             found.append([output.token_ids for output in llm.generate(prompts, greedy)])
     same = sum(a == b for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
-    assert same >= 28  # of 32: two near-equal logits may swap within bfloat16's rounding
+    assert same >= 0.875 * 4 * count  # two near-equal logits may swap within bfloat16's rounding
 
 
 def test_memory_does_not_grow_over_many_steps():

@@ -71,7 +71,7 @@ def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> Decod
     cut at all, and finer items only catch its longest rows. In between as many items as run at a time.
     """
     pairs = num_rows * num_kv_heads
-    programs_per_sm = 3 if pairs < 256 else 2 if pairs == 256 else 4 if pairs < 1024 else 16
+    programs_per_sm = 3 if pairs < 256 else 2 if pairs == 256 else 16
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
     return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
