@@ -68,10 +68,10 @@ def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> Decod
     """The measured choice for a batch, from static sizes alone.
 
     Merging costs a small batch more than imbalance does, so its rows are cut into few items; a large batch is seldom
-    cut at all, and finer items only catch its longest rows. In between as many items as run at a time.
+    cut at all, and finer items only catch its longest rows.
     """
     pairs = num_rows * num_kv_heads
-    programs_per_sm = 3 if pairs < 256 else 2 if pairs == 256 else 16
+    programs_per_sm = 3 if pairs <= 256 else 16
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
     return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
