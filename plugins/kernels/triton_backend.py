@@ -185,7 +185,7 @@ class TritonKernels(TorchKernels):
         spec = self.spec
         out_THE = torch.empty((len(qkv_TC), spec.num_heads, spec.head_dim), dtype=qkv_TC.dtype, device=qkv_TC.device)
         decode_attention(
-            qkv_TC.view(len(qkv_TC), -1, spec.head_dim), kv_2NSKE, batch.block_table_BM, step.num_items,
+            qkv_TC.reshape(len(qkv_TC), -1, spec.head_dim), kv_2NSKE, batch.block_table_BM, step.num_items,
             self._decode_scratch, spec.scale, out_THE, step.tiling, newest=Newest(batch.context_lens_B, rope, norm),
         )  # fmt: skip
         return out_THE

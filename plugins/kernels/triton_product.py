@@ -20,8 +20,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from plugins.kernels.triton_launch import launch_options, launches_early
 
-MAX_WEIGHT = 8 << 20
-"""Most elements of a weight: reading a larger one takes so long that a launch more or less does not matter."""
+MAX_WEIGHT = 6 << 20
+"""Most elements of a weight: reading a larger one takes so long that a launch more or less matters little."""
+MIN_PROGRAMS = 64
+"""Fewer leave half of an H200 idle; the general product then cuts finer."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -73,19 +75,22 @@ def product_tiling(kind: Kind, num_rows: int, width: int) -> ProductTiling | Non
 def fitting_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> ProductTiling | None:
     """The tiling for these, or None if they are for the general product.
 
-    Device: looks at shapes, strides and dtypes only, so a captured graph keeps its answer.
+    Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
     """
     if x_TD.dim() != 2 or x_TD.dtype not in DTYPES or x_TD.dtype != weight_OD.dtype or not len(x_TD):
         return None
     if x_TD.stride(1) != 1 or weight_OD.stride(1) != 1 or weight_OD.numel() > MAX_WEIGHT:
         return None
+    if weight_OD.stride(0) % 8 or weight_OD.data_ptr() % 16:  # rows are asked for in pieces of 16 bytes
+        return None
     if x_TD.device.type == "cuda" and not launches_early(x_TD.device):
         return None
-    num_out, width = weight_OD.shape
+    num_out, width = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1), weight_OD.shape[1]
     tiling = product_tiling(kind, len(x_TD), width)
-    if tiling is None or width % (tiling.parts * tiling.block_d):
+    if tiling is None or width % (tiling.parts * tiling.block_d) or num_out % tiling.block_o:
         return None
-    return None if num_out % (tiling.block_o * (2 if kind is Kind.SILU else 1)) else tiling
+    num_programs = num_out // tiling.block_o * triton.cdiv(len(x_TD), tiling.block_t) * tiling.parts
+    return tiling if num_programs >= MIN_PROGRAMS else None
 
 
 @triton.jit

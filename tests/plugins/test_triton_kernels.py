@@ -19,12 +19,13 @@ pytest.importorskip("triton")
 
 from core.batch import Batch  # noqa: E402
 from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
-from plugins.kernels import triton_ops  # noqa: E402
+from plugins.kernels import triton_backend, triton_ops, triton_product  # noqa: E402
+from plugins.kernels.torch_reference import TorchKernels  # noqa: E402
 from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from plugins.kernels.triton_decode import DecodeScratch, DecodeTiling, schedule_decode  # noqa: E402
 from plugins.kernels.triton_launch import fuses_decode  # noqa: E402
 from plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
-from plugins.kernels.triton_product import Kind, fitting_tiling, product  # noqa: E402
+from plugins.kernels.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
@@ -298,11 +299,11 @@ def test_the_norm_of_parts_is_that_of_their_sum(dtype):
     assert relative_error(normed, expected) < RELATIVE_ERROR[dtype]
 
 
-def check_product(kind, num_rows, num_out, width, dtype, tiling=None):
+def check_product(kind, num_rows, num_out, width, dtype):
     x = torch.randn(num_rows, width + 8, device=DEVICE).to(dtype)[:, :width]
     weight = (torch.randn(num_out, width, device=DEVICE) * width**-0.5).to(dtype)
     bias = torch.randn(num_out, device=DEVICE).to(dtype) if kind is not Kind.SILU else None
-    tiling = tiling or fitting_tiling(kind, x, weight)
+    tiling = product_tiling(kind, num_rows, width)
     assert tiling is not None
     expected = x.double() @ weight.double().T
     if kind is Kind.SILU:
@@ -334,7 +335,7 @@ def test_product_of_many_rows_equals_reference(kind):
 
 
 def test_products_that_do_not_fit_are_left_to_the_general_one():
-    x, weight = torch.zeros(8, 512, dtype=torch.float16), torch.zeros(96, 512, dtype=torch.float16)
+    x, weight = torch.zeros(8, 512, dtype=torch.float16), torch.zeros(2048, 512, dtype=torch.float16)
     x, weight = x.to(DEVICE), weight.to(DEVICE)
     assert fitting_tiling(Kind.PLAIN, x, weight) is not None
     for rows, matrix in [
@@ -342,15 +343,18 @@ def test_products_that_do_not_fit_are_left_to_the_general_one():
         (x.to(torch.bfloat16), weight),
         (x[:0], weight),
         (x[0], weight),
-        (x, weight[:90]),
+        (x, weight[:2047]),
+        (x, weight[:2016]),  # 63 programs
+        (x, torch.zeros(2048, 516, dtype=torch.float16, device=DEVICE)[:, :512]),
+        (x, torch.zeros(2048 * 512 + 1, dtype=torch.float16, device=DEVICE)[1:].view(2048, 512)),
         (x[:, :500], weight[:, :500]),
         (x.t().contiguous().t(), weight),
         (x, weight.t().contiguous().t()),
         (x.repeat(40, 1), weight),
-        (x, weight.repeat(200, 1)),
+        (x, weight.repeat(7, 1)),
     ]:
         assert fitting_tiling(Kind.PLAIN, rows, matrix) is None
-    assert fitting_tiling(Kind.SILU, x.repeat(17, 1), weight.repeat(4, 1)) is None
+    assert fitting_tiling(Kind.SILU, x.repeat(17, 1), weight.repeat(6, 1)) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -440,6 +444,24 @@ def test_qkv_attend_of_a_mixed_batch_or_a_shared_prefix_takes_the_parts(monkeypa
         width = 4 * case.spec.num_kv_heads * case.spec.head_dim
         out = kernels.qkv_attend(torch.zeros(len(case.q), width, device=DEVICE), case.kv, case.batch, None, None)
         assert called and relative_error(out, case.expected) < RELATIVE_ERROR[torch.float32]
+
+
+def test_the_kernels_take_the_products_that_fit(monkeypatch):
+    case = make_case([1], [1], torch.float16)
+    kernels, taken = TritonKernels(None, case.spec), []
+    x, weight, bias = (torch.randn(size, device=DEVICE).half() for size in [(20, 512), (128, 512), 128])
+    weight *= 512**-0.5
+    monkeypatch.setattr(triton_product, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(triton_backend, "product", lambda kind, *rest: (taken.append(kind), product(kind, *rest))[1])
+    plain = TorchKernels(None, case.spec)
+    residual, norm_weight = x[:, :128] + 1, bias + 3
+    fused = kernels.linear_add_rms_norm(x, weight, bias, residual.clone(), norm_weight, 1e-6)
+    summed = x.double() @ weight.double().T + bias.double() + residual.double()
+    expected = plain.add_rms_norm(summed.float(), torch.zeros_like(summed).float(), norm_weight.float(), 1e-6)
+    assert relative_error(fused[0], expected[0]) < 2e-3 and relative_error(fused[1], summed) < 1e-3
+    assert relative_error(kernels.linear(x, weight, bias), plain.linear(x, weight, bias)) < 1e-3
+    assert relative_error(kernels.linear_silu_mul(x, weight), plain.linear_silu_mul(x, weight)) < 2e-3
+    assert taken == [Kind.PARTS, Kind.PLAIN, Kind.SILU]
 
 
 @needs_gpu
