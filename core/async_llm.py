@@ -129,6 +129,11 @@ class AsyncLLM:
         return RequestStream(self._thread, mailbox, params.n)
 
     @property
+    def observers(self) -> dict[str, Any]:
+        """See LLM.observers."""
+        return self.llm.observers
+
+    @property
     def num_open(self) -> int:
         """Prompts that are being served or wait."""
         return self._thread.num_open

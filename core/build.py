@@ -19,7 +19,7 @@ from core.engine import Engine
 from core.errors import CapacityError
 from core.graphs import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks
-from core.observers import Observers
+from core.observers import Observers, make_observers
 from core.pipeline import Pipeline
 from core.plugin_blame import blames_plugins
 from core.plugin_host import PluginHost
@@ -46,6 +46,7 @@ def build_engine(config: Config, host: PluginHost) -> Built:
 
     Raises: PluginError, ConfigError, CheckpointError or CapacityError, each with the cause and the fix.
     """
+    observers = Observers(host.manager, make_observers(config.observers))
     choice = choose(config, host)
     try:
         kernels = make_kernels(choice)
@@ -54,7 +55,7 @@ def build_engine(config: Config, host: PluginHost) -> Built:
         worker = make_worker(choice, model, kernels, processing)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(choice, error)) from error
-    return Built(assemble(choice, host, worker, processing), choice)
+    return Built(assemble(choice, observers, worker, processing), choice)
 
 
 def make_kernels(choice: Choice) -> Kernels:
@@ -124,7 +125,7 @@ def processor_spec(choice: Choice) -> ProcessorSpec:
     return ProcessorSpec(sizes.max_num_seqs + 1, choice.spec.vocab_size, sizes.max_model_len, sizes.device)
 
 
-def assemble(choice: Choice, host: PluginHost, worker: Worker, processing: Processing) -> Engine:
+def assemble(choice: Choice, observers: Observers, worker: Worker, processing: Processing) -> Engine:
     """The engine around a worker."""
     attention, config = choice.attention, choice.config
     plan = Limits(
@@ -157,7 +158,8 @@ def assemble(choice: Choice, host: PluginHost, worker: Worker, processing: Proce
         BlockPool(plan.num_blocks, plan.block_size, caching=config.engine.prefix_caching),
         limits,
         policy=scheduler.name,
-        observers=Observers(host.manager),
+        observers=observers,
+        model_name=choice.checkpoint.reference,
         shares_prefixes=choice.shares_prefixes,
     )
 

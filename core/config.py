@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from core.mappings import merge
 from core.plugin_host import PluginHost
 from core.presets import Preset, default_tree, preset_values
-from core.registry import KINDS, Entry
+from core.registry import KINDS, OBSERVER, Entry
 from core.sampling import MAX_SEED
 from core.schema import build, check_keys
 
@@ -113,6 +113,7 @@ class Config:
     sampler: Option
     kernels: Option = field(default_factory=Option)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    observers: tuple[Option, ...] = ()
     tp: int = 1
     seed: int = 0
     dtype: str = AUTO
@@ -146,7 +147,32 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     given = {key: value for key, value in {**defaults, **tree}.items() if key in ENGINE_KEYS}
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
     engine = {**defaults.get("engine", {}), **_mapping("engine", given.pop("engine", None) or {})}
-    return Config(**options, engine=build(EngineConfig, engine, "engine"), **given)
+    observers = _observers(given.pop("observers", None), host)
+    return Config(**options, observers=observers, engine=build(EngineConfig, engine, "engine"), **given)
+
+
+def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
+    """Names of observers, or mappings of a name and the fields to set."""
+    if not isinstance(value, str | list | tuple | None):
+        raise ConfigError(f"observers={value!r} is not a list of names, or of mappings with a name and fields")
+    names = [value] if isinstance(value, str) else value or []
+    options = tuple(_observer(one, host) for one in names)
+    for option in options:
+        if [other.name for other in options].count(option.name) > 1:
+            raise ConfigError(f"observers names '{option.name}' twice")
+    return options
+
+
+def _observer(value: Any, host: PluginHost) -> Option:
+    values = {"name": value} if isinstance(value, str) else dict(_mapping("observers", value))
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"observers: {value!r} has no name")
+    entry = host.choose(OBSERVER, name)
+    if entry.config is None:
+        check_keys(values, (), f"observers.{name}")
+        return Option(entry)
+    return Option(entry, build(entry.config, values, f"observers.{name}"))
 
 
 def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:

@@ -22,6 +22,8 @@ _CONTRACTS: dict[str, type] = {
 
 def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     """The first thing a target lacks of its kind's contract, in one line; None if it has everything."""
+    if kind == "observer":
+        return _observer_fault(target)
     contract = _CONTRACTS.get(kind)
     if contract is None:
         return None
@@ -33,6 +35,25 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
         if fault is None and _is_needed(name, method, needs):
             of_class = isinstance(method, classmethod)
             fault = _method_fault(target, name, _arguments(getattr(contract, name)), of_class=of_class)
+    return f"{fault}; {where}" if fault else None
+
+
+def _observer_fault(target: Any) -> str | None:
+    """An observer may leave methods out; but what looks like one and is none would never be called."""
+    hooks = [name for name in vars(contracts.Observer) if name.startswith("on_")]
+    where = "core.contracts.Observer says what is needed"
+    if not isinstance(target, type):
+        return f"it is a {type(target).__name__}, not a class; {where}"
+    found = [name for name in dir(target) if name.startswith("on_")]
+    if not set(found) & set(hooks):
+        return f"it has none of the methods {', '.join(hooks)}; {where}"
+    faults = [f"nothing calls its {name}" for name in found if name not in hooks]
+    faults += [
+        _method_fault(target, name, _arguments(getattr(contracts.Observer, name)), of_class=False) or ""
+        for name in hooks
+        if name in found
+    ]
+    fault = next(filter(None, [_call_fault(target, "its constructor", ["config"]), *faults]), None)
     return f"{fault}; {where}" if fault else None
 
 

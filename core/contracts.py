@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
     from core.batch import Batch
+    from core.engine import Engine, StepStats
+    from core.outputs import RequestOutput
     from core.parallel import Ranks
     from core.weights import WeightTarget
 
@@ -471,6 +473,37 @@ class LogitsProcessor(Protocol):
         token. A row's result depends on that row alone; rows whose columns hold the defaults stay as they are.
         Device: no host sync. With Needs(graph_safe=True) it is captured in the decode step's graph.
         """
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------- observer
+
+
+class Observer(Protocol):
+    """Watches one engine. Constructed as `Observer(config)`, before anything is loaded, if the configuration names it.
+
+    Any of these methods may be missing; when they are called and what an exception does is said with the hooks of the
+    same names in `core.hookspecs`. Callers find the object again as `LLM.observers[name]`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        """Keep the config."""
+        ...
+
+    def on_engine_start(self, engine: Engine) -> None:
+        """See the hook."""
+        ...
+
+    def on_step_end(self, stats: StepStats) -> None:
+        """See the hook."""
+        ...
+
+    def on_request_end(self, output: RequestOutput) -> None:
+        """See the hook."""
+        ...
+
+    def on_engine_stop(self, engine: Engine) -> None:
+        """See the hook."""
         ...
 
 

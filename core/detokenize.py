@@ -6,7 +6,7 @@ so a short window of tokens is decoded, which begins where a character does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 
 REPLACEMENT = "�"
 """What decoders write for bytes that are no character, or not yet one."""
@@ -21,11 +21,16 @@ class Detokenizer:
 
     byte_ids: tokens that stand for single bytes (SentencePiece's byte fallback). Decoders read a run of them as a
     whole, as characters or as none, so a run has no text before it has ended.
+    texts: for decoders that only put bytes together, so that most tokens have the same text anywhere: a memory of
+    these texts, which fills up and may be shared. None for decoders that look at what stands around a token.
     """
 
-    def __init__(self, decode: Decode, byte_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, decode: Decode, byte_ids: Collection[int] = (), texts: MutableMapping[int, str] | None = None
+    ) -> None:
         self._decode = decode
         self._byte_ids = byte_ids
+        self._texts = texts
         self._tokens: list[int] = []
         self._num_shown = 0
         """Characters of the window's text that were returned."""
@@ -35,6 +40,15 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; it never changes later."""
+        if self._texts is not None and not self._tokens:
+            text = self._texts.get(token_id)
+            if text is None:
+                text = self._texts[token_id] = self._decode([token_id])
+            if REPLACEMENT not in text:
+                return text
+        return self._push(token_id)
+
+    def _push(self, token_id: int) -> str:
         self._tokens.append(token_id)
         if token_id in self._byte_ids or (self._is_in_run and not self._decode([token_id])):
             self._is_in_run = True  # a token without text of its own does not end a run
@@ -57,7 +71,9 @@ class Detokenizer:
 
     def _move(self) -> None:
         """Begin the window at the boundary before this one: some decoders strip the space that text begins with."""
-        if len(self._tokens) >= WINDOW:
+        if self._texts is not None:
+            self._tokens, self._num_shown = [], 0
+        elif len(self._tokens) >= WINDOW:
             kept = self._tokens[self._boundary :]
             text = self._decode(kept)
             if text:

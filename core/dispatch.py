@@ -42,6 +42,8 @@ class Dispatched:
     drawn: Drawn
     num_prefill_tokens: int
     num_cached_tokens: int
+    num_prompt_tokens: int
+    """Tokens of the prompts that begin with this step; some may be cached."""
     got_further: bool
     """Whether any request computes a token it never computed before."""
     chunks: Sequence[Chunk] = ()
@@ -216,9 +218,16 @@ class Dispatcher:
         step.all_greedy = bool(slots.is_greedy_S[drawn].all())
         if self.shares_prefixes and not draft.chunks:
             self.write_shared_prefix(step, decode)
-        cached = sum(request.num_cached_tokens for request in draft.admitted if request.num_preemptions == 0)
-        chunks = draft.chunks if step.num_logprobs >= 0 else ()
-        return Dispatched(step, slots.drawn(drawn), len(step.token_ids_T), cached, draft.got_further, chunks)
+        begun = [request for request in draft.admitted if request.num_preemptions == 0]
+        return Dispatched(
+            step,
+            slots.drawn(drawn),
+            num_prefill_tokens=len(step.token_ids_T),
+            num_cached_tokens=sum(request.num_cached_tokens for request in begun),
+            num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
+            got_further=draft.got_further,
+            chunks=draft.chunks if step.num_logprobs >= 0 else (),
+        )
 
     def write_mask(self, step: Step, drawn: IntArray) -> None:
         """Forbid stop tokens to requests that have not reached their min_tokens."""

@@ -26,7 +26,6 @@ from core.plan_check import CheckedPlan, check_plan
 from core.queue import RequestQueue, Views
 from core.request import Request, Watcher
 from core.sampling import SamplingParams
-from core.slots import Drawn
 from core.step import IntArray, Step, no_ints
 from core.step_watch import Clock, StepWatch
 
@@ -74,6 +73,9 @@ class StepStats:
     num_decode_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_prompt_tokens: int
+    """Tokens of the prompts that were begun, those found in the cache included."""
+    num_generated_tokens: int
     step_s: float
     """From the launch to the end of the commit."""
     host_s: float
@@ -122,9 +124,10 @@ class Engine:
         policy: str = "scheduler",
         observers: Observers | None = None,
         shares_prefixes: bool = False,
+        model_name: str = "",
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
-        self.policy = policy
+        self.policy, self.model_name = policy, model_name
         self.observers = observers
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
@@ -289,9 +292,10 @@ class Engine:
                 if tokens.ndim == 2:
                     tokens = self._keep_scores(launched.dispatched, tokens)
                 self._note_first_tokens(launched)
-                outputs += self._commit(launched.dispatched.drawn, tokens)
+                slots_N, tokens_N = self.queue.slots.commit(launched.dispatched.drawn, tokens)
+                outputs += self._commit(slots_N, tokens_N)
                 self._notify_ends(outputs)
-            self._report(launched)
+            self._report(launched, len(slots_N))
         except BaseException as error:
             self._ended += outputs
             self._abandon(error)
@@ -371,10 +375,9 @@ class Engine:
     def _stuck(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
 
-    def _commit(self, drawn: Drawn, tokens: IntArray) -> list[RequestOutput]:
-        """Keep the drawn tokens; in Python only requests that filled a block, are watched, or may have their last."""
+    def _commit(self, slots_N: IntArray, tokens_N: IntArray) -> list[RequestOutput]:
+        """Act on new tokens; in Python only for requests that filled a block, are watched, or may have their last."""
         slots = self.queue.slots
-        slots_N, tokens_N = slots.commit(drawn, tokens)
         self.dispatcher.register_each(slots_N)
         places = slots.to_look_at(slots_N, tokens_N)
         looked_at = zip(list(slots.requests(slots_N[places])), tokens_N[places].tolist(), strict=True)
@@ -404,7 +407,7 @@ class Engine:
             for output in outputs:
                 self.observers.notify("on_request_end", output=output)
 
-    def _report(self, launched: _InFlight) -> None:
+    def _report(self, launched: _InFlight, num_generated_tokens: int) -> None:
         plan, dispatched = launched.plan, launched.dispatched
         # A plan ahead that came to nothing counts for nobody.
         parts = {**self.watch.take(), **launched.host_s}
@@ -419,6 +422,8 @@ class Engine:
             num_decode_tokens=len(plan.decode),
             num_cached_tokens=dispatched.num_cached_tokens,
             num_preemptions=len(plan.preempt),
+            num_prompt_tokens=dispatched.num_prompt_tokens,
+            num_generated_tokens=num_generated_tokens,
             step_s=time.perf_counter() - launched.started,
             host_s=sum(parts.values()) - parts["wait"] - (device.device_s if device and device.on_host else 0.0),
             **{f"{part}_s": parts[part] for part in PARTS},

@@ -117,6 +117,18 @@ def register_kernels(register: Registrar) -> None:
 
 
 @hookspec
+def register_observers(register: Registrar) -> None:
+    """Add observers: objects that watch the engines whose configuration names them, `observers=[name]`.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)); the
+             class is core.contracts.Observer: any of the observer hooks below as methods.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/observers/__init__.py
+    """
+
+
+@hookspec
 def config_packages() -> list[str]:  # type: ignore[empty-body]
     """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
 
@@ -145,9 +157,9 @@ def on_step_end(stats: StepStats) -> None:
 
 @hookspec
 def on_request_end(output: RequestOutput) -> None:
-    """Observe a request that finished, was refused or was aborted.
+    """Observe a request that finished, was refused or was aborted. Its output has no text: the engine knows tokens.
 
-    When:    once per request, after its blocks are given back.
+    When:    once per request and completion, after its blocks are given back.
     Errors:  an exception ends the engine and names the plugin.
     """
 

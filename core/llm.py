@@ -34,7 +34,7 @@ class LLM:
     Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
-    what is left out is as there: conf/config.yaml says.
+    what is left out is as there: conf/config.yaml says. observers: names, or such mappings.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
@@ -47,6 +47,7 @@ class LLM:
         scheduler: OptionValue = None,
         sampler: OptionValue = None,
         kernels: OptionValue = None,
+        observers: str | Sequence[str | Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
         seed: int | None = None,
@@ -57,6 +58,7 @@ class LLM:
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "engine": engine}
         tree: dict[str, Any] = {**options, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
+        tree["observers"] = observers
         config = validate({key: value for key, value in tree.items() if value is not None}, host)
         if checkpoint is not None:
             config = _with_checkpoint(config, checkpoint)
@@ -145,6 +147,11 @@ class LLM:
     ) -> Call:
         wanted = as_prompts(prompts)
         return Call(self.desk, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
+
+    @property
+    def observers(self) -> dict[str, Any]:
+        """The observers that the configuration names, by name."""
+        return {} if self.engine.observers is None else self.engine.observers.chosen
 
     def enter_thread(self) -> None:
         """Let the calling thread drive the engine; a device is current in one thread only."""

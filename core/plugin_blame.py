@@ -42,7 +42,7 @@ def blames_plugins(start: Callable[[Config, PluginHost], Result]) -> Callable[[C
 
 
 def _chosen(config: Config, host: PluginHost) -> Iterator[Entry]:
-    for option in (config.model, config.scheduler, config.sampler, config.kernels):
+    for option in (config.model, config.scheduler, config.sampler, config.kernels, *config.observers):
         if option.entry is not None:
             yield option.entry
     if config.kernels.entry is None:

@@ -18,7 +18,7 @@ from core.blame import Rejected, Stage
 from core.contracts import API_VERSION, Needs
 from core.entry_check import entry_fault, one_line
 from core.presets import Preset, presets_in
-from core.registry import ENTRY_KINDS, PROCESSOR, Entry, Origin, Registry, near_miss
+from core.registry import ENTRY_KINDS, OBSERVER, PROCESSOR, Entry, Origin, Registry, near_miss
 
 _HOOK_OF_KIND = {
     "model": "register_models",
@@ -26,6 +26,7 @@ _HOOK_OF_KIND = {
     "sampler": "register_samplers",
     "kernels": "register_kernels",
     PROCESSOR: "register_processors",
+    OBSERVER: "register_observers",
 }
 _HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 

@@ -19,7 +19,9 @@ KINDS = ("model", "scheduler", "sampler", "kernels")
 """The plugin kinds that the configuration chooses an option of, as they are named there."""
 PROCESSOR = "processor"
 """The kind of which requests, not the configuration, choose."""
-ENTRY_KINDS = (*KINDS, PROCESSOR)
+OBSERVER = "observer"
+"""The kind of which the configuration names none, one or several."""
+ENTRY_KINDS = (*KINDS, PROCESSOR, OBSERVER)
 """All kinds of entries."""
 
 

@@ -14,6 +14,8 @@ class StopSearch:
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = stops
         self._include = include
+        self._beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        self._longest = max(map(len, self._beginnings), default=0)
         self._tail = ""
         """The longest end of the text so far that some stop string begins with."""
 
@@ -40,16 +42,14 @@ class StopSearch:
     def _first_match(self, text: str, seen: int) -> tuple[int, int, str] | None:
         """(end, start, stop) of the match that ends first, behind what was seen before."""
         found = []
-        for stop in self._stops:
+        for stop in [stop for stop in self._stops if stop in text]:
             start = text.find(stop, max(0, seen - len(stop) + 1))
             if start >= 0:
                 found.append((start + len(stop), start, stop))
         return min(found, default=None)
 
     def _partial(self, text: str) -> str:
-        longest = max(map(len, self._stops), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
-                return end
+        for length in range(min(self._longest, len(text)), 0, -1):
+            if text[-length:] in self._beginnings:
+                return text[-length:]
         return ""

@@ -32,6 +32,7 @@ class Codec:
     def __init__(self, folder: Path | None, *, source: CheckpointSource | None = None, chat: bool = False) -> None:
         self._folder, self._source, self._chats = folder, source, chat
         self._tokenizer: Any = None
+        self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
     @property
     def tokenizer(self) -> Any:
@@ -81,7 +82,14 @@ class Codec:
         """For tokens that come one by one; None without a tokenizer."""
         if self.tokenizer is None:
             return None
-        return Detokenizer(partial(self.decode, skip_special_tokens=skip_special_tokens), self._byte_ids)
+        decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self._joins_bytes else None)
+
+    @cached_property
+    def _joins_bytes(self) -> bool:
+        """Whether the tokenizer's decoder puts the tokens' bytes together and does nothing else."""
+        decoder = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "decoder", None)
+        return type(decoder).__name__ == "ByteLevel"
 
     @cached_property
     def _byte_ids(self) -> frozenset[int]:

@@ -46,13 +46,13 @@ def byte_fallback():
     return tokenizer
 
 
-def detokenizer_of(tokenizer):
+def detokenizer_of(tokenizer, texts=None):
     byte_ids = {id_ for word, id_ in tokenizer.get_vocab().items() if word.startswith("<0x")}
-    return Detokenizer(tokenizer.decode, byte_ids)
+    return Detokenizer(tokenizer.decode, byte_ids, texts)
 
 
-def deltas_of(tokenizer, ids):
-    detokenizer = detokenizer_of(tokenizer)
+def deltas_of(tokenizer, ids, texts=None):
+    detokenizer = detokenizer_of(tokenizer, texts)
     return [*(detokenizer.push(id_) for id_ in ids), detokenizer.flush()]
 
 
@@ -64,6 +64,17 @@ def test_deltas_of_any_tokens_put_together_are_the_full_decode(make, data):
     size = tokenizer.get_vocab_size()
     ids = data.draw(st.lists(st.integers(0, size - 1) | st.integers(size - 12, size - 1), max_size=60))
     assert "".join(deltas_of(tokenizer, ids)) == tokenizer.decode(ids)
+    if make is byte_level:
+        assert "".join(deltas_of(tokenizer, ids, texts={})) == tokenizer.decode(ids)
+
+
+def test_remembered_texts_change_nothing_but_the_number_of_decodes():
+    ids = [*"naïve € text, naïve € text".encode(), 256, *range(256, 264)]
+    texts = {}
+    assert deltas_of(byte_level(), ids, texts) == deltas_of(byte_level(), ids)
+    assert texts[ord("t")] == "t" and texts[256] == ""
+    detokenizer = Detokenizer(lambda ids: pytest.fail("decoded again"), texts=texts)
+    assert "".join(map(detokenizer.push, b"text, text")) == "text, text"
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback], ids=["byte_level", "byte_fallback"])

@@ -12,6 +12,7 @@ from core.contracts import AttentionSpec
 from core.errors import CapacityError, ConfigError, RequestError
 from core.graphs import graph_sizes
 from core.memory import allocate_cache, block_bytes, count_blocks
+from core.plugin_check import new_manager
 from core.text import Codec, as_prompts
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
@@ -53,7 +54,7 @@ def test_running_out_of_gpu_memory_names_the_allocation_what_is_free_and_the_key
     monkeypatch.setattr("core.build.make_kernels", fails)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
     with pytest.raises(CapacityError) as caught:
-        build_engine(None, None)
+        build_engine(SimpleNamespace(observers=()), SimpleNamespace(manager=new_manager()))
     message = str(caught.value)
     assert "Tried to allocate 20.00 GiB" in message and "2.00 of 80.00 GiB are free" in message
     assert "Lower engine.max_num_batched_tokens=16384 or engine.max_num_seqs=512" in message

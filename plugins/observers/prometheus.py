@@ -1,0 +1,157 @@
+"""Metrics of an engine for Prometheus, named as vLLM's are, with the prefix `hookline:` in place of `vllm:`.
+
+Counters and gauges move once a step, histograms once a request; nothing is done per token. Each object has a registry
+of its own, so several engines of a process do not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+
+from core.outputs import FinishReason
+
+if TYPE_CHECKING:
+    from core.engine import Engine, StepStats
+    from core.outputs import RequestOutput
+    from plugins.observers import PrometheusConfig
+
+PREFIX = "hookline:"
+LONG_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+"""Buckets of times that a whole request takes, in seconds."""
+FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Prometheus:
+    """`core.contracts.Observer`: `text()` is what a scrape gets, `registry` is for an exporter of your own."""
+
+    def __init__(self, config: PrometheusConfig) -> None:
+        self._config = config
+        self.registry = CollectorRegistry()
+        self.port: int | None = None
+        """Port of the endpoint while the engine lives, if there is one."""
+        self._server: Any = None
+
+    def text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry).decode()
+
+    def on_engine_start(self, engine: Engine) -> None:
+        """See the hook of this name."""
+        make = _Maker(self.registry, self._config.model_name or engine.model_name)
+        self._gauges = _gauges(make, engine)
+        self._step, self._request = _StepMetrics(make), _RequestMetrics(make)
+        if self._config.port is not None:
+            self._server, _ = start_http_server(self._config.port, self._config.address, self.registry)
+            self.port = self._server.server_port
+
+    def on_step_end(self, stats: StepStats) -> None:
+        """See the hook of this name."""
+        self._step.observe(stats)
+
+    def on_request_end(self, output: RequestOutput) -> None:
+        """See the hook of this name."""
+        self._request.observe(output)
+
+    def on_engine_stop(self, engine: Engine) -> None:
+        """See the hook of this name."""
+        for gauge in self._gauges:
+            gauge.set_function(lambda: 0)  # and let go of the engine
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = self.port = None
+
+
+class _Maker:
+    """Makes metrics that have the label model_name."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self._registry, self._model_name = registry, model_name
+
+    def gauge(self, name: str, help: str, value: Callable[[], float]) -> Gauge:
+        gauge = Gauge(PREFIX + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
+        gauge.set_function(value)
+        return gauge
+
+    def counter(self, name: str, help: str) -> Counter:
+        return Counter(PREFIX + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
+
+    def counters(self, name: str, help: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+        counter = Counter(PREFIX + name, help, ["model_name", label], registry=self._registry)
+        return {value: counter.labels(self._model_name, value) for value in values}
+
+    def histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(PREFIX + name, help, ["model_name"], registry=self._registry, buckets=buckets)
+        return histogram.labels(self._model_name)
+
+
+def _gauges(make: _Maker, engine: Engine) -> list[Gauge]:
+    """What a scrape reads off the engine itself, so that it is true between steps, too."""
+    queue, pool = engine.queue, engine.pool
+    usage = "Part of the KV-cache blocks in use; 1 is all."
+    return [
+        make.gauge("num_requests_running", "Requests that are running.", lambda: len(queue.running)),
+        make.gauge("num_requests_waiting", "Requests that wait to run.", lambda: len(queue.waiting)),
+        make.gauge("kv_cache_usage_perc", usage, lambda: 1 - pool.num_free / pool.num_blocks),
+    ]
+
+
+class _StepMetrics:
+    def __init__(self, make: _Maker) -> None:
+        self.preemptions = make.counter("num_preemptions", "Preemptions of requests.")
+        self.prompt = make.counter("prompt_tokens", "Tokens of the prompts that were started.")
+        self.generated = make.counter("generation_tokens", "Tokens generated.")
+        self.queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.host = make.counter("step_host_seconds", "Time that the host worked for its steps.")
+        self.wait = make.counter("step_wait_seconds", "Time that the host waited for the tokens of its steps.")
+        self.tokens = make.histogram("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKENS)
+
+    def observe(self, stats: StepStats) -> None:
+        self.preemptions.inc(stats.num_preemptions)
+        self.prompt.inc(stats.num_prompt_tokens)
+        self.generated.inc(stats.num_generated_tokens)
+        self.queries.inc(stats.num_prompt_tokens)
+        self.hits.inc(stats.num_cached_tokens)
+        self.host.inc(max(0.0, stats.host_s))
+        self.wait.inc(stats.wait_s)
+        self.tokens.observe(stats.num_prefill_tokens + stats.num_decode_tokens)
+
+
+class _RequestMetrics:
+    def __init__(self, make: _Maker) -> None:
+        self.ends = make.counters("request_success", "Requests that ended, by reason.", "finished_reason", FinishReason)
+        self.prompt = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self.generated = make.histogram("request_generation_tokens", "Generated tokens of a request.", TOKENS)
+        self.first = make.histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
+        self.each = make.histogram("request_time_per_output_token_seconds", "Mean time of a further token.", TOKEN_S)
+        self.queue = make.histogram("request_queue_time_seconds", "From arrival to the first step.", LONG_S)
+        self.prefill = make.histogram("request_prefill_time_seconds", "From the first step to the first token.", LONG_S)
+        self.decode = make.histogram("request_decode_time_seconds", "From the first token to the end.", LONG_S)
+        self.inference = make.histogram("request_inference_time_seconds", "From the first step to the end.", LONG_S)
+        self.total = make.histogram("e2e_request_latency_seconds", "From arrival to the end.", LONG_S)
+
+    def observe(self, output: RequestOutput) -> None:
+        self.ends[output.finish_reason].inc()
+        times = output.timings
+        if times is None:
+            return  # refused: it never was in the engine
+        self.prompt.observe(len(output.prompt_token_ids))
+        self.generated.observe(len(output.token_ids))
+        self.queue.observe(times.queue_s)
+        self.total.observe(times.total_s)
+        if times.scheduled_s is None or times.first_token_s is None:
+            return
+        decode_s = times.finished_s - times.first_token_s
+        self.first.observe(times.first_token_s - times.arrival_s)
+        self.prefill.observe(times.first_token_s - times.scheduled_s)
+        self.inference.observe(times.finished_s - times.scheduled_s)
+        self.decode.observe(decode_s)
+        if len(output.token_ids) > 1:
+            self.each.observe(decode_s / (len(output.token_ids) - 1))

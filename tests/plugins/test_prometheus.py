@@ -1,0 +1,146 @@
+"""The Prometheus observer: every metric says what happened, and a scrape gets it over HTTP."""
+
+import urllib.request
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs the extra: pip install hookline[prometheus]")
+from prometheus_client.parser import text_string_to_metric_families
+
+from core import LLM, SamplingParams
+from core.errors import PluginError, RequestError
+from core.observers import Observers
+from core.plugin_check import new_manager
+from core.plugin_host import PluginHost
+from core.testing.fakes import fake_engine
+from core.testing.plain_scheduler import PlainScheduler
+from core.testing.scheduler_suite import drain
+from plugins.observers import PrometheusConfig
+from plugins.observers.prometheus import Prometheus
+
+VLLM_NAMES = {
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "prompt_tokens",
+    "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success", "iteration_tokens_total",
+    "time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
+    "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+    "request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens",
+}  # fmt: skip
+
+
+OUR_NAMES = {"step_host_seconds", "step_wait_seconds"}
+
+
+def observed(observer, **options):
+    return fake_engine(PlainScheduler(), observers=Observers(new_manager(), {"it": observer}), **options)
+
+
+def values(text):
+    """Sample name, with its finish reason if it has one -> value; buckets left out."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            reason = sample.labels.get("finished_reason")
+            name = sample.name.removeprefix("hookline:") + (f"/{reason}" if reason else "")
+            if "le" not in sample.labels and not sample.name.endswith("_created"):
+                found[name] = sample.value
+            assert sample.labels["model_name"] == "tiny"
+    return found
+
+
+def greedy(max_tokens=4):
+    return SamplingParams(max_tokens=max_tokens, seed=1)
+
+
+@pytest.fixture
+def prometheus():
+    return Prometheus(PrometheusConfig(model_name="tiny"))
+
+
+def test_the_names_are_those_of_vllm_and_two_of_our_own(prometheus):
+    observed(prometheus)
+    families = {family.name for family in text_string_to_metric_families(prometheus.text())}
+    families = {name for name in families if not name.endswith("_created")}  # when each began, says the client
+    assert families == {f"hookline:{name}" for name in VLLM_NAMES | OUR_NAMES}
+
+
+def test_counters_and_histograms_add_up(prometheus):
+    engine = observed(prometheus)
+    for _ in range(2):
+        engine.add(list(range(1, 10)), greedy())
+        drain(engine)
+    engine.abort([engine.add([7], greedy())])
+    engine.refuse([], RequestError("the prompt is empty"))
+    found = values(prometheus.text())
+    assert found["prompt_tokens_total"] == found["prefix_cache_queries_total"] == 18
+    assert found["prefix_cache_hits_total"] == 8
+    assert found["generation_tokens_total"] == 8
+    assert found["iteration_tokens_total_sum"] == 9 + 1 + 2 * 3
+    assert found["iteration_tokens_total_count"] == 8
+    reasons = {name.partition("/")[2]: value for name, value in found.items() if "/" in name}
+    assert reasons == {"stop": 0, "length": 2, "abort": 1, "error": 1}
+    assert found["request_prompt_tokens_sum"] == 19 and found["request_generation_tokens_sum"] == 8
+    assert found["e2e_request_latency_seconds_count"] == found["request_queue_time_seconds_count"] == 3
+    assert found["time_to_first_token_seconds_count"] == found["request_decode_time_seconds_count"] == 2
+    phases = [found[f"request_{phase}_time_seconds_sum"] for phase in ("prefill", "decode")]
+    assert found["step_host_seconds_total"] > 0 and found["step_wait_seconds_total"] > 0
+    assert sum(phases) == pytest.approx(found["request_inference_time_seconds_sum"])
+
+
+def test_gauges_are_true_between_steps(prometheus):
+    engine = observed(prometheus, max_num_seqs=1, num_blocks=64)
+    for _ in range(3):
+        engine.add([1] * 9, greedy())
+    assert values(prometheus.text())["num_requests_waiting"] == 3
+    engine.step()
+    found = values(prometheus.text())
+    assert (found["num_requests_running"], found["num_requests_waiting"]) == (1, 2)
+    assert found["kv_cache_usage_perc"] == 3 / 64
+    engine.close()
+    assert values(prometheus.text())["num_requests_running"] == 0
+
+
+def test_preemptions_are_counted(prometheus):
+    engine = observed(prometheus, num_blocks=10, max_model_len=40)
+    for seed in range(4):
+        engine.add([seed + 1] * 8, SamplingParams(max_tokens=20, seed=seed))
+    outputs = drain(engine)
+    num_preemptions = sum(output.num_preemptions for output in outputs)
+    assert values(prometheus.text())["num_preemptions_total"] == num_preemptions > 0
+
+
+def test_a_scrape_over_http_gets_the_same_until_the_engine_stops():
+    prometheus = Prometheus(PrometheusConfig(port=0, model_name="tiny"))
+    engine = observed(prometheus)
+    engine.add([1], greedy())
+    drain(engine)
+    url = f"http://127.0.0.1:{prometheus.port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert values(answer.read().decode())["generation_tokens_total"] == 4
+    engine.close()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_port_that_is_taken_is_named_as_the_cause():
+    first = Prometheus(PrometheusConfig(port=0))
+    engine = observed(first)
+    with pytest.raises(PluginError, match=r"on_engine_start of observer 'it' raised OSError: .*[Aa]ddress already in"):
+        observed(Prometheus(PrometheusConfig(port=first.port)))
+    engine.close()
+
+
+def test_it_is_chosen_by_name_and_two_engines_do_not_mix():
+    if PluginHost.load(environ={}).registry.find("observer", "prometheus") is None:
+        pytest.skip("hookline was installed before it had this entry point: pip install -e .")
+    options = {"device": "cpu", "engine": {"num_blocks": 64}}
+    with LLM(observers=[{"name": "prometheus", "model_name": "tiny"}], **options) as one, LLM(**options) as other:
+        one.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))
+        other.generate([[1, 2, 3]], SamplingParams(max_tokens=5, ignore_eos=True))
+        assert values(one.observers["prometheus"].text())["generation_tokens_total"] == 3
+        assert other.observers == {}
+
+
+def test_without_a_name_of_its_own_the_label_is_the_checkpoint():
+    prometheus = Prometheus(PrometheusConfig())
+    observed(prometheus, model_name="Qwen/Qwen3-0.6B")
+    assert 'hookline:num_requests_running{model_name="Qwen/Qwen3-0.6B"} 0.0' in prometheus.text()
