@@ -52,6 +52,7 @@ def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_p
 def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tmp_path):
     needs("hydra_optuna_sweeper")
     study = ["hydra/sweeper=study", "hydra.sweeper.n_trials=3", "hydra/sweeper/sampler=grid"]
+    study += ["hydra.sweeper.storage=sqlite:///study.db", "hydra.sweeper.study_name=mine"]
     done = bench(tmp_path, *study, "engine.max_num_seqs=choice(0,1,8)", "objective=running.max")
     assert done.returncode == 1, done.stderr
     statuses = {record["overrides"][0]: record["status"] for record in read_results(tmp_path / "sweep")}
@@ -64,6 +65,7 @@ def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tm
     assert best["best_params"] == {"engine.max_num_seqs": 8}
     values = [record["objective"]["value"] for record in read_results(tmp_path / "sweep") if record["status"] == "done"]
     assert best["best_value"] == max(values)
+    assert (tmp_path / "study.db").stat().st_size > 0
 
 
 def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
