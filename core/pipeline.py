@@ -21,7 +21,7 @@ from core.step import Step
 
 
 class Processor:
-    """One processor on a rank: its object and its columns, floats_RF float32 and ints_RI int64."""
+    """One processor on a rank: its object and its columns, floats_FR float32 and ints_IR int64."""
 
     def __init__(self, stage: Stage, spec: ProcessorSpec) -> None:
         self.stage = stage
@@ -29,17 +29,17 @@ class Processor:
         self.float_names = [name for name, kind in stage.columns.items() if kind is float]
         self.int_names = [name for name, kind in stage.columns.items() if kind is int]
         self.defaults = np.array(stage.column_values(stage.defaults), dtype=np.int64)
-        columns_RC = torch.from_numpy(self.defaults).to(spec.device).repeat(spec.num_rows, 1)
-        self.floats_RF = _floats(columns_RC[:, : len(self.float_names)])
-        self.ints_RI = columns_RC[:, len(self.float_names) :].contiguous()
+        columns_CR = torch.from_numpy(self.defaults).to(spec.device).unsqueeze(1).repeat(1, spec.num_rows)
+        self.floats_FR = _floats(columns_CR[: len(self.float_names)])
+        self.ints_IR = columns_CR[len(self.float_names) :].contiguous()
 
     def load(self, row: int, values_X: Tensor) -> None:
         """Keep the arguments of the request that owns the row from now on; no values mean the defaults."""
         num_floats, num_columns = len(self.float_names), len(self.defaults)
         if num_columns:
             given_C = values_X[:num_columns] if len(values_X) else torch.from_numpy(self.defaults).to(values_X.device)
-            self.floats_RF[row] = _floats(given_C[:num_floats])
-            self.ints_RI[row] = given_C[num_floats:]
+            self.floats_FR[:, row] = _floats(given_C[:num_floats])
+            self.ints_IR[:, row] = given_C[num_floats:]
         load = getattr(self.processor, "load", None)
         if load is not None:
             load(row, values_X[num_columns:])
@@ -47,9 +47,9 @@ class Processor:
     def columns(self, rows_N: Tensor) -> dict[str, Tensor]:
         """The columns of some rows, by the names of their fields."""
         found: dict[str, Tensor] = {}
-        for names, table_RC in ((self.float_names, self.floats_RF), (self.int_names, self.ints_RI)):
+        for names, table_CR in ((self.float_names, self.floats_FR), (self.int_names, self.ints_IR)):
             if names:
-                found.update(zip(names, table_RC.index_select(0, rows_N).unbind(1), strict=True))
+                found.update(zip(names, table_CR.index_select(1, rows_N).unbind(0), strict=True))
         return found
 
 

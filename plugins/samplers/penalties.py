@@ -6,6 +6,9 @@ OpenAI's do. Repetition comes first.
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,9 +24,12 @@ class Penalties:
     reads_tokens = True
 
     def __init__(self, spec: ProcessorSpec) -> None:
+        self.fused = _fused() if spec.device.type == "cuda" else None
         self.places_L = torch.arange(spec.max_model_len + 1, device=spec.device)
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        if self.fused is not None:
+            return self.fused(logits_NV, rows)
         counts_NV = self.counts(logits_NV, rows)
         outputs_NV = counts_NV % IN_PROMPT
         repetition_N1, presence_N1, frequency_N1 = (
@@ -42,3 +48,12 @@ class Penalties:
         weights_NL = torch.where(is_prompt_NL, IN_PROMPT, 1) * (places_L < rows.sampling.position_N.unsqueeze(1))
         counts_NV = torch.zeros(logits_NV.shape, dtype=torch.int64, device=logits_NV.device)
         return counts_NV.scatter_add_(1, tokens_NL, weights_NL)
+
+
+def _fused() -> Callable[[Tensor, LogitsRows], Tensor] | None:
+    """The version in two passes; None without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from plugins.samplers.penalties_triton import penalize
+
+    return penalize

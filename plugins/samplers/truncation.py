@@ -7,6 +7,9 @@ keeps as many of them as its sort happens to put last.
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,7 +24,7 @@ class Truncation:
     """Sets the logits below a row's threshold to -inf."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
-        self.spec = spec
+        self.fused = _fused() if spec.device.type == "cuda" else None
 
     @staticmethod
     def num_draws(arguments: TruncationArguments, request: RequestFacts) -> int | None:
@@ -29,9 +32,21 @@ class Truncation:
         return 0 if request.temperature == 0 or arguments == TruncationArguments() else None
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        if self.fused is not None:
+            asked = (rows.columns[name] for name in ("top_k", "top_p", "min_p"))
+            return self.fused(logits_NV, rows.sampling.temperature_N, *asked)
         scaled_NV = logits_NV / safe_temperature(rows.sampling.temperature_N).unsqueeze(1)
         threshold_N = thresholds(scaled_NV, rows.columns["top_k"], rows.columns["top_p"], rows.columns["min_p"])
         return logits_NV.masked_fill(scaled_NV < threshold_N.unsqueeze(1), -torch.inf)
+
+
+def _fused() -> Callable[..., Tensor] | None:
+    """The version without a sort; None without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from plugins.samplers.truncation_triton import truncate
+
+    return truncate
 
 
 def safe_temperature(temperature_N: Tensor) -> Tensor:

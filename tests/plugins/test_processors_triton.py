@@ -1,0 +1,135 @@
+"""The processors' GPU versions do what the plain ones do: under the interpreter on a CPU, and for real on a GPU."""
+
+import os
+
+import pytest
+import torch
+
+from core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from plugins.samplers.penalties import Penalties
+from plugins.samplers.truncation import safe_temperature, thresholds
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _triton():
+    pytest.importorskip("triton")
+    if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1")
+
+
+ASKED = [
+    # top_k, top_p, min_p, temperature
+    (0, 1.0, 0.0, 1.0),
+    (5, 1.0, 0.0, 0.7),
+    (1, 1.0, 0.0, 1.0),
+    (50, 0.9, 0.0, 1.0),
+    (0, 0.8, 0.0, 0.6),
+    (0, 1.0, 0.1, 1.4),
+    (0, 0.95, 0.01, 1.0),
+    (30, 0.5, 0.05, 2.0),
+    (99999, 0.3, 0.0, 1.0),
+    (7, 0.9, 0.2, 0.0),
+    (0, 0.999, 0.0, 3.0),
+]
+
+
+def asked(device=DEVICE):
+    columns = list(zip(*ASKED, strict=True))
+    top_k_N = torch.tensor(columns[0], device=device)
+    return [top_k_N, *(torch.tensor(values, device=device) for values in columns[1:])]
+
+
+def kept_by_sorting(logits_NV, top_k_N, top_p_N, min_p_N, temperature_N):
+    scaled_NV = logits_NV / safe_temperature(temperature_N).unsqueeze(1)
+    return scaled_NV >= thresholds(scaled_NV, top_k_N, top_p_N, min_p_N).unsqueeze(1)
+
+
+def check_truncation(logits_NV):
+    from plugins.samplers.truncation_triton import truncate
+
+    top_k_N, top_p_N, min_p_N, temperature_N = asked()
+    found_NV = truncate(logits_NV.clone().to(DEVICE), temperature_N, top_k_N, top_p_N, min_p_N).cpu()
+    is_kept_NV = kept_by_sorting(logits_NV.double(), *asked("cpu"))
+    for row, wanted in enumerate(ASKED):
+        is_kept_V = found_NV[row] > -torch.inf
+        assert torch.equal(found_NV[row][is_kept_V], logits_NV[row][is_kept_V]), wanted
+        # Probabilities are summed in another order, which may move a threshold of top_p by a token or two in thousands.
+        different = int((is_kept_V != (is_kept_NV[row] & (logits_NV[row] > -torch.inf))).sum())
+        assert different <= int(is_kept_NV[row].sum()) * 1e-3, (wanted, different, int(is_kept_NV[row].sum()))
+
+
+@pytest.mark.parametrize("vocab_size", [7, 1000, 9000])
+def test_truncation_keeps_what_sorting_keeps(vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    check_truncation(3 * torch.randn(len(ASKED), vocab_size, generator=generator))
+
+
+def test_truncation_of_nearly_equal_logits_reads_the_whole_row():
+    generator = torch.Generator().manual_seed(1)
+    check_truncation(0.1 * torch.randn(len(ASKED), 5000, generator=generator))
+
+
+def test_truncation_keeps_ties_together():
+    generator = torch.Generator().manual_seed(2)
+    logits_NV = torch.randint(-4, 5, (len(ASKED), 3000), generator=generator).float()
+    logits_NV[:, ::7] = -0.0
+    logits_NV[:, ::5] = -torch.inf
+    check_truncation(logits_NV)
+
+
+@pytest.mark.gpu
+def test_truncation_of_a_large_vocabulary():
+    generator = torch.Generator().manual_seed(3)
+    for scale in (0.05, 1.0, 4.0):
+        check_truncation(scale * torch.randn(len(ASKED), 151_936, generator=generator))
+
+
+def test_truncation_of_a_row_does_not_depend_on_the_others():
+    from plugins.samplers.truncation_triton import truncate
+
+    generator = torch.Generator().manual_seed(4)
+    logits_NV = 2 * torch.randn(len(ASKED), 6000, generator=generator).to(DEVICE)
+    top_k_N, top_p_N, min_p_N, temperature_N = asked()
+    found_NV = truncate(logits_NV.clone(), temperature_N, top_k_N, top_p_N, min_p_N)
+    for row in range(0, len(ASKED), 3):
+        some = slice(row, row + 1)
+        alone = truncate(logits_NV[some].clone(), temperature_N[some], top_k_N[some], top_p_N[some], min_p_N[some])
+        assert torch.equal(alone[0], found_NV[row])
+
+
+@pytest.mark.parametrize("vocab_size", [50, 6000])
+def test_penalties_equal_the_plain_ones(vocab_size):
+    from plugins.samplers.penalties_triton import penalize
+
+    generator = torch.Generator().manual_seed(0)
+    num_rows, max_len = 6, 3000
+    spec = ProcessorSpec(num_rows + 1, vocab_size, max_len, torch.device("cpu"))
+    tokens_RL = torch.randint(0, min(vocab_size, 200), (num_rows + 1, max_len + 1), generator=generator).int()
+    rows = LogitsRows(
+        rows_N=torch.tensor([3, 0, 5, 1, 6]),
+        columns={
+            "repetition_penalty": torch.tensor([1.3, 1.0, 0.7, 1.0, 1.0]),
+            "presence_penalty": torch.tensor([0.0, 1.5, -0.5, 0.0, 0.0]),
+            "frequency_penalty": torch.tensor([0.25, 0.0, 2.0, -0.5, 0.0]),
+        },
+        sampling=SamplingBatch(torch.ones(5), torch.zeros(5), torch.tensor([2500, 7, 40, 3000, 1])),
+        tokens_RL=tokens_RL,
+        num_prompt_tokens_N=torch.tensor([1500, 7, 3, 1, 1]),
+        max_num_tokens=max_len,
+    )
+    logits_NV = 3 * torch.randn(5, vocab_size, generator=generator)
+    expected_NV = Penalties(spec).process(logits_NV.clone(), rows)
+    moved = LogitsRows(
+        rows.rows_N.to(DEVICE),
+        {name: column.to(DEVICE) for name, column in rows.columns.items()},
+        SamplingBatch(*(getattr(rows.sampling, name).to(DEVICE) for name in ("temperature_N", "seed_N", "position_N"))),
+        tokens_RL.to(DEVICE),
+        rows.num_prompt_tokens_N.to(DEVICE),
+        max_len,
+    )
+    found_NV = penalize(logits_NV.clone().to(DEVICE), moved).cpu()
+    torch.testing.assert_close(found_NV, expected_NV, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found_NV[4], logits_NV[4])
