@@ -30,6 +30,8 @@ from core.weights import load_checkpoint, load_source, random_weights
 from core.worker import Worker
 
 logger = logging.getLogger("hookline")
+EXTRA_BYTES_PER_LOGIT = 16
+"""Logits as they are and in float32, counts of tokens, and a float32 scratch for scores."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,18 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
     prefills = prefill_sizes(attention) if choice.captures_prefills else []
     rehearsals = [lambda: worker(1).rehearse(attention)]
     if choice.uses_graphs:
-        rehearsals.append(lambda: worker(1).rehearse_graphs(attention, prefills))
+        rehearsals += [lambda: worker(1).rehearse_graphs(attention, prefills), lambda: rehearse_extra_draws(choice)]
     ready = worker(count_blocks(choice.config.engine, choice.spec.num_layers, attention, rehearsals))
     if choice.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
         ready.capture(attention, sizes, prefills, shares_prefixes=choice.shares_prefixes)
     return ready
+
+
+def rehearse_extra_draws(choice: Choice) -> None:
+    """Hold what graphs with logits processors and scores take, which are captured only when a request needs them."""
+    num_logits = choice.attention.max_num_seqs * choice.spec.vocab_size
+    torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=choice.device)
 
 
 def processor_spec(choice: Choice) -> ProcessorSpec:

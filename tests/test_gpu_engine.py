@@ -186,3 +186,50 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic():
 
     with pytest.raises(CapacityError, match=r"engine.memory_fraction=0.0001.*lower"):
         make(memory_fraction=0.0001)
+
+
+EXTRAS = (
+    dict(top_k=20, top_p=0.9),
+    {},
+    dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1, logprobs=3),
+    dict(min_p=0.05, logit_bias={7: 2.0}),
+    dict(bad_words=((3,), (4, 5)), allowed_token_ids=tuple(range(0, 5000, 2))),
+    dict(logprobs=0, prompt_logprobs=2),
+    dict(min_tokens=5, stop_token_ids=(1, 2, 3)),
+)
+
+
+def extra_outputs(llm, count=28):
+    prompts, params = load(count)
+    options = [vars(one) | EXTRAS[index % len(EXTRAS)] for index, one in enumerate(params)]
+    with llm:
+        return llm.generate(prompts, [SamplingParams(**one) for one in options])
+
+
+@pytest.fixture(scope="module")
+def plain_extra():
+    return extra_outputs(make(kernels="torch", overlap=False, cuda_graphs=False))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [dict(), dict(overlap=False), dict(cuda_graphs=False), dict(block_size=64, num_blocks=60), dict(max_num_seqs=5)],
+    ids=str,
+)
+def test_processors_and_scores_in_graphs_give_the_tokens_of_plain_torch(plain_extra, engine):
+    outputs = extra_outputs(make(**engine))
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain_extra]
+    for output, expected in zip(outputs, plain_extra, strict=True):
+        for name in ("logprobs", "prompt_logprobs"):
+            for one, other in zip(getattr(output, name) or (), getattr(expected, name) or (), strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or (one.token_id == other.token_id and abs(one.logprob - other.logprob) < 1e-3)
+
+
+def test_a_graph_with_processors_is_captured_once():
+    with make(max_num_seqs=4, max_model_len=256) as llm:
+        graphs = llm.engine.executor.graphs._graphs
+        before = len(graphs)
+        for _ in range(3):
+            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, top_k=5, ignore_eos=True))
+        assert len(graphs) == before + 1
