@@ -1,7 +1,7 @@
 """What sampling parameters cost: the batch32 workload with several of them beside plain sampling, in one process.
 
-python tools/bench_sampling.py model=qwen3_0_6b model.weights=random; arguments are overrides of conf/config.yaml. Each line
-is the best of three; what is captured on first use is captured before. --profile prints the kernels of a step.
+python tools/bench_sampling.py model=qwen3_0_6b model.weights=random; arguments are overrides of conf/config.yaml. Each
+line is the best of three; what is captured on first use is captured before. --profile prints the kernels of a step.
 """
 
 from __future__ import annotations
