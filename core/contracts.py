@@ -363,7 +363,11 @@ class SamplingBatch:
 
 
 class Sampler(Protocol):
-    """Draws one token per row. Constructed as `Sampler(config)`. Stateless: the same inputs give the same tokens."""
+    """Draws one token per row. Constructed as `Sampler(config)`. Stateless: the same inputs give the same tokens.
+
+    It may have an attribute `score`, a function that does what `core.drawing.scored` does, faster: core calls it with
+    logits on a GPU, inside of graphs too if the entry is graph_safe.
+    """
 
     def __init__(self, config: Any) -> None:
         """Keep the config."""

@@ -59,7 +59,7 @@ def draw_extra(
     if extras.processors:
         assert worker.pipeline is not None
         worker.pipeline.write_back(extras.processors, drawn.rows_N, params, tokens_N)
-    return tokens_N if extras.num_logprobs < 0 else scored(raw_NV, tokens_N, extras.num_logprobs)
+    return tokens_N if extras.num_logprobs < 0 else _score(worker, raw_NV, tokens_N, extras.num_logprobs)
 
 
 def score_prompt(worker: Worker, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
@@ -75,7 +75,7 @@ def score_prompt(worker: Worker, hidden_TD: Tensor, step: Step, num_logprobs: in
     for first in range(0, len(places_P), ROWS_AT_ONCE):
         some = slice(first, first + ROWS_AT_ONCE)
         raw_PV = whole_logits(worker, hidden_TD.index_select(0, places_P[some]))
-        rows.append(scored(raw_PV, targets_P[some], num_logprobs))
+        rows.append(_score(worker, raw_PV, targets_P[some], num_logprobs))
     return torch.cat(rows)
 
 
@@ -84,34 +84,21 @@ def whole_logits(worker: Worker, hidden_ND: Tensor) -> Tensor:
     return worker.ranks.all_gather_last(worker.model.logits(hidden_ND))[:, : worker.vocab_size]
 
 
+def _score(worker: Worker, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
+    faster = getattr(worker.sampler, "score", None)
+    score = faster if faster is not None and raw_NV.is_cuda else scored
+    rows_NX: Tensor = score(raw_NV, tokens_N, num_logprobs)
+    return rows_NX
+
+
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
     """Tokens with their log-probabilities and those of the most likely ones, (N, X) int64."""
-    num_parts = _num_parts(raw_NV)
-    total_N1 = raw_NV.float().reshape(len(raw_NV), num_parts, -1).logsumexp(2).logsumexp(1, keepdim=True)
+    total_N1 = raw_NV.float().logsumexp(1, keepdim=True)
     columns = [tokens_N.unsqueeze(1), _bits(raw_NV.gather(1, tokens_N.unsqueeze(1)).float() - total_N1)]
     if num_logprobs:
-        top_NK, ids_NK = _top(raw_NV, num_logprobs, num_parts)
+        top_NK, ids_NK = raw_NV.topk(num_logprobs, dim=1)
         columns += [ids_NK, _bits(top_NK.float() - total_N1)]
     return torch.cat(columns, dim=1)
-
-
-def _num_parts(logits_NV: Tensor) -> int:
-    """Into how many parts a GPU had better split a row of logits, whose one reduction keeps few of its cores busy."""
-    if not logits_NV.is_cuda:
-        return 1
-    return next(count for count in (64, 32, 16, 8, 4, 2, 1) if logits_NV.shape[1] % count == 0)
-
-
-def _top(logits_NV: Tensor, count: int, num_parts: int) -> tuple[Tensor, Tensor]:
-    """The largest logits of each row and their token ids, by way of the largest of each part."""
-    parts_NPV = logits_NV.reshape(len(logits_NV), num_parts, -1)
-    size = parts_NPV.shape[2]
-    if num_parts == 1 or size < count:
-        return logits_NV.topk(count, dim=1)
-    best_NPK, ids_NPK = parts_NPV.topk(count, dim=2)
-    ids_NPK = ids_NPK + torch.arange(num_parts, device=logits_NV.device).view(-1, 1) * size
-    top_NK, places_NK = best_NPK.flatten(1).topk(count, dim=1)
-    return top_NK, ids_NPK.flatten(1).gather(1, places_NK)
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class Gumbel:
     def __init__(self, config: GumbelConfig) -> None:
         self.config = config
         self.fused = fused_kernel()
+        self.score = fused_scores()
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         return self.sample_shard(logits_NV, params, 0)[1]
@@ -62,6 +63,15 @@ def fused_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
     from plugins.samplers.gumbel_triton import best_tokens
 
     return best_tokens
+
+
+def fused_scores() -> Callable[[Tensor, Tensor, int], Tensor] | None:
+    """`core.drawing.scored` as two Triton launches; None without a GPU or Triton."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return None
+    from plugins.samplers.scores_triton import score
+
+    return score
 
 
 def log_exponential(seed_N: Tensor, position_N: Tensor, num_tokens: int, first_token: int) -> Tensor:

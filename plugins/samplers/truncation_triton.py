@@ -1,10 +1,11 @@
-"""top_k, top_p and min_p on a GPU without sorting the vocabulary: one threshold a row, found by counting.
+"""top_k, top_p and min_p on a GPU without sorting the vocabulary: one threshold a row, found among few candidates.
 
-Four passes of 8 bits each count how many logits begin with which bits, and so find the k-th largest exactly. One more
-pass sums the probabilities of what is left and gathers the few tokens that top_p can still be about; one program
-a row finds the threshold among those by bisection, and the last pass sets what lies below it to -inf. Sums are of whole
-numbers, so their order does not matter: a row's result depends on that row alone, and always is the same.
-Legend: N rows, V vocabulary, C candidates of a row. Keys are float32 bits turned so that they order as the floats do.
+The largest logits of groups of 256 tokens bound the k-th largest logit of all from below, and the largest of all bounds
+what top_p can be about. What reaches the bound is gathered, and one program a row finds the threshold among it by
+bisection; a row with too many candidates is read as a whole instead, once per bit. Sums are of whole numbers, so their
+order does not matter: a row's result depends on that row alone, and is always the same.
+Legend: N rows, V vocabulary, C candidates of a row, G groups of a row. Keys are float32 bits turned so that they order
+as the floats do.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from torch import Tensor
 
 STRETCH = 4096
 """Tokens of one program."""
+GROUPS = 16
+"""Groups of a stretch."""
 NUM_CANDIDATES = 2048
-"""Most candidates of a row; if more are left, the row's program reads the whole vocabulary again and again."""
+"""Most candidates of a row that are kept."""
 BLOCK = 8192
-"""Tokens that such a program reads at a time."""
+"""Tokens that a program reads at a time where it reads a whole row."""
+LOWEST = tl.constexpr(-2147483648)
+"""The key that all reach."""
 
 
 @triton.jit
@@ -31,16 +36,15 @@ def _scaled(logits, temperature):
 
 @triton.jit
 def _key(value):
-    """uint32 that orders as the float does."""
+    """int32 that orders as the float does."""
     bits = value.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def _value(key):
     """The float of a key."""
-    bits = key.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ -2147483648, ~bits).to(tl.float32, bitcast=True)
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -50,50 +54,56 @@ def _weight(value, largest):
 
 
 @triton.jit
-def _digits_so_far(counts, row, wanted, NUM_DIGITS: tl.constexpr):
-    """The first 8 * NUM_DIGITS bits of the k-th largest key, and which largest it is among keys that begin so."""
-    prefix = tl.full((), 0, tl.int64)
-    digits = tl.arange(0, 256)
-    for place in tl.static_range(NUM_DIGITS):
-        count = tl.load(counts + (row * 4 + place) * 256 + digits)
-        from_here = tl.sum(count) - tl.cumsum(count, 0) + count
-        digit = tl.max(tl.where(from_here >= wanted, digits, 0))
-        wanted -= tl.sum(tl.where(digits > digit, count, 0))
-        prefix = prefix * 256 + digit
-    return prefix, wanted
-
-
-@triton.jit
-def _count(
-    logits, row_stride, temperatures, top_ks, counts, largest, num_tokens, DIGIT: tl.constexpr, STRETCH: tl.constexpr
+def _survey(
+    logits,
+    row_stride,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    groups,
+    num_tokens,
+    STRETCH: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):
-    """How many keys that begin like the k-th largest go on with which 8 bits; the first pass also finds the largest."""
+    """The largest key of each group."""
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
     top_k = tl.load(top_ks + row)
-    has_top_k = (top_k > 0) & (top_k < num_tokens)
-    if has_top_k | (DIGIT == 0):
-        is_token = columns < num_tokens
-        value = tl.load(logits + row * row_stride + columns, mask=is_token, other=-float("inf"))
+    if ((top_k > 0) & (top_k < num_tokens)) | (tl.load(top_ps + row) < 1) | (tl.load(min_ps + row) > 0):
+        stretch = tl.program_id(1)
+        columns = stretch * STRETCH + tl.arange(0, STRETCH)
+        value = tl.load(logits + row * row_stride + columns, mask=columns < num_tokens, other=-float("inf"))
         key = _key(_scaled(value, tl.load(temperatures + row)))
-        if DIGIT == 0:
-            tl.atomic_max(largest + row, tl.max(key.to(tl.int64)))
-        if has_top_k:
-            prefix, _ = _digits_so_far(counts, row, top_k, DIGIT)
-            wide = key.to(tl.int64)
-            counted = is_token & ((wide >> (32 - 8 * DIGIT)) == prefix)
-            digit = ((wide >> (24 - 8 * DIGIT)) & 255).to(tl.int32)
-            count = tl.histogram(digit, 256, mask=counted)
-            tl.atomic_add(counts + (row * 4 + DIGIT) * 256 + tl.arange(0, 256), count, mask=count > 0, sem="relaxed")
+        best = tl.max(tl.reshape(key, (GROUPS, STRETCH // GROUPS)), axis=1)
+        tl.store(groups + (row * tl.num_programs(1) + stretch) * GROUPS + tl.arange(0, GROUPS), best)
 
 
 @triton.jit
-def _kth_key(counts, row, top_k, num_tokens):
-    """The key of the k-th largest logit; 0, which all reach, without top_k."""
-    key = tl.full((), 0, tl.int64)
-    if (top_k > 0) & (top_k < num_tokens):
-        key, _ = _digits_so_far(counts, row, top_k, 4)
-    return key
+def _bound(top_ks, top_ps, min_ps, groups, largest, bounds, num_tokens, num_groups, ALL_GROUPS: tl.constexpr):
+    """The key that candidates reach, and the row's largest key."""
+    row = tl.program_id(0).to(tl.int64)
+    top_k = tl.load(top_ks + row)
+    top_p = tl.load(top_ps + row)
+    has_top_k = (top_k > 0) & (top_k < num_tokens)
+    if has_top_k | (top_p < 1) | (tl.load(min_ps + row) > 0):
+        places = tl.arange(0, ALL_GROUPS)
+        keys = tl.load(groups + row * num_groups + places, mask=places < num_groups, other=LOWEST)
+        best = tl.max(keys).to(tl.int64)
+        low = tl.full((), LOWEST, tl.int64)
+        if has_top_k & (top_k <= num_groups):
+            # The greatest key that k groups reach: so do at least k tokens.
+            high = best + 1
+            while high - low > 1:
+                middle = (low + high) >> 1
+                is_reached = tl.sum((keys >= middle).to(tl.int32)) >= top_k
+                high = tl.where(is_reached, high, middle)
+                low = tl.where(is_reached, middle, low)
+        elif top_p < 1:
+            # All tokens below this together weigh less than what top_p may leave out.
+            value = _value(best.to(tl.int32)) - tl.log(num_tokens / tl.maximum(1 - top_p, 1e-7)) - 1e-2
+            low = _key(value).to(tl.int64)
+        tl.store(largest + row, best)
+        tl.store(bounds + row, low)
 
 
 @triton.jit
@@ -103,64 +113,108 @@ def _gather(
     temperatures,
     top_ks,
     top_ps,
-    counts,
     largest,
+    bounds,
     totals,
     num_found,
     candidates,
     num_tokens,
+    num_groups,
     NUM_CANDIDATES: tl.constexpr,
     STRETCH: tl.constexpr,
 ):
-    """Sum the weights that top_k leaves, and gather the tokens that are not certain to fall to top_p."""
+    """Gather what reaches the bound; without top_k also sum the weights of all tokens."""
     row = tl.program_id(0).to(tl.int64)
-    top_p = tl.load(top_ps + row)
-    if top_p < 1:
+    top_k = tl.load(top_ks + row)
+    has_top_k = (top_k > 0) & (top_k < num_tokens)
+    if (has_top_k & (top_k <= num_groups)) | ((tl.load(top_ps + row) < 1) & (top_k <= num_groups)):
         columns = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
         is_token = columns < num_tokens
         value = tl.load(logits + row * row_stride + columns, mask=is_token, other=-float("inf"))
         value = _scaled(value, tl.load(temperatures + row))
-        kth = _kth_key(counts, row, tl.load(top_ks + row), num_tokens)
-        largest_value = _value(tl.load(largest + row).to(tl.uint32))
-        is_left = is_token & (_key(value).to(tl.int64) >= kth)
-        tl.atomic_add(totals + row, tl.sum(tl.where(is_left, _weight(value, largest_value), 0)), sem="relaxed")
-        # All tokens below this together weigh less than what top_p may leave out.
-        bound = largest_value - tl.log(num_tokens / tl.maximum(1 - top_p, 1e-7)) - 1e-2
-        is_candidate = is_left & (value >= bound)
-        place = tl.cumsum(is_candidate.to(tl.int32), 0) - 1
-        first = tl.atomic_add(num_found + row, tl.sum(is_candidate.to(tl.int32)), sem="relaxed")
-        place += first
-        tl.store(candidates + row * NUM_CANDIDATES + place, value, mask=is_candidate & (place < NUM_CANDIDATES))
+        if not has_top_k:
+            weight = _weight(value, _value(tl.load(largest + row).to(tl.int32)))
+            tl.atomic_add(totals + row, tl.sum(weight), sem="relaxed")
+        is_candidate = is_token & (_key(value) >= tl.load(bounds + row))
+        count = tl.sum(is_candidate.to(tl.int32))
+        if count > 0:
+            first = tl.atomic_add(num_found + row, count.to(tl.int64), sem="relaxed")
+            place = first + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
+            tl.store(candidates + row * NUM_CANDIDATES + place, value, mask=is_candidate & (place < NUM_CANDIDATES))
 
 
 @triton.jit
-def _smallest_needed(keys, weights, wanted, low, high):
-    """Smallest key t in (low, high] with mass(keys above t) < wanted: tokens from t on are needed to reach it."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_enough = tl.sum(tl.where(keys > middle, weights, 0)).to(tl.float64) < wanted
-        high = tl.where(is_enough, middle, high)
-        low = tl.where(is_enough, low, middle)
-    return high
+def _sum_of_row(row_logits, temperature, above, kth, largest, num_tokens, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens of a whole row have keys larger than `above`, or the weight of those that also reach `kth`."""
+    total = tl.full((BLOCK,), 0, tl.int64)
+    for first in range(0, num_tokens, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        is_token = columns < num_tokens
+        value = _scaled(tl.load(row_logits + columns, mask=is_token, other=-float("inf")), temperature)
+        key = _key(value)
+        if IS_COUNT:
+            total += (is_token & (key > above)).to(tl.int64)
+        else:
+            total += tl.where((key > above) & (key >= kth), _weight(value, largest), 0)
+    return tl.sum(total)
 
 
 @triton.jit
-def _smallest_needed_of_all(
-    row_logits, temperature, kth, largest_value, wanted, low, high, num_tokens, BLOCK: tl.constexpr
-):
-    """The same over a row's whole vocabulary, read anew for each bit."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        mass = tl.full((BLOCK,), 0, tl.int64)
-        for first in range(0, num_tokens, BLOCK):
-            columns = first + tl.arange(0, BLOCK)
-            value = _scaled(tl.load(row_logits + columns, mask=columns < num_tokens, other=-float("inf")), temperature)
-            key = _key(value).to(tl.int64)
-            mass += tl.where((key > middle) & (key >= kth), _weight(value, largest_value), 0)
-        is_enough = tl.sum(mass).to(tl.float64) < wanted
-        high = tl.where(is_enough, middle, high)
-        low = tl.where(is_enough, low, middle)
-    return high
+def _threshold_of_row(row_logits, temperature, top_k, top_p, has_top_k, best, num_tokens, BLOCK: tl.constexpr):
+    """The smallest key that top_k and top_p keep, by reading the whole row for each bit."""
+    largest = _value(best.to(tl.int32))
+    kth = tl.full((), LOWEST, tl.int64)
+    if has_top_k:
+        high = best + 1
+        while high - kth > 1:
+            middle = (kth + high) >> 1
+            count = _sum_of_row(row_logits, temperature, middle - 1, middle, largest, num_tokens, True, BLOCK)
+            high = tl.where(count >= top_k, high, middle)
+            kth = tl.where(count >= top_k, middle, kth)
+    threshold = kth
+    if top_p < 1:
+        total = _sum_of_row(row_logits, temperature, kth - 1, kth, largest, num_tokens, False, BLOCK)
+        wanted = total.to(tl.float64) * top_p
+        low = kth - 1
+        threshold = best
+        while threshold - low > 1:
+            middle = (low + threshold) >> 1
+            mass = _sum_of_row(row_logits, temperature, middle, kth, largest, num_tokens, False, BLOCK)
+            is_enough = mass.to(tl.float64) < wanted
+            threshold = tl.where(is_enough, middle, threshold)
+            low = tl.where(is_enough, low, middle)
+    return threshold
+
+
+@triton.jit
+def _threshold_of_candidates(value, is_here, top_k, top_p, has_top_k, best, bound, total):
+    """The same among candidates; total: the weight of all tokens, if there is no top_k."""
+    keys = tl.where(is_here, _key(value), LOWEST)
+    kth = bound
+    if has_top_k:
+        high = best + 1
+        while high - kth > 1:
+            middle = (kth + high) >> 1
+            is_reached = tl.sum((keys >= middle).to(tl.int32)) >= top_k
+            high = tl.where(is_reached, high, middle)
+            kth = tl.where(is_reached, middle, kth)
+    threshold = tl.full((), LOWEST, tl.int64)
+    if has_top_k:
+        threshold = kth
+    if top_p < 1:
+        weights = tl.where(is_here & (keys >= kth), _weight(value, _value(best.to(tl.int32))), 0)
+        if has_top_k:
+            total = tl.sum(weights)
+        wanted = total.to(tl.float64) * top_p
+        # The smallest key with less than this above it: tokens from it on are needed to reach top_p.
+        low = kth - 1
+        threshold = best
+        while threshold - low > 1:
+            middle = (low + threshold) >> 1
+            is_enough = tl.sum(tl.where(keys > middle, weights, 0)).to(tl.float64) < wanted
+            threshold = tl.where(is_enough, middle, threshold)
+            low = tl.where(is_enough, low, middle)
+    return threshold
 
 
 @triton.jit
@@ -171,55 +225,47 @@ def _find(
     top_ks,
     top_ps,
     min_ps,
-    counts,
     largest,
+    bounds,
     totals,
     num_found,
     candidates,
     thresholds,
     num_tokens,
+    num_groups,
     NUM_CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The smallest key that a row keeps."""
     row = tl.program_id(0).to(tl.int64)
+    top_k = tl.load(top_ks + row)
     top_p = tl.load(top_ps + row)
     min_p = tl.load(min_ps + row)
-    kth = _kth_key(counts, row, tl.load(top_ks + row), num_tokens)
-    largest_key = tl.load(largest + row)
-    largest_value = _value(largest_key.to(tl.uint32))
-    threshold = kth
-    if top_p < 1:
-        wanted = tl.load(totals + row).to(tl.float64) * top_p
+    has_top_k = (top_k > 0) & (top_k < num_tokens)
+    threshold = tl.full((), LOWEST, tl.int64)
+    if has_top_k | (top_p < 1):
+        best = tl.load(largest + row)
         found = tl.load(num_found + row)
-        if found <= NUM_CANDIDATES:
+        if (top_k <= num_groups) & (found <= NUM_CANDIDATES):
             places = tl.arange(0, NUM_CANDIDATES)
-            at = candidates + row * NUM_CANDIDATES + places
-            value = tl.load(at, mask=places < found, other=-float("inf"))
-            keys = _key(value).to(tl.int64)
-            weights = _weight(value, largest_value)
-            threshold = tl.maximum(kth, _smallest_needed(keys, weights, wanted, kth - 1, largest_key))
+            is_here = places < found
+            value = tl.load(candidates + row * NUM_CANDIDATES + places, mask=is_here, other=-float("inf"))
+            threshold = _threshold_of_candidates(
+                value, is_here, top_k, top_p, has_top_k, best, tl.load(bounds + row), tl.load(totals + row)
+            )
         else:
             temperature = tl.load(temperatures + row)
-            found_key = _smallest_needed_of_all(
-                logits + row * row_stride,
-                temperature,
-                kth,
-                largest_value,
-                wanted,
-                kth - 1,
-                largest_key,
-                num_tokens,
-                BLOCK,
+            threshold = _threshold_of_row(
+                logits + row * row_stride, temperature, top_k, top_p, has_top_k, best, num_tokens, BLOCK
             )
-            threshold = tl.maximum(kth, found_key)
     if min_p > 0:
         # exp is monotone, so a bisection of its argument finds where it reaches min_p, rounding included.
-        low = kth - 1
-        high = largest_key
+        high = tl.load(largest + row)
+        largest_value = _value(high.to(tl.int32))
+        low = tl.full((), LOWEST, tl.int64)
         while high - low > 1:
-            middle = (low + high) // 2
-            is_kept = tl.exp(_value(middle.to(tl.uint32)) - largest_value) >= min_p
+            middle = (low + high) >> 1
+            is_kept = tl.exp(_value(middle.to(tl.int32)) - largest_value) >= min_p
             high = tl.where(is_kept, middle, high)
             low = tl.where(is_kept, low, middle)
         threshold = tl.maximum(threshold, high)
@@ -231,13 +277,13 @@ def _cut(logits, row_stride, temperatures, thresholds, num_tokens, STRETCH: tl.c
     """Set what lies below the threshold to -inf."""
     row = tl.program_id(0).to(tl.int64)
     threshold = tl.load(thresholds + row)
-    if threshold > 0:
+    if threshold > LOWEST:
         columns = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
         is_token = columns < num_tokens
         at = logits + row * row_stride + columns
         value = tl.load(at, mask=is_token, other=-float("inf"))
-        key = _key(_scaled(value, tl.load(temperatures + row))).to(tl.int64)
-        tl.store(at, -float("inf"), mask=is_token & (key < threshold))
+        is_kept = _key(_scaled(value, tl.load(temperatures + row))) >= threshold
+        tl.store(at, tl.where(is_kept, value, -float("inf")), mask=is_token)
 
 
 def truncate(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor) -> Tensor:
@@ -248,18 +294,21 @@ def truncate(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N:
     """
     num_rows, num_tokens = logits_NV.shape
     device = logits_NV.device
-    # counts (N, 4, 256), num_found (N,); largest, totals, thresholds (N,)
-    counts = torch.zeros(num_rows * 1025, dtype=torch.int32, device=device)
-    wide = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
-    candidates = torch.empty(num_rows, NUM_CANDIDATES, dtype=torch.float32, device=device)
-    num_found, (largest, totals, thresholds) = counts[num_rows * 1024 :], wide
-    grid = (num_rows, triton.cdiv(num_tokens, STRETCH))
+    num_stretches = triton.cdiv(num_tokens, STRETCH)
+    num_groups = num_stretches * GROUPS
+    groups_NG = torch.empty(num_rows, num_groups, dtype=torch.int32, device=device)
+    largest_N, bounds_N, thresholds_N = torch.empty(3, num_rows, dtype=torch.int64, device=device)
+    totals_N, num_found_N = torch.zeros(2, num_rows, dtype=torch.int64, device=device)
+    candidates_NC = torch.empty(num_rows, NUM_CANDIDATES, dtype=torch.float32, device=device)
+    grid, rows = (num_rows, num_stretches), (num_rows,)
     row = (logits_NV, logits_NV.stride(0), temperature_N)
-    for digit in range(4):
-        _count[grid](*row, top_k_N, counts, largest, num_tokens, DIGIT=digit, STRETCH=STRETCH, num_warps=8)
+    asked = (top_k_N, top_p_N, min_p_N)
+    _survey[grid](*row, *asked, groups_NG, num_tokens, STRETCH=STRETCH, GROUPS=GROUPS, num_warps=8)
+    all_groups = triton.next_power_of_2(num_groups)
+    _bound[rows](*asked, groups_NG, largest_N, bounds_N, num_tokens, num_groups, ALL_GROUPS=all_groups, num_warps=4)
+    found = (largest_N, bounds_N, totals_N, num_found_N, candidates_NC)
     sizes = {"NUM_CANDIDATES": NUM_CANDIDATES, "num_warps": 8}
-    sums = (counts, largest, totals, num_found, candidates)
-    _gather[grid](*row, top_k_N, top_p_N, *sums, num_tokens, STRETCH=STRETCH, **sizes)
-    _find[(num_rows,)](*row, top_k_N, top_p_N, min_p_N, *sums, thresholds, num_tokens, BLOCK=BLOCK, **sizes)
-    _cut[grid](*row, thresholds, num_tokens, STRETCH=STRETCH, num_warps=8)
+    _gather[grid](*row, top_k_N, top_p_N, *found, num_tokens, num_groups, STRETCH=STRETCH, **sizes)
+    _find[rows](*row, *asked, *found, thresholds_N, num_tokens, num_groups, BLOCK=BLOCK, **sizes)
+    _cut[grid](*row, thresholds_N, num_tokens, STRETCH=STRETCH, num_warps=8)
     return logits_NV

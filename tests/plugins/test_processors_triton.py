@@ -80,6 +80,43 @@ def test_truncation_keeps_ties_together():
     check_truncation(logits_NV)
 
 
+@pytest.mark.parametrize("top_k", [100, 600])
+def test_truncation_with_a_top_k_beyond_the_number_of_groups(top_k):
+    from plugins.samplers.truncation_triton import truncate
+
+    generator = torch.Generator().manual_seed(5)
+    logits_NV = torch.randn(2, 3000, generator=generator)
+    asked = (torch.ones(2), torch.tensor([top_k, top_k]), torch.tensor([1.0, 0.6]), torch.zeros(2))
+    found_NV = truncate(logits_NV.clone().to(DEVICE), *(one.to(DEVICE) for one in asked)).cpu()
+    temperature_N, top_k_N, top_p_N, min_p_N = asked
+    assert torch.equal(
+        found_NV > -torch.inf, kept_by_sorting(logits_NV.double(), top_k_N, top_p_N, min_p_N, temperature_N)
+    )
+    assert int((found_NV[0] > -torch.inf).sum()) == top_k
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab_size", "num_logprobs"), [(50, 20), (9000, 5), (9000, 0), (4100, 1)])
+def test_scores_equal_the_plain_ones(vocab_size, num_logprobs, dtype):
+    from core.drawing import scored
+    from plugins.samplers.scores_triton import score
+
+    generator = torch.Generator().manual_seed(vocab_size)
+    wide_NV = (3 * torch.randn(5, vocab_size + 8, generator=generator)).to(dtype)
+    wide_NV[1, 7] = -torch.inf
+    tokens_N = torch.tensor([0, 3, vocab_size - 1, 17, 20])
+    logits_NV = wide_NV[:, :vocab_size]
+    expected_NX = scored(logits_NV, tokens_N, num_logprobs)
+    found_NX = score(wide_NV.to(DEVICE)[:, :vocab_size], tokens_N.to(DEVICE), num_logprobs).cpu()
+    assert torch.equal(found_NX[:, 0], tokens_N)
+    floats = [1, *range(2 + num_logprobs, 2 + 2 * num_logprobs)]
+    found, expected = (rows[:, floats].int().view(torch.float32) for rows in (found_NX, expected_NX))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+    named = logits_NV.gather(1, found_NX[:, 2 : 2 + num_logprobs])
+    assert torch.equal(named, logits_NV.gather(1, expected_NX[:, 2 : 2 + num_logprobs]))  # ties may be named otherwise
+    assert all(len(set(row)) == num_logprobs for row in found_NX[:, 2 : 2 + num_logprobs].tolist())
+
+
 @pytest.mark.gpu
 def test_truncation_of_a_large_vocabulary():
     generator = torch.Generator().manual_seed(3)
