@@ -60,13 +60,24 @@ def thresholds(scaled_NV: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Ten
     A token stays under top_p if those more likely than it do not reach top_p by themselves.
     """
     num_tokens = scaled_NV.shape[1]
-    sorted_NV = scaled_NV.sort(dim=1, descending=True).values
     last_N1 = torch.where((top_k_N <= 0) | (top_k_N > num_tokens), num_tokens, top_k_N).unsqueeze(1) - 1
+    sorted_NV = _largest(scaled_NV, last_N1)
     kth_N1 = sorted_NV.gather(1, last_N1)
     sorted_NV = sorted_NV.masked_fill_(sorted_NV < kth_N1, -torch.inf)
-    probs_NV = sorted_NV.softmax(1)
+    # In float64, so that how many columns there are, which depends on the other rows, does not matter.
+    probs_NV = sorted_NV.double().softmax(1)
     before_NV = probs_NV.cumsum(1) - probs_NV
     is_kept_NV = (before_NV < top_p_N.unsqueeze(1)) | (top_p_N >= 1).unsqueeze(1)
     is_kept_NV &= (probs_NV >= min_p_N.unsqueeze(1) * probs_NV[:, :1]) & (sorted_NV > -torch.inf)
     is_kept_NV[:, 0] = True
     return sorted_NV.masked_fill_(~is_kept_NV, torch.inf).amin(1)
+
+
+def _largest(scaled_NV: Tensor, last_N1: Tensor) -> Tensor:
+    """The largest logits of each row in descending order: all, or on a CPU as many as last_N1 and its ties call for."""
+    if scaled_NV.is_cuda:
+        return scaled_NV.sort(dim=1, descending=True).values
+    count = int(last_N1.max()) + 1
+    top_NV = scaled_NV.topk(count, dim=1).values
+    num_tied = int((scaled_NV >= top_NV.gather(1, last_N1)).sum(1).max())
+    return top_NV if num_tied <= count else scaled_NV.topk(num_tied, dim=1).values
