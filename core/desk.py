@@ -13,6 +13,7 @@ from typing import Any
 from core.detokenize import Detokenizer
 from core.engine import Engine
 from core.errors import RequestError
+from core.logprobs import TokenLogprob
 from core.outputs import Delta, FinishReason, RequestOutput
 from core.sampling import SamplingParams
 from core.stop_strings import StopSearch
@@ -34,14 +35,16 @@ class Reader:
         self._params, self._detokenizer, self._on_news = params, detokenizer, on_news
         self._stops = StopSearch(params.stop, include=params.include_stop_str_in_output)
         self._parts: list[str] = []
-        self._num_tokens = self._num_taken_parts = 0
+        self._num_taken_parts = 0
+        self.num_tokens = 0
+        """Tokens seen."""
         self._new_ids: list[int] = []
         self._is_flushed = False
         self.request_id = -1
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
         """See Watcher."""
-        self._num_tokens += 1
+        self.num_tokens += 1
         if self._on_news is not None:
             if not self._new_ids:
                 self._on_news(self)
@@ -56,7 +59,7 @@ class Reader:
     def _show(self, text: str) -> str | None:
         stop = None
         if self._params.stop:
-            text, stop = self._stops.push(text, may_stop=self._num_tokens >= self._params.min_tokens)
+            text, stop = self._stops.push(text, may_stop=self.num_tokens >= self._params.min_tokens)
             self._is_flushed = stop is not None
         if text:
             self._parts.append(text)
@@ -176,14 +179,20 @@ class Desk:
             if entry is not None:
                 text, ids = reader.take()
                 shown = reader.text if entry.is_cumulative else text
-                entry.deliver(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids))
+                logprobs = self._logprobs(reader.request_id, reader.num_tokens - len(ids))
+                entry.deliver(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids, logprobs=logprobs))
+
+    def _logprobs(self, id_: int, first: int) -> list[TokenLogprob] | None:
+        scores = self.engine.queue.live[id_].scores
+        return None if scores is None else scores.drawn(first)
 
     def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
         reader = entry.reader
         output = replace(output, index=entry.index, text=self._text(entry, output))
         text, ids = (output.text, output.token_ids) if reader is None else reader.take()
         shown = output.text if entry.is_cumulative else text
-        return Delta(output.request_id, entry.prompt_index, entry.index, shown, ids, output)
+        logprobs = None if output.logprobs is None else output.logprobs[len(output.token_ids) - len(ids) :]
+        return Delta(output.request_id, entry.prompt_index, entry.index, shown, ids, output, logprobs)
 
     def _text(self, entry: _Entry, output: RequestOutput) -> str:
         if entry.reader is not None:

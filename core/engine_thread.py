@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from core.desk import Desk
-from core.errors import EngineError, HooklineError
+from core.errors import EngineError, HooklineError, RequestError
 from core.mailbox import Mailbox, News, deliver
 from core.outputs import Delta
 from core.sampling import SamplingParams
@@ -141,6 +141,9 @@ class EngineThread:
         try:
             ids = self._desk.add(token_ids, params, partial(self._post, mailbox), **options)
             self._open[mailbox] = set(ids)
+        except RequestError as error:
+            self._put(mailbox, error)
+            self._desk.engine.refuse(token_ids, error, options.get("prompt"))
         except HooklineError as error:
             self._put(mailbox, error)
         except Exception as error:  # nobody else's request is touched by it

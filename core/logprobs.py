@@ -48,11 +48,11 @@ class Scores:
         """Keep the rows of the prompt's tokens from position `first` on."""
         self._prompt.update(enumerate(rows_PX.copy(), start=first))
 
-    def drawn(self) -> list[TokenLogprob] | None:
-        """Of every generated token; None if not asked for."""
+    def drawn(self, first: int = 0) -> list[TokenLogprob] | None:
+        """Of the generated tokens from number `first` on; None if not asked for."""
         if self.num_logprobs is None:
             return None
-        return [_read(row, self.num_logprobs) for row in self._drawn]
+        return [_read(row, self.num_logprobs) for row in self._drawn[first:]]
 
     def prompt(self) -> list[TokenLogprob | None] | None:
         """Of every prompt token, None for the first, and for those an early end left out; None if not asked for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 from core.errors import HooklineError
 from core.outputs import Delta
@@ -51,7 +52,8 @@ class Mailbox:
     def _merged(self, before: Delta, news: Delta) -> Delta:
         text = news.text if self._is_cumulative else before.text + news.text
         ids = before.token_ids + news.token_ids
-        return Delta(news.request_id, news.prompt_index, news.index, text, ids, news.output)
+        logprobs = None if before.logprobs is None or news.logprobs is None else before.logprobs + news.logprobs
+        return replace(news, text=text, token_ids=ids, logprobs=logprobs)
 
 
 def deliver(items: Iterable[tuple[Mailbox, News]]) -> None:

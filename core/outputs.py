@@ -106,8 +106,8 @@ class Delta:
     """What became known of one completion since the Delta before.
 
     text is what was added, or all of it so far if the caller asked for cumulative text: whole characters, and nothing
-    that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind.
-    output is the whole result, in the last Delta of a completion, and None before.
+    that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind, and logprobs
+    theirs, if they were asked for. output is the whole result, in the last Delta of a completion, and None before.
     """
 
     request_id: int
@@ -116,6 +116,7 @@ class Delta:
     text: str
     token_ids: list[int]
     output: RequestOutput | None = None
+    logprobs: list[TokenLogprob] | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:

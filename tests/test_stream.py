@@ -38,6 +38,14 @@ def test_a_stream_is_generate_in_pieces(llm):
     assert leaves_nothing(llm)
 
 
+def test_deltas_bring_the_log_probabilities_of_their_tokens(llm):
+    [expected] = llm.generate(PROMPTS[0], sampled(12, logprobs=2))
+    deltas = list(llm.stream(PROMPTS[0], sampled(12, logprobs=2)))
+    assert [one for delta in deltas for one in delta.logprobs] == expected.logprobs == deltas[-1].output.logprobs
+    assert all([one.token_id for one in delta.logprobs] == delta.token_ids for delta in deltas)
+    assert next(llm.stream(PROMPTS[0], sampled(2))).logprobs is None
+
+
 def test_hot_nonsense_streams_as_it_decodes(llm):
     params = SamplingParams(temperature=50.0, max_tokens=80, seed=1, ignore_eos=True)
     for keep in True, False:

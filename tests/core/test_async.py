@@ -13,8 +13,11 @@ from core.async_llm import AsyncLLM
 from core.contracts import Plan
 from core.desk import Desk
 from core.errors import EngineError, HooklineError, QueueFullError, RequestError
+from core.logprobs import TokenLogprob
 from core.mailbox import Mailbox
+from core.observers import Observers
 from core.outputs import Delta, FinishReason
+from core.plugin_check import new_manager
 from core.testing.fakes import check_engine, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
 from tests.core.test_desk import PROMPT, Letters, letters, params
@@ -119,7 +122,10 @@ def test_a_request_that_cannot_be_served_is_refused_alone():
             await anext(llm.stream([77], params(n=2)))
         assert (await good).text == letters(8)
 
-    run(check)
+    seen = []
+    watcher = SimpleNamespace(on_request_end=lambda output: seen.append(output.error))
+    run(check, async_llm(observers=Observers(new_manager(), {"watcher": watcher})))
+    assert len(seen) == 3 and seen.count(None) == 1
 
 
 def test_a_full_queue_refuses_with_what_a_server_needs_to_answer():
@@ -298,9 +304,11 @@ def test_unread_deltas_are_merged_by_completion():
         mailbox = Mailbox(asyncio.get_running_loop())
         cumulative = Mailbox(asyncio.get_running_loop(), is_cumulative=True)
         for index, text in (0, "a"), (1, "b"), (0, "c"):
-            mailbox.put(Delta(index, 0, index, text, [1]))
+            mailbox.put(Delta(index, 0, index, text, [1], logprobs=[TokenLogprob(1, -0.5)]))
             cumulative.put(Delta(index, 0, index, text, [1]))
-        assert [(await mailbox.get()).text for _ in range(2)] == ["b", "ac"]
+        one, merged = await mailbox.get(), await mailbox.get()
+        assert (one.text, merged.text, merged.token_ids) == ("b", "ac", [1, 1])
+        assert [len(delta.logprobs) for delta in (one, merged)] == [1, 2]
         assert [(await cumulative.get()).text for _ in range(2)] == ["b", "c"]
 
     asyncio.run(check())
