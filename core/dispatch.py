@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +54,13 @@ class Dispatcher:
     """Owns the rows of the request table and, with the pool, every block a request holds."""
 
     def __init__(
-        self, pool: BlockPool, queue: RequestQueue, max_num_seqs: int, *, shares_prefixes: bool = False
+        self,
+        pool: BlockPool,
+        queue: RequestQueue,
+        max_num_seqs: int,
+        *,
+        shares_prefixes: bool = False,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
         self.queue = queue
@@ -62,6 +68,7 @@ class Dispatcher:
         self.free_rows = deque(range(max_num_seqs))
         self.shares_prefixes = shares_prefixes
         self.arguments = ArgumentWriter(max_num_seqs)
+        self.now = now
         self._decoding = no_ints()
         self._shared_len = 0
 
@@ -151,7 +158,7 @@ class Dispatcher:
         request.row = self.free_rows.popleft()
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
-            request.scheduled_s = time.monotonic()
+            request.scheduled_s = self.now()
         draft.admitted.append(request)
         draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
 

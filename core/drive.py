@@ -1,16 +1,14 @@
 """Puts a load on an engine, request by request as they fall due, and records what happens.
 
 Open loop: a request arrives when the load says so, however far behind the engine is; its waiting counts from then.
-Knows the engine's verbs and a clock; no metric and no device.
+Knows the engine's verbs and its clock; no metric and no device.
 """
 
 from __future__ import annotations
 
 import heapq
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from core.engine import Engine
 from core.errors import RequestError
@@ -19,44 +17,19 @@ from core.recording import Recording, RequestRecord, StepRecorder, token_times
 from core.workload import Load
 
 
-class Clock(Protocol):
-    """Seconds, from any origin; never backwards."""
-
-    def now(self) -> float:
-        """The time."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Let that much time pass."""
-        ...
-
-
-class WallClock:
-    """The time of the world."""
-
-    def now(self) -> float:
-        """See Clock."""
-        return time.perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        """See Clock."""
-        time.sleep(seconds)
-
-
-def drive(engine: Engine, load: Load, clock: Clock | None = None) -> Recording:
-    """Serve a whole load and return what happened.
+def drive(engine: Engine, load: Load) -> Recording:
+    """Serve a whole load and return what happened; times are those of the engine's clock.
 
     A request that the engine refuses is recorded with its error, and so are the turns that would have followed it.
     Raises: what the engine's step raises.
     """
-    return _Drive(engine, load, clock or WallClock()).run()
+    return _Drive(engine, load).run()
 
 
 @dataclass
 class _Drive:
     engine: Engine
     load: Load
-    clock: Clock
     records: list[RequestRecord] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
     due: list[tuple[float, int]] = field(default_factory=list)
@@ -73,17 +46,17 @@ class _Drive:
             else:
                 self.next_turns[request.follows].append(place)
         heapq.heapify(self.due)
-        started = self.clock.now()
+        self.started_s = started_s = self.engine.clock()
 
         def now() -> float:
-            return self.clock.now() - started
+            return self.engine.clock() - started_s
 
         with StepRecorder(self.engine, now) as recorder:
             while self.due or self.engine.has_work:
                 self._add_due(now())
                 if not self.engine.has_work:
                     if self.due:
-                        self.clock.sleep(max(0.0, self.due[0][0] - now()))
+                        self.engine.sleep(max(0.0, self.due[0][0] - now()))
                     continue
                 outputs = self.engine.step()
                 recorder.step_ended()
@@ -100,7 +73,8 @@ class _Drive:
             tokens = [*self.histories.pop(place, ()), *request.tokens]
             record.arrival_s, record.prompt_tokens = arrival_s, len(tokens)
             try:
-                self.places[self.engine.add(tokens, request.params)] = place
+                arrival = self.started_s + arrival_s
+                self.places[self.engine.add(tokens, request.params, arrival_s=arrival)] = place
             except RequestError as error:
                 self._refuse(place, str(error))
 

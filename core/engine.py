@@ -101,7 +101,7 @@ class StepStats:
 class _InFlight:
     """A launched step whose tokens are not known yet.
 
-    started is on time.perf_counter's clock; host_s: seconds of the parts of its step so far.
+    started is on the engine's clock; host_s: seconds of the parts of its step so far.
     """
 
     plan: CheckedPlan
@@ -130,12 +130,15 @@ class Engine:
         self.policy, self.model_name = policy, model_name
         self.observers = observers
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
-        self.dispatcher = Dispatcher(pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes)
-        self.last_stats: StepStats | None = None
-        self.watch = StepWatch()
         self.clock: Callable[[], float] = time.monotonic
+        """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; whoever drives the engine may have better to do."""
+        self.dispatcher = Dispatcher(
+            pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
+        )
+        self.last_stats: StepStats | None = None
+        self.watch = StepWatch(self._now)
         self._next_id = 0
         self._deadlines: list[tuple[float, int, float]] = []
         """A heap of (when, request, its timeout_s)."""
@@ -178,6 +181,9 @@ class Engine:
         if timeout_s is not None:
             heappush(self._deadlines, (arrival_s + timeout_s, request.id, timeout_s))
         return request.id
+
+    def _now(self) -> float:
+        return self.clock()
 
     def check_room(self, num_requests: int = 1) -> None:
         """Hold callers to max_queued_requests and max_queued_tokens; `add` itself does not.
@@ -270,7 +276,7 @@ class Engine:
         return plan if plan.computes and not plan.preempt else None
 
     def _launch(self, plan: CheckedPlan) -> _InFlight:
-        started = time.perf_counter()
+        started = self.clock()
         with self.watch.part("dispatch"):
             dispatched = self.dispatcher.carry_out(plan)
             self._check_progress(dispatched)
@@ -400,7 +406,7 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
         self.dispatcher.retire(request)
         self.queue.remove(request)
-        return request.output(reason, error)
+        return request.output(reason, self.clock(), error)
 
     def _notify_ends(self, outputs: Iterable[RequestOutput]) -> None:
         if self.observers is not None:
@@ -424,7 +430,7 @@ class Engine:
             num_preemptions=len(plan.preempt),
             num_prompt_tokens=dispatched.num_prompt_tokens,
             num_generated_tokens=num_generated_tokens,
-            step_s=time.perf_counter() - launched.started,
+            step_s=self.clock() - launched.started,
             host_s=sum(parts.values()) - parts["wait"] - (device.device_s if device and device.on_host else 0.0),
             **{f"{part}_s": parts[part] for part in PARTS},
             device_s=None if device is None else device.device_s,

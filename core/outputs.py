@@ -33,7 +33,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Moments of a request's life in seconds on time.monotonic's clock; None for what never came.
+    """Moments of a request's life in seconds on the engine's clock (time.monotonic's); None for what never came.
 
     arrival: it was handed in. scheduled: its first step was planned. first_token: that token's value was known.
     finished: it ended, for whatever reason.

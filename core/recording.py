@@ -17,11 +17,12 @@ import numpy as np
 
 from core.engine import Engine, Executor, StepStats
 from core.step import Step
+from core.step_counts import StepCounter, StepCounts
 from core.step_watch import Clock as StepClock
 
 Column = np.ndarray[Any, Any]
-COUNTS = ("prefill_tokens", "prefill_pairs", "prefill_chunks", "decode_rows", "decode_context_tokens")
-"""What a step computes: columns of whole numbers that follow from the step alone."""
+COUNTS = StepCounts._fields
+"""What a step computes: columns of whole numbers."""
 TIMES = tuple(one.name for one in fields(StepStats) if one.name.endswith("_s"))
 """Durations that the engine reports of each step; columns of the same names, NaN where it has none."""
 STATES = ("running", "waiting", "free_blocks", "cached_tokens", "preemptions")
@@ -68,7 +69,7 @@ class _Noted:
     """A launched step; ids are the engine's."""
 
     start_s: float
-    counts: tuple[int, ...]
+    counts: StepCounts
     drawn: Column
     chunk_ids: Column
     chunk_tokens: Column
@@ -89,7 +90,7 @@ class StepRecorder:
     def __enter__(self) -> StepRecorder:
         max_num_seqs = self.engine.limits.plan.max_num_seqs
         self._owner = np.full(max_num_seqs, -1, dtype=np.int64)
-        self._lengths = np.zeros(max_num_seqs, dtype=np.int64)
+        self._counter = StepCounter(max_num_seqs)
         self._launched: deque[_Noted] = deque()
         self._collected: _Noted | None = None
         self._stats = self.engine.last_stats
@@ -131,7 +132,7 @@ class StepRecorder:
         end_s = self.now()
         if noted is None:  # it preempted and computed nothing
             none = np.empty(0, dtype=np.int64)
-            noted = _Noted(end_s, (0,) * len(COUNTS), none, none, none)
+            noted = _Noted(end_s, StepCounts(), none, none, none)
         self.rows.append((noted.start_s, end_s, *noted.counts, *_states(stats), *_times(stats)))
         self.drawn.append(noted.drawn)
         self.chunk_ids.append(noted.chunk_ids)
@@ -141,15 +142,9 @@ class StepRecorder:
         newest = islice(reversed(self.engine.queue.running.values()), len(step.admit_rows))
         for request in newest:  # those that this step admitted
             self._owner[request.row] = request.id
-        ends = step.chunk_starts + step.chunk_lens
-        self._lengths[step.chunk_rows] = ends
-        self._lengths[step.decode_rows] += 1
-        pairs = step.chunk_lens * (step.chunk_starts + ends + 1) // 2
-        context = self._lengths[step.decode_rows]
-        counts = (len(step.token_ids_T), int(pairs.sum()), len(ends), len(context), int(context.sum()))
         chunk_ids = self._owner[step.chunk_rows]
         drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[step.sampled_chunks]])
-        return _Noted(started, counts, drawn, chunk_ids, step.chunk_lens)
+        return _Noted(started, self._counter.count(step), drawn, chunk_ids, step.chunk_lens)
 
     def finish(self, seconds: float, requests: Sequence[RequestRecord], places: Mapping[int, int]) -> Recording:
         """The whole record. places: id of a request in the engine -> its place in `requests`."""

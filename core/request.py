@@ -7,7 +7,6 @@ block's content is a slice and never a conversion. The counts that change with e
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -224,8 +223,8 @@ class Request:
             hashes.append(hash_block(hashes[-1] if hashes else 0, self.block_tokens(len(hashes))))
         return hashes[index]
 
-    def output(self, reason: FinishReason, error: str | None = None) -> RequestOutput:
-        """What the caller gets, without text."""
+    def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
+        """What the caller gets, without text, if it ends now."""
         return RequestOutput(
             request_id=self.id,
             prompt=self.prompt,
@@ -238,7 +237,7 @@ class Request:
             logprobs=self.scores.drawn() if self.scores is not None else None,
             prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
-            timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, time.monotonic()),
+            timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),
         )
 
     def _stop_reason(self) -> str | int | None:

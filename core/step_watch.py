@@ -6,6 +6,7 @@ Knows nothing of what the parts do. A part costs two looks at the clock.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -51,9 +52,13 @@ class Tracer(Protocol):
 
 
 class StepWatch:
-    """The seconds of the last parts of each name; clock: the device's, once `Engine.time_steps` asked for it."""
+    """The seconds of the last parts of each name, by the host's clock `now`.
 
-    def __init__(self) -> None:
+    clock: the device's, once `Engine.time_steps` asked for it.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
         self.tracer: Tracer | None = None
         self.clock: Clock | None = None
         self.num_steps = 0
@@ -83,11 +88,11 @@ class _Part:
     def __enter__(self) -> None:
         if self.range is not None:
             self.range.__enter__()
-        self.started = time.perf_counter()
+        self.started = self.watch.now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.watch.seconds[self.name] = time.perf_counter() - self.started
+        self.watch.seconds[self.name] = self.watch.now() - self.started
         if self.range is not None:
             self.range.__exit__(kind, error, trace)

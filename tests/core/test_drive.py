@@ -33,6 +33,7 @@ class ManualClock:
 
 def engine_on(clock, **options):
     engine = fake_engine(PlainScheduler(), **options)
+    engine.clock, engine.sleep = clock.now, clock.sleep
     launch = engine.executor.launch
 
     def timed(step):
@@ -50,7 +51,7 @@ def request(tokens, max_tokens, arrival_s=0.0, follows=None):
 def driven(*requests, **options):
     clock = ManualClock()
     engine = engine_on(clock, **options)
-    return drive(engine, Load(list(requests)), clock), engine, clock
+    return drive(engine, Load(list(requests))), engine, clock
 
 
 def test_a_request_arrives_when_it_is_due_and_an_idle_engine_sleeps_until_then():
@@ -109,7 +110,7 @@ def test_steps_hold_what_the_scheduler_decided():
 def test_a_crowd_with_preemptions_is_recorded_token_for_token(overlap):
     load = draw_load(WorkloadConfig(num_prompts=30, prompt_len=(3, 30), output_len=(1, 20), request_rate=0.5), 50)
     clock = ManualClock()
-    recording = drive(engine_on(clock, num_blocks=24, overlap=overlap), load, clock)
+    recording = drive(engine_on(clock, num_blocks=24, overlap=overlap), load)
     assert recording.steps["preemptions"].sum() > 0
     drawn = np.bincount(recording.drawn, minlength=30)
     for place, record in enumerate(recording.requests):
@@ -120,11 +121,29 @@ def test_a_crowd_with_preemptions_is_recorded_token_for_token(overlap):
     assert computed >= sum(record.prompt_tokens for record in recording.requests)
 
 
+def test_all_times_are_those_of_the_engines_clock():
+    clock, timings = ManualClock(), []
+    engine = engine_on(clock)
+    step = engine.step
+
+    def watched():
+        outputs = step()
+        timings.extend(output.timings for output in outputs)
+        return outputs
+
+    engine.step = watched
+    drive(engine, Load([request([1], 3), request([2], 1, arrival_s=0.25)]))
+    late, first = timings
+    assert (first.arrival_s, first.scheduled_s, first.first_token_s, first.finished_s) == (100.0, 100.0, 101.0, 104.0)
+    assert (late.arrival_s, late.scheduled_s) == (100.25, 101.0)  # due during the first step
+    assert engine.last_stats.step_s == STEP_S == engine.last_stats.launch_s
+
+
 def test_the_engine_keeps_its_own_executor_afterwards():
     clock = ManualClock()
     engine = engine_on(clock)
     executor = engine.executor
-    drive(engine, Load([request([1], 1)]), clock)
+    drive(engine, Load([request([1], 1)]))
     assert engine.executor is executor
 
 
@@ -132,7 +151,7 @@ def test_requests_of_someone_else_are_served_and_not_counted():
     clock = ManualClock()
     engine = engine_on(clock)
     engine.add([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))
-    recording = drive(engine, Load([request([4], 2)]), clock)
+    recording = drive(engine, Load([request([4], 2)]))
     assert sorted(set(recording.drawn.tolist())) == [-1, 0]
     assert summarise(recording, Slo())["output_tokens"] == 2
 
@@ -205,7 +224,7 @@ def test_a_bound_of_zero_is_refused():
 def test_a_recording_comes_back_from_its_files_as_it_was(tmp_path):
     load = draw_load(WorkloadConfig(num_prompts=20, prompt_len=(3, 30), request_rate=0.7, turns=(1, 3)), 50)
     clock = ManualClock()
-    written = drive(engine_on(clock, num_blocks=40), load, clock)
+    written = drive(engine_on(clock, num_blocks=40), load)
     write_recording(written, tmp_path / "new")
     read = read_recording(tmp_path / "new")
     assert set(read.steps) == set(written.steps)
