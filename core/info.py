@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from core.contracts import API_VERSION, Needs
+from core.contracts import API_VERSION, FromSamplingParams, Needs
 from core.errors import ConfigError, HooklineError
 from core.needs import unavailable
 from core.plugin_host import PluginHost, Problem
 from core.presets import Preset, preset_values
-from core.registry import Entry, Origin, near_miss
+from core.registry import KINDS, OBSERVER, Entry, Origin, near_miss
 from core.sources import field_docs, module_file
 
 
@@ -94,6 +94,7 @@ def _option(entry: Entry) -> dict[str, Any]:
     return {
         "kind": entry.kind,
         "name": entry.name,
+        "key": _key(entry),
         "help": entry.help,
         "fields": _fields(entry.config),
         "plugin": entry.origin.plugin,
@@ -105,6 +106,16 @@ def _option(entry: Entry) -> dict[str, Any]:
         "needs": _stated(entry.needs),
         "unavailable": unavailable(entry.needs),
     }
+
+
+def _key(entry: Entry) -> str:
+    """What stands before a field's name where somebody sets it."""
+    if entry.kind in KINDS:
+        return entry.kind
+    if entry.kind == OBSERVER:
+        return f"observers[{entry.name}]"
+    by_name = entry.config is not None and issubclass(entry.config, FromSamplingParams)
+    return "sampling" if by_name else f"sampling.extra_args.{entry.name}"
 
 
 def _stated(needs: Needs) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def show_all(facts: dict[str, Any]) -> str:
     rows = _columns([_HEAD, *(_row(one) for one in facts["options"])])
     lines = [rows[0]]
     for option, row in zip(facts["options"], rows[1:], strict=True):
-        lines += [row, *(f"    {option['kind']}.{field}" for field in _fields(option))]
+        lines += [row, *(f"    {option['key']}.{field}" for field in _fields(option))]
     if not facts["options"]:
         lines.append("none")
     if facts["presets"]:
@@ -69,7 +69,7 @@ def _problem(problem: dict[str, Any]) -> list[str]:
 def _full_option(option: dict[str, Any]) -> str:
     needs = ", ".join(f"{name}={value!r}" for name, value in option["needs"].items())
     lines = [
-        f"{option['kind']}={option['name']}: {option['help']}",
+        _title(option),
         f"  available: {_available(option)}",
         f"  from:      plugin '{option['plugin']}' of {_origin(option)}",
         f"  target:    {option['target']}",
@@ -80,11 +80,17 @@ def _full_option(option: dict[str, Any]) -> str:
     return "\n".join([*lines, *_block("fields", _documented(option))])
 
 
+def _title(option: dict[str, Any]) -> str:
+    """As it is written on the command line; requests, not the configuration, choose what has another key."""
+    mark = "=" if option["key"] == option["kind"] else " "
+    return f"{option['kind']}{mark}{option['name']}: {option['help']}"
+
+
 def _documented(option: dict[str, Any]) -> list[str]:
     """Each field, and its docstring in a line of its own."""
     lines = []
     for line, field in zip(_fields(option), option["fields"], strict=True):
-        lines += [f"{option['kind']}.{line}", *([f"    {field['doc']}"] if field["doc"] else [])]
+        lines += [f"{option['key']}.{line}", *([f"    {field['doc']}"] if field["doc"] else [])]
     return lines
 
 

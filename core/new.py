@@ -23,7 +23,12 @@ SKELETONS = Path(__file__).resolve().parent / "skeletons"
 """A folder for each kind, and common/; every file is a string.Template, its name ends in .txt."""
 COMMON, COMMANDS, SUFFIX = "common", "commands.txt", ".txt"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_WHAT = {"scheduler": "a scheduler policy", "kernels": "a set of kernels", "observer": "an observer"}
+_WHAT = {
+    "scheduler": "a scheduler policy",
+    "kernels": "a set of kernels",
+    "observer": "an observer",
+    "processor": "a logits processor",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

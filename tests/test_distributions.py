@@ -61,7 +61,9 @@ def test_every_distribution_passes_its_own_tests_there(environment: FreshEnviron
 
 def test_what_core_new_writes_runs_together(environment: FreshEnvironment) -> None:
     kinds = [f"{kind}={NAMES[kind]}" for kind in ("model", "scheduler", "sampler", "kernels")]
+    kinds.append(f"observers=[{NAMES['observer']}]")
     fields = ["scheduler.max_prompts=2", "sampler.sharpness=2", "prompts=[[1,2,3],[4]]", "sampling.max_tokens=4"]
+    fields.append(f"sampling.extra_args={{{NAMES['processor']}:{{strength:0.5}},top_n_sigma:{{n:1.0}}}}")
     done = environment.run("-m", "core.run", *kinds, *fields)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("4 tokens, length") == 2
@@ -75,6 +77,11 @@ def test_sjf_is_swept_against_prefill_first_with_its_presets(environment: FreshE
     results = sorted(environment.folder.glob("outputs/*/*/output.jsonl"))
     tokens = [[json.loads(line)["token_ids"] for line in path.read_text().splitlines()] for path in results]
     assert len(tokens) == 2 and tokens[0] == tokens[1], "a policy must not change a token"
+
+
+def test_top_n_sigma_is_shown_with_the_key_of_its_argument(environment: FreshEnvironment) -> None:
+    text = environment.run("-m", "core.info", "top_n_sigma").stdout
+    assert "processor top_n_sigma: " in text and "    sampling.extra_args.top_n_sigma.n: float = 0.0" in text
 
 
 @needs_smollm2

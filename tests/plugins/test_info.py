@@ -28,3 +28,13 @@ def test_a_plugin_is_shown_with_its_file_hooks_and_options() -> None:
     assert text.startswith("plugin schedulers\n  from:      hookline ")
     assert "plugins/schedulers/__init__.py\n  hooks:     register_schedulers" in text
     assert "scheduler=prefill_first" in text and "scheduler=chunked" in text
+
+
+def test_an_observer_is_shown_with_the_list_that_names_it() -> None:
+    text = show_one(only(inventory(PluginHost.load(environ={})), "prometheus"))
+    assert text.count("observer prometheus: ") == 1 and "    observers[prometheus]." in text
+
+
+def test_a_processor_is_shown_with_the_keys_that_a_request_sets() -> None:
+    text = show_one(only(inventory(PluginHost.load(environ={})), "truncation"))
+    assert text.startswith("processor truncation: ") and "    sampling.top_k: int = 0" in text

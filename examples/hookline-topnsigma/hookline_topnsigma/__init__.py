@@ -1,0 +1,36 @@
+"""Top-n-sigma: its argument and its registration. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from core.contracts import Needs
+from core.errors import ConfigError
+from core.hookspecs import Registrar, hookimpl
+
+API_VERSION = 1
+
+
+@dataclass
+class TopNSigmaArguments:
+    """What a request asks for: SamplingParams(extra_args={"top_n_sigma": {"n": 1.0}})."""
+
+    n: float = 0.0
+    """Tokens whose logit is more than n standard deviations below the largest are not drawn; 0 draws from all."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.n) and self.n >= 0):
+            raise ConfigError(f"top_n_sigma.n={self.n} must be a finite number of at least 0")
+
+
+@hookimpl
+def register_processors(register: Registrar) -> None:
+    register(
+        "top_n_sigma",
+        "hookline_topnsigma.processor:TopNSigma",
+        config=TopNSigmaArguments,
+        help="n: keep tokens within n standard deviations of the largest logit",
+        needs=Needs(graph_safe=True),
+        priority=-50,  # after penalties and bans, before top_k, top_p and min_p
+    )
