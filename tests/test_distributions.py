@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -108,6 +109,29 @@ def test_flashinfer_is_listed_with_why_it_cannot_be_used_and_refused_with_it(env
     assert done.returncode == 2
     error = "hookline: error: kernels 'flashinfer' of plugin 'flashinfer' (hookline-flashinfer 0.1.0) do not fit: "
     assert done.stderr.startswith(error) and "device is cpu, needs cuda" in done.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_the_commands_of_its_readme_are_right(environment: FreshEnvironment, example: Path) -> None:
+    """pip and pytest are what the tests above do; runs are composed and checked here, without computing anything."""
+    blocks = re.findall(r"```bash\n(.*?)```", (example / "README.md").read_text(encoding="utf-8"), re.S)
+    commands = [shlex.split(line)[2:] for line in "".join(blocks).splitlines() if line.startswith("python -m core.")]
+    assert commands
+    for module, *arguments in commands:
+        for shown in checks(module, arguments):
+            done = environment.run("-m", module, *shown)
+            assert done.returncode == 0, f"{arguments}: {done.stderr}"
+
+
+def checks(module: str, arguments: list[str]) -> list[list[str]]:
+    """Arguments that show without an engine whether these are right: one list for each job of a sweep."""
+    if module == "core.info":
+        return [arguments]
+    if "-m" not in arguments:
+        return [[*arguments, "--cfg", "job"]]
+    (swept,) = (argument for argument in arguments if argument != "-m")
+    key, _, values = swept.partition("=")
+    return [[f"{key}={value}", "--cfg", "job"] for value in values.split(",")]
 
 
 def copied_tests(environment: FreshEnvironment, example: Path) -> Path:

@@ -9,6 +9,7 @@ import io
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,13 @@ def test_every_snippet_of_python_is_a_file_or_part_of_none() -> None:
             assert body.startswith("# file: "), body.splitlines()[0]
         if language == "python":
             ast.parse(body)
+
+
+def test_the_entry_point_is_the_one_that_core_new_writes(tmp_path: Path) -> None:
+    shown = tomllib.loads(next(body for language, body in BLOCKS if language == "toml"))
+    folder = new.write_skeleton("scheduler", "my_policy", tmp_path / "new")
+    written = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    assert shown["project"]["entry-points"] == written["project"]["entry-points"]
 
 
 def test_the_reference_is_what_the_tool_writes() -> None:
