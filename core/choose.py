@@ -60,15 +60,16 @@ class Choice:
         return self.device.type == "cuda" if overlap is None else overlap
 
 
-def choose(config: Config, host: PluginHost) -> Choice:
-    """Decide what a configuration means on this machine.
+def choose(config: Config, host: PluginHost, rank: int = 0) -> Choice:
+    """Decide what a configuration means on this machine, for one of its ranks.
 
     Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
     """
     model_class = chosen(config.model).load()
     checkpoint = resolve_model(config.model.config, model_class)
     spec: ModelSpec = model_class.spec(checkpoint.config)
-    device = pick_device(config.device)
+    ranks = Ranks(rank, config.tp)
+    device = pick_device(config.device, ranks)
     facts = Facts(
         device=device.type,
         dtype=pick_dtype(config.dtype, checkpoint, device),
@@ -80,8 +81,8 @@ def choose(config: Config, host: PluginHost) -> Choice:
     for option in (config.model, config.sampler, config.scheduler):
         refuse_unmet(chosen(option), facts)
     kernels = choose_kernels(host, config.kernels.name, facts)
-    attention = attention_spec(config, spec, ALONE, facts, device, kernels)
-    return Choice(config, checkpoint, spec, attention, kernels, ALONE, facts)
+    attention = attention_spec(config, spec, ranks, facts, device, kernels)
+    return Choice(config, checkpoint, spec, attention, kernels, ranks, facts)
 
 
 def chosen(option: Option) -> Entry:
@@ -98,10 +99,10 @@ def refuse_unmet(entry: Entry, facts: Facts) -> None:
     entry.load()
 
 
-def pick_device(name: str) -> torch.device:
-    """The device a name means; "auto" is the first GPU if there is one.
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """The device a name means; "auto" is the first GPU if there is one. Each further rank has the GPU after.
 
-    Raises: ConfigError if it is not there.
+    Raises: ConfigError if one of them is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,9 +110,12 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name}: no CUDA device is usable here; use device=cpu")
     if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        if device.index >= torch.cuda.device_count():
-            raise ConfigError(f"device={name}: only {torch.cuda.device_count()} CUDA devices are here")
+        first, count = device.index or 0, torch.cuda.device_count()
+        if first >= count:
+            raise ConfigError(f"device={name}: only {count} CUDA devices are here")
+        if first + ranks.size > count:
+            raise ConfigError(f"tp={ranks.size} needs as many CUDA devices from cuda:{first} on; {count} are here")
+        device = torch.device("cuda", first + ranks.rank)
     return device
 
 

@@ -69,6 +69,10 @@ class EngineConfig:
     """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
     stall_timeout_s: float = 30.0
     """Seconds without progress after which the engine ends with an error."""
+    rank_timeout_s: float = 5.0
+    """tp > 1: seconds without a sign of life from a rank's process after which the engine ends with an error."""
+    step_timeout_s: float = 60.0
+    """tp > 1: seconds of a step in which no rank reaches its next collective, after which it ends likewise."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -80,7 +84,7 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"engine.max_num_seqs={self.max_num_seqs}: each running request computes a token a step"
             )
-        for name in ("cpu_cache_gib", "stall_timeout_s"):
+        for name in ("cpu_cache_gib", "stall_timeout_s", "rank_timeout_s", "step_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"engine.{name}={value} must be a finite number above 0")
@@ -121,8 +125,6 @@ class Config:
 
     def __post_init__(self) -> None:
         _whole("tp", self.tp, 1)
-        if self.tp != 1:
-            raise ConfigError(f"tp={self.tp}: tensor parallelism over several ranks is not in this version; use tp=1")
         _whole("seed", self.seed, 0, MAX_SEED)
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")

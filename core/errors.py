@@ -49,3 +49,7 @@ class PlanError(HooklineError):
 
 class CapacityError(HooklineError):
     """Memory that does not suffice; the message holds the arithmetic and the key to change."""
+
+
+class RankError(HooklineError):
+    """A rank of tensor parallelism that was lost; the message names it and the cause. The engine has ended."""

@@ -197,9 +197,7 @@ class Worker:
         if not self.shards_vocabulary:
             return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
         scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
-        scores_NR = self.ranks.all_gather_last(scores_N.unsqueeze(1))
-        tokens_NR = self.ranks.all_gather_last(tokens_N.unsqueeze(1))
-        return tokens_NR.gather(1, scores_NR.argmax(1, keepdim=True)).squeeze(1)
+        return self.ranks.best_tokens(scores_N, tokens_N)
 
     def close(self) -> None:
         """Drop the cache and the weights."""

@@ -371,7 +371,6 @@ def test_a_bad_line_is_named_with_its_number(
         (["engine.max_num_seqs=abc"], "engine.max_num_seqs='abc' is not an int"),
         (["engine.max_num_seqs="], "engine.max_num_seqs='' is not an int"),
         (["engine.block_size=${nowhere}"], "engine.block_size: Interpolation key 'nowhere' not found"),
-        (["tp=2"], "tp=2: tensor parallelism over several ranks is not in this version"),
         (
             ["scheduler.name=hasty"],
             "'scheduler.name=hasty' would change a name and not the option; write scheduler=hasty",

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.build import build_engine
 from core.choose import pick_device, pick_dtype
 from core.config import EngineConfig
 from core.contracts import AttentionSpec
 from core.errors import CapacityError, ConfigError, RequestError
 from core.graphs import graph_sizes
 from core.memory import allocate_cache, block_bytes, count_blocks
-from core.plugin_check import new_manager
+from core.parallel import Ranks
+from core.processing import Processing
+from core.rank_worker import build_worker
 from core.text import Codec, as_prompts
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
@@ -45,16 +46,16 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_arithmetic_and_the_keys()
 
 
 def test_running_out_of_gpu_memory_names_the_allocation_what_is_free_and_the_keys(monkeypatch):
-    choice = SimpleNamespace(device="cuda:0", config=SimpleNamespace(engine=EngineConfig()))
+    choice = SimpleNamespace(device=torch.device("cuda", 0), config=SimpleNamespace(engine=EngineConfig()))
 
     def fails(choice):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of")
 
-    monkeypatch.setattr("core.build.choose", lambda config, host: choice)
-    monkeypatch.setattr("core.build.make_kernels", fails)
+    monkeypatch.setattr("core.rank_worker.make_kernels", fails)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
     with pytest.raises(CapacityError) as caught:
-        build_engine(SimpleNamespace(observers=()), SimpleNamespace(manager=new_manager()))
+        build_worker(choice, Processing())
     message = str(caught.value)
     assert "Tried to allocate 20.00 GiB" in message and "2.00 of 80.00 GiB are free" in message
     assert "Lower engine.max_num_batched_tokens=16384 or engine.max_num_seqs=512" in message
@@ -72,6 +73,17 @@ def test_the_cache_is_one_tensor_of_zeros_with_a_scratch_block(dtype):
 def test_a_missing_gpu_is_named_with_the_fix():
     with pytest.raises(ConfigError, match="device=cuda: no CUDA device is usable here; use device=cpu"):
         pick_device("cuda")
+
+
+def test_each_rank_has_a_gpu_of_its_own_and_too_few_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert [str(pick_device("auto", Ranks(rank, 3))) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert str(pick_device("cuda:1", Ranks(1, 2))) == "cuda:2"
+    with pytest.raises(ConfigError, match="tp=3 needs as many CUDA devices from cuda:1 on; 3 are here"):
+        pick_device("cuda:1", Ranks(0, 3))
+    with pytest.raises(ConfigError, match="device=cuda:3: only 3 CUDA devices are here"):
+        pick_device("cuda:3")
 
 
 def test_auto_computes_in_float32_on_a_cpu_and_in_the_checkpoints_dtype_on_a_gpu():

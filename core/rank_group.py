@@ -1,0 +1,218 @@
+"""The executor over several ranks: rank 0 is this process, the others are its children, and all compute every step.
+
+Rank 0 sends each step through a ring in shared memory and then computes it like the others; the collectives inside keep
+them together. Knows no requests. A group that has lost a rank says so for ever; it does not heal.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from core.choose import Choice
+from core.errors import CapacityError, RankError
+from core.process_ranks import connect, listen
+from core.processing import Processing
+from core.pulse import PULSE_WORDS, Pulse
+from core.rank_children import Child, end, kill
+from core.rank_messages import config_tree
+from core.rank_monitor import Monitor, Timeouts
+from core.rank_worker import build_worker
+from core.ring import RingWriter, ring_words
+from core.shared_words import SharedWords
+from core.step import IntArray, Step, no_ints, pack
+from core.step_watch import Clock
+from core.worker import Worker
+
+RING_WORDS = 1 << 17
+"""A mebibyte: a step of 16,384 prompt tokens takes an eighth of it. Larger ones go in pieces."""
+FULL_S = 0.0005
+"""Between two looks at a ring that is full."""
+CLOSE_S = 10.0
+"""For processes to end by themselves."""
+
+
+class RankGroup:
+    """`core.engine.Executor` over the ranks of one engine."""
+
+    def __init__(self, worker: Worker, links: Links) -> None:
+        self.worker, self.links, self._is_closed = worker, links, False
+
+    @property
+    def num_blocks(self) -> int:
+        """See Executor."""
+        return self.worker.num_blocks
+
+    def launch(self, step: Step) -> Any:
+        """See Executor.
+
+        Raises: RankError if a rank is lost.
+        """
+        monitor = self.links.monitor
+        monitor.check()
+        with monitor.in_step(), self._telling_why(), uninterrupted():
+            try:
+                self.links.send(pack(step))
+                handle = self.worker.launch(step)
+            except RankError:
+                raise
+            except BaseException as error:
+                # The others compute this step to its end, so from here on they are not where we are.
+                monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
+                raise
+            self.links.pulse.advance()
+        return handle
+
+    def collect(self, handle: Any) -> IntArray:
+        """See Executor.
+
+        Raises: RankError if a rank is lost.
+        """
+        with self.links.monitor.in_step(), self._telling_why():
+            tokens = self.worker.collect(handle)
+        self.links.monitor.check()
+        return tokens
+
+    def time_steps(self) -> Clock:
+        """See Executor; of rank 0's device, which waits for the others like any."""
+        return self.worker.time_steps()
+
+    @contextmanager
+    def _telling_why(self) -> Iterator[None]:
+        """In place of a collective that broke off, the rank that broke it."""
+        try:
+            yield
+        except RankError as error:
+            raise self.links.monitor.verdict(error) from error
+        except RuntimeError as error:
+            self.links.monitor.check()
+            raise error
+
+    def close(self) -> None:
+        """See Executor."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.links.close()
+        self.worker.close()
+
+
+class Links:
+    """What connects rank 0 with the others: processes, shared memory, the monitor."""
+
+    def __init__(self, choice: Choice) -> None:
+        size, engine = choice.ranks.size, choice.config.engine
+        self.ring_start = PULSE_WORDS * size
+        self.num_words = self.ring_start + ring_words(size - 1, RING_WORDS)
+        self.memory = SharedWords.create(self.num_words)
+        words = self.memory.words
+        pulses = [Pulse(words, rank) for rank in range(size)]
+        self.pulse = pulses[0]
+        self.writer = RingWriter(words[self.ring_start :], size - 1)
+        self.store = listen()
+        self.children: list[Child] = []
+        self.monitor = Monitor(self.children, pulses, Timeouts(engine.rank_timeout_s, engine.step_timeout_s))
+        try:
+            for rank in range(1, size):
+                self.children.append(Child(rank, self.memory.fd))
+                self.children[-1].tell(self._task(choice, rank))
+        except BaseException:
+            self.close()
+            raise
+        self.monitor.start()
+
+    def _task(self, choice: Choice, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "config": config_tree(choice.config, choice.kernels.name),
+            "port": self.store.port,
+            "memory_fd": self.memory.fd,
+            "num_words": self.num_words,
+            "ring_start": self.ring_start,
+            "num_threads": max(1, torch.get_num_threads() // choice.ranks.size),
+        }
+
+    def send(self, message: IntArray) -> None:
+        """Broadcast a message; waits while the ring is full.
+
+        Raises: RankError if a rank is lost meanwhile.
+        """
+        self.writer.send(message, self.wake, self._wait)
+
+    def wake(self) -> None:
+        """Have all children look."""
+        for child in self.children:
+            child.wake()
+
+    def _wait(self) -> None:
+        self.monitor.check()
+        time.sleep(FULL_S)
+
+    def close(self) -> None:
+        """End the processes: by an empty message if they listen, else at once."""
+        try:
+            if self.monitor.failure is None:
+                self.monitor.stop()
+                self.send(no_ints())
+        except BaseException:
+            kill(self.children)
+            raise
+        finally:
+            self.monitor.stop()
+            end(self.children, CLOSE_S if self.monitor.failure is None else 0.0)
+            self.memory.close()
+
+
+def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
+    """Start the further ranks, build our own worker beside them, and wait until all are ready.
+
+    Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
+    """
+    links = Links(choice)
+    monitor = links.monitor
+    try:
+        monitor.wait_until_all("here")
+        links.wake()
+        ranks = connect(links.store, choice.ranks, choice.device, links.pulse)
+        monitor.release = ranks.abort
+        worker = build_worker(replace(choice, ranks=ranks), processing)
+        monitor.wait_until_all("ready")
+    except BaseException as error:
+        if isinstance(error, RankError):
+            error = monitor.verdict(error)
+        if isinstance(error, CapacityError):
+            error = RankError(f"rank 0 of {choice.ranks.size} (this process) failed while starting: {error}")
+        monitor.fail("rank 0 (this process) failed while starting")
+        links.close()
+        raise error from None
+    return RankGroup(worker, links)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the end, since the ranks would lose step half-way; a second one comes through at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[tuple[int, Any]] = []
+
+    def hold(number: int, frame: Any) -> None:
+        if held:
+            before(number, frame)
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        before(*held[0])

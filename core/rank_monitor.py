@@ -1,0 +1,184 @@
+"""Watches the processes of the further ranks and ends the group when one is lost, so that nobody waits for ever.
+
+A thread of rank 0's process. A rank is lost when its process ends, when it reports an error, when it gives no sign of
+life, or when a step gets no further. The first cause wins over what it causes elsewhere; then all processes are killed,
+which breaks off the collective that rank 0 may be stuck in. Times are counted while this thread runs, so that a process
+group that was suspended as a whole goes on.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from core.errors import RankError
+from core.pulse import Pulse
+from core.rank_children import Child, kill
+
+TICK_S = 0.1
+GRACE_S = 0.5
+"""For the cause to turn up beside its echoes: ranks whose collective broke off report first, at times."""
+START_SILENCE_S = 120.0
+"""Without a sign of life while a process starts, when imports and compilers keep its threads from running."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """engine.rank_timeout_s and engine.step_timeout_s."""
+
+    rank_s: float
+    step_s: float
+
+
+class Monitor:
+    """Judges the children. `pulses` are those of all ranks, rank 0's first; `release` frees rank 0's own device."""
+
+    def __init__(self, children: Sequence[Child], pulses: Sequence[Pulse], timeouts: Timeouts) -> None:
+        self.children, self.pulses, self.timeouts = children, pulses, timeouts
+        self.release: Callable[[], None] = lambda: None
+        self.failure: str | None = None
+        self._changed = threading.Condition()
+        self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
+        self._suspects: list[tuple[bool, str]] = []
+        self._silent_s, self._stuck_s, self._grace_s = [0.0] * len(pulses), 0.0, 0.0
+        self._beats, self._progress = [0] * len(pulses), [0] * len(pulses)
+        self._in_step, self._started, self._stopped = False, False, threading.Event()
+        self._gone: set[int] = set()
+        self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer: from now on processes may end. A second call does nothing."""
+        self._stopped.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ------------------------------------------------------------------------------------------------- for the group
+
+    def wait_until_all(self, said: str) -> None:
+        """Wait until every child has sent "here" or "ready".
+
+        Raises: RankError with what went wrong.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or len(self._said[said]) == len(self.children))
+        self.check()
+        self._started = said == "ready"
+
+    def check(self) -> None:
+        """Raise RankError if the group has ended."""
+        if self.failure is not None:
+            raise RankError(self.failure)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around all that may wait for other ranks: from now on they have to get further."""
+        self._stuck_s, self._in_step = 0.0, True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
+    def verdict(self, echo: Exception) -> RankError:
+        """Why a collective of rank 0 broke off; if nobody else failed, as it said itself."""
+        patience_s = self.timeouts.rank_s + GRACE_S + 1.0
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None, patience_s)
+        if self.failure is None:
+            self.fail(f"rank 0 of {len(self.pulses)} (this process): {echo}")
+        return RankError(self.failure)
+
+    def fail(self, cause: str) -> None:
+        """End the group for this reason, unless it has ended before."""
+        with self._changed:
+            if self.failure is not None:
+                return
+            self.failure = f"{cause}. The engine has ended; make a new one"
+            kill(self.children)
+            self._changed.notify_all()
+        self.release()
+
+    # -------------------------------------------------------------------------------------------------- the thread's
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        of_socket = {child.connection.fileno(): child for child in self.children}
+        for socket_fd in of_socket:
+            poll.register(socket_fd, select.POLLIN)
+        last = time.monotonic()
+        while not self._stopped.is_set() and self.failure is None:
+            for socket_fd, _ in poll.poll(int(TICK_S * 1000)):
+                if not self._hear(of_socket[socket_fd]):
+                    poll.unregister(socket_fd)
+            now = time.monotonic()
+            self._judge(min(now - last, 2 * TICK_S))
+            last = now
+
+    def _hear(self, child: Child) -> bool:
+        """Take a child's messages; False once it is gone."""
+        messages = child.line.receive()
+        for message in messages or ():
+            if "error" in message:
+                self._suspect(child, f"failed{self._when()}: {message['error']}", is_echo=message["is_echo"])
+                self._gone.add(child.rank)
+            else:
+                with self._changed:
+                    for said in self._said.keys() & message.keys():
+                        self._said[said].add(child.rank)
+                    self._changed.notify_all()
+        if messages is None and not self._stopped.is_set() and child.rank not in self._gone:
+            self._gone.add(child.rank)
+            self._suspect(child, f"{child.how_it_ended()}{self._when()}", is_echo=False)
+        return messages is not None
+
+    def _suspect(self, child: Child, what: str, *, is_echo: bool) -> None:
+        self._suspects.append((is_echo, f"{self._name(child.rank)} {what}"))
+
+    def _judge(self, passed_s: float) -> None:
+        """Find for a cause, `passed_s` after the last time."""
+        if self._suspects:
+            self._grace_s += passed_s
+            is_echo, cause = min(self._suspects, key=lambda suspect: suspect[0])
+            if not is_echo or self._grace_s > GRACE_S:
+                self.fail(cause)
+            return
+        self._judge_silence(passed_s)
+        self._judge_progress(passed_s)
+
+    def _judge_silence(self, passed_s: float) -> None:
+        limit_s = self.timeouts.rank_s if self._started else max(START_SILENCE_S, self.timeouts.rank_s)
+        for child in self.children:
+            beats = self.pulses[child.rank].beats
+            self._silent_s[child.rank] = (
+                0.0 if beats != self._beats[child.rank] else (self._silent_s[child.rank] + passed_s)
+            )
+            self._beats[child.rank] = beats
+            if self._silent_s[child.rank] > limit_s:
+                key = " (engine.rank_timeout_s)" if self._started else ""
+                self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
+
+    def _judge_progress(self, passed_s: float) -> None:
+        progress = [pulse.progress for pulse in self.pulses]
+        moved = progress != self._progress
+        self._progress = progress
+        self._stuck_s = 0.0 if moved or not (self._in_step and self._started) else self._stuck_s + passed_s
+        if self._stuck_s > self.timeouts.step_s:
+            behind = [self._name(rank) for rank, count in enumerate(progress) if count == min(progress)]
+            self.fail(
+                f"{' and '.join(behind)} got no further in a step for {self.timeouts.step_s:g} s; if the step is only "
+                "slow, raise engine.step_timeout_s"
+            )
+
+    def _when(self) -> str:
+        return "" if self._started else " while starting"
+
+    def _name(self, rank: int) -> str:
+        who = "this process" if rank == 0 else next(str(child) for child in self.children if child.rank == rank)
+        return f"rank {rank} of {len(self.pulses)} ({who})"

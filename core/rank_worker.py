@@ -1,0 +1,120 @@
+"""One rank's worker from what was chosen: load its part of the model, size the memory, allocate, capture.
+
+The same for the only rank and for each of several; knows no processes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from core.choose import Choice, chosen
+from core.contracts import Kernels, Model, ProcessorSpec, Runtime
+from core.errors import CapacityError
+from core.graphs import graph_sizes
+from core.memory import GIB, allocate_cache, count_blocks
+from core.pipeline import Pipeline
+from core.prefill_graphs import prefill_sizes
+from core.processing import Processing
+from core.state import RequestTable
+from core.weights import load_checkpoint, load_source, random_weights
+from core.worker import Worker
+
+EXTRA_BYTES_PER_LOGIT = 16
+"""Logits as they are and in float32, counts of tokens, and a float32 scratch for scores."""
+
+
+def build_worker(choice: Choice, processing: Processing) -> Worker:
+    """The worker of the rank that `choice` is about; the other ranks have to build theirs at the same time.
+
+    processing: the logits processors that are installed, the same on every rank.
+
+    Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
+    """
+    if choice.device.type == "cuda":
+        torch.cuda.set_device(choice.device)  # kernels are launched on the current device
+    try:
+        kernels = make_kernels(choice)
+        return make_worker(choice, load_model(choice, kernels), kernels, processing)
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(_out_of_memory(choice, error)) from error
+
+
+def make_kernels(choice: Choice) -> Kernels:
+    """The kernels object of this rank."""
+    config = choice.config.kernels.config
+    if config is None and choice.kernels.config is not None:
+        config = choice.kernels.config()
+    kernels: Kernels = choice.kernels.load()(config, choice.attention)
+    return kernels
+
+
+def load_model(choice: Choice, kernels: Kernels) -> Model:
+    """The model with its weights, from the checkpoint or at random."""
+    option, checkpoint = choice.config.model, choice.checkpoint
+    with torch.inference_mode():
+        runtime = Runtime(choice.device, choice.attention.dtype, choice.ranks, kernels)
+        model: Model = chosen(option).load()(checkpoint.config, runtime)
+        if option.config.weights == "random":
+            random_weights(model.weight_targets(), choice.config.seed)
+        elif checkpoint.source is not None:
+            load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
+        else:
+            assert checkpoint.folder is not None
+            load_checkpoint(checkpoint.folder, model.weight_targets())
+    return model
+
+
+def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Processing) -> Worker:
+    """Size the KV cache, put the rank together and capture its graphs."""
+    attention = choice.attention
+    sampler_entry = chosen(choice.config.sampler)
+    sampler = sampler_entry.load()(choice.config.sampler.config)
+
+    def worker(num_blocks: int) -> Worker:
+        max_blocks = -(-attention.max_model_len // attention.block_size)
+        return Worker(
+            model,
+            kernels,
+            sampler,
+            RequestTable(attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device),
+            allocate_cache(choice.spec.num_layers, num_blocks, attention),
+            ranks=choice.ranks,
+            vocab_size=choice.spec.vocab_size,
+            shards_vocabulary=sampler_entry.needs.vocabulary_shards,
+            pipeline=Pipeline(processing.stages, processor_spec(choice)),
+        )
+
+    prefills = prefill_sizes(attention) if choice.captures_prefills else []
+    rehearsals = [lambda: worker(1).rehearse(attention)]
+    if choice.uses_graphs:
+        rehearsals += [lambda: worker(1).rehearse_graphs(attention, prefills), lambda: rehearse_extra_draws(choice)]
+    num_blocks = count_blocks(choice.config.engine, choice.spec.num_layers, attention, rehearsals)
+    ready = worker(choice.ranks.smallest(num_blocks))
+    if choice.uses_graphs:
+        sizes = graph_sizes(attention.max_num_seqs)
+        ready.capture(attention, sizes, prefills, shares_prefixes=choice.shares_prefixes)
+    return ready
+
+
+def rehearse_extra_draws(choice: Choice) -> None:
+    """Hold what graphs with logits processors and scores take, which are captured only when a request needs them."""
+    num_logits = choice.attention.max_num_seqs * choice.spec.vocab_size
+    torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=choice.device)
+
+
+def processor_spec(choice: Choice) -> ProcessorSpec:
+    """Sizes for the logits processors; the last row of theirs is for padding."""
+    sizes = choice.attention
+    return ProcessorSpec(sizes.max_num_seqs + 1, choice.spec.vocab_size, sizes.max_model_len, sizes.device)
+
+
+def _out_of_memory(choice: Choice, error: torch.OutOfMemoryError) -> str:
+    """What was being allocated, what was free, and which keys to lower."""
+    free, total = torch.cuda.mem_get_info(choice.device)
+    cause = str(error).partition(". GPU")[0].partition("\n")[0]
+    engine = choice.config.engine
+    return (
+        f"the GPU's memory does not suffice while starting: {cause}; {free / GIB:.2f} of {total / GIB:.2f} GiB are "
+        f"free now. Lower engine.max_num_batched_tokens={engine.max_num_batched_tokens} or "
+        f"engine.max_num_seqs={engine.max_num_seqs}, free the GPU, or take a smaller model"
+    )

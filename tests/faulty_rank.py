@@ -1,0 +1,23 @@
+"""A plugin for tests: Qwen3, but one rank does something bad, as FAULTY_RANK says: RANK:FORWARD:FAULT.
+
+Forward 0 is the constructor. A plugin like any other: HOOKLINE_PLUGINS=tests.faulty_rank.
+"""
+
+import os
+
+from core.hookspecs import hookimpl
+from plugins.models import Qwen3Config
+
+API_VERSION = 1
+VARIABLE = "FAULTY_RANK"
+
+
+@hookimpl
+def register_models(register):
+    register("faulty", "tests.faulty_rank_model:FaultyQwen3", config=Qwen3Config, help="breaks off where it is told")
+
+
+def fault(rank, forward):
+    """What this rank is to do at this forward, or None."""
+    bad_rank, bad_forward, what = os.environ[VARIABLE].split(":")
+    return what if (rank, forward) == (int(bad_rank), int(bad_forward)) else None

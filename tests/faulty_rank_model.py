@@ -1,0 +1,34 @@
+"""The model of tests/faulty_rank.py."""
+
+import os
+import signal
+import time
+
+from core.errors import CapacityError
+from plugins.models.qwen3 import Qwen3
+from tests.faulty_rank import fault
+
+
+class FaultyQwen3(Qwen3):
+    def __init__(self, hf_config, runtime):
+        self.rank, self.num_forwards = runtime.ranks.rank, 0
+        act(fault(self.rank, 0))
+        super().__init__(hf_config, runtime)
+
+    def forward(self, token_ids_T, positions_T, attend):
+        self.num_forwards += 1
+        act(fault(self.rank, self.num_forwards))
+        return super().forward(token_ids_T, positions_T, attend)
+
+
+def act(what):
+    if what == "raise":
+        raise ValueError("a bug in this rank")
+    if what == "memory":
+        raise CapacityError("no room for a KV cache here")
+    if what == "exit":
+        os._exit(3)
+    if what in ("SIGKILL", "SIGSTOP"):
+        os.kill(os.getpid(), getattr(signal, what))
+    if what == "hang":
+        time.sleep(3600)

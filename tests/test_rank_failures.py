@@ -1,0 +1,154 @@
+"""A rank that dies, raises, stops or hangs ends the engine with an error that names it; no process is left behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from core import LLM, SamplingParams
+from core.errors import ConfigError, RankError
+from tests.faulty_rank import VARIABLE
+from tests.hf_models import make_qwen3
+
+ROOT = Path(__file__).parent.parent
+PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make_qwen3(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def make(folder, monkeypatch):
+    """An engine of which one rank is faulty."""
+    monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_rank")
+    monkeypatch.chdir(ROOT)
+
+    def make(fault, tp=2, **engine):
+        monkeypatch.setenv(VARIABLE, fault)
+        return LLM(folder, model="faulty", device="cpu", tp=tp, engine=dict(num_blocks=50, **engine))
+
+    return make
+
+
+def assert_gone(processes):
+    assert all(process.poll() is not None for process in processes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "tp", "engine", "message"),
+    [
+        ("1:3:SIGKILL", 2, {}, r"rank 1 of 2 \(pid \d+\) was killed by SIGKILL, perhaps for want of memory"),
+        ("2:3:raise", 4, {}, r"rank 2 of 4 \(pid \d+\) failed: ValueError: a bug in this rank"),
+        ("1:3:exit", 2, {}, r"rank 1 of 2 \(pid \d+\) ended with exit code 3"),
+        (
+            "1:3:SIGSTOP",
+            2,
+            dict(rank_timeout_s=1.0),
+            r"rank 1 of 2 \(pid \d+\) has given no sign of life for 1 s \(engine.rank_timeout_s\)",
+        ),
+        (
+            "1:3:hang",
+            2,
+            dict(step_timeout_s=1.0),
+            r"rank 1 of 2 \(pid \d+\) got no further in a step for 1 s; .* raise engine.step_timeout_s",
+        ),
+    ],
+    ids=["killed", "raises", "exits", "stopped", "hangs"],
+)
+def test_a_lost_rank_ends_the_engine_with_its_name_and_the_cause(make, fault, tp, engine, message):
+    with make(fault, tp, **engine) as llm:
+        processes = [child.process for child in llm.engine.executor.links.children]
+        with pytest.raises(RankError, match=message):
+            llm.generate([[1, 2, 3], [4, 5]], PARAMS)
+        assert not llm.engine.has_work
+        with pytest.raises(RankError, match=message):
+            llm.generate([[1, 2, 3]], PARAMS)
+    assert_gone(processes)
+
+
+def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):
+    with make("9:9:none") as llm:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
+        (child,) = llm.engine.executor.links.children
+        child.process.kill()
+        child.process.wait()
+        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            llm.generate([[1, 2, 3]], PARAMS)
+
+
+def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
+    with make("0:3:raise") as llm:
+        processes = [child.process for child in llm.engine.executor.links.children]
+        with pytest.raises(ValueError, match="a bug in this rank"):
+            llm.generate([[1, 2, 3]], PARAMS)
+        with pytest.raises(
+            RankError, match=r"rank 0 \(this process\) broke off a step: ValueError: a bug in this rank"
+        ):
+            llm.generate([[1, 2, 3]], PARAMS)
+    assert_gone(processes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("1:0:memory", r"rank 1 of 2 \(pid \d+\) failed while starting: CapacityError: no room for a KV cache here"),
+        ("1:0:exit", r"rank 1 of 2 \(pid \d+\) ended with exit code 3 while starting"),
+    ],
+)
+def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message):
+    with pytest.raises(RankError, match=message):
+        make(fault)
+    assert [thread.name for thread in threading.enumerate() if thread.name == "hookline-ranks"] == []
+
+
+def test_what_no_rank_can_split_is_refused_as_with_one_rank(tmp_path):
+    make_qwen3(tmp_path, intermediate_size=51)
+    with pytest.raises(ConfigError, match="tp=2 does not divide intermediate_size 51"):
+        LLM(str(tmp_path), device="cpu", tp=2)
+
+
+def descendants(pid):
+    """Child processes of a process, from /proc."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_to_a_run_leaves_no_process_and_no_shared_memory(number, code, tmp_path):
+    # Token ids need no tokenizer, whose imports might swallow an interrupt.
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_token_ids": [1, 2, 3]}\n')
+    shared = Path("/dev/shm")
+    before = set(os.listdir(shared)) if shared.exists() else set()
+    options = ["tp=2", "device=cpu", "sampling.max_tokens=4000", "sampling.ignore_eos=true"]
+    command = [sys.executable, "-m", "core.run", *options, f"prompts_file={tmp_path / 'prompts.jsonl'}"]
+    run = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    line = next(line for line in run.stderr if "bundled checkpoint" in line)  # it has started and generates now
+    assert line
+    (child,) = descendants(run.pid)
+    child_end = select.poll()
+    child_end.register(os.pidfd_open(child), select.POLLIN)
+    run.send_signal(number)
+    run.communicate(timeout=240)
+    assert run.returncode == code
+    child_end.poll(30_000)
+    assert not is_alive(child)
+    assert (set(os.listdir(shared)) if shared.exists() else set()) <= before
