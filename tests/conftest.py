@@ -1,10 +1,13 @@
 """Settings of the whole suite: Triton's interpreter where there is no GPU, a printed reason for each skipped test."""
 
 import os
+import signal
 
 import pytest
 import torch
 
+# A shell that starts this in the background has Ctrl-C ignored, and so would every run that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # at these sizes two threads mostly wait for each other, several times the run time
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does

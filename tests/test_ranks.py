@@ -4,6 +4,7 @@ A group starts once and serves many engines: the scheduler, the pool and the lim
 """
 
 import random
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,14 +120,21 @@ def test_minimum_tokens_and_prefix_hits_are_the_same_on_all_ranks(group, folder,
     assert sum(output.num_cached_tokens for output in again) >= 100
 
 
+@pytest.fixture
+def interruptible():
+    """A background job may have inherited that interrupts are ignored; so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_a_step_comes_after_it_and_the_ranks_stay_together(group, folder, host, expected, monkeypatch):
     ranks, choice = group
     engine = assemble(choice, host, Borrowed(ranks, 400), processing_of(choice, host))
     launch, calls = ranks.worker.launch, []
 
     def interrupted(step):
-        import signal
-
         calls.append(1)
         if len(calls) == 3:
             signal.raise_signal(signal.SIGINT)
