@@ -51,7 +51,7 @@ def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def config_tree(config: Config, kernels: str) -> dict[str, Any]:
-    """The configuration as the plain tree that `core.config.validate` reads again in another process.
+    """The configuration as the plain tree that `core.config.validate` reads again in another process; no observers.
 
     kernels: the entry that was chosen, since one process chooses for all.
     """

@@ -116,14 +116,6 @@ def test_what_no_rank_can_split_is_refused_as_with_one_rank(tmp_path):
         LLM(str(tmp_path), device="cpu", tp=2)
 
 
-@pytest.fixture
-def interruptible():
-    """A background job may have inherited that interrupts are ignored; so would its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def descendants(pid):
     """Child processes of a process, from /proc."""
     try:
@@ -139,7 +131,6 @@ def is_alive(pid):
         return False
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
 def test_a_signal_to_a_run_leaves_no_process_and_no_shared_memory(number, code, tmp_path):

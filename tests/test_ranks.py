@@ -15,6 +15,7 @@ from core.build import assemble
 from core.choose import choose
 from core.config import validate
 from core.errors import ConfigError
+from core.observers import Observers
 from core.plugin_host import PluginHost
 from core.processing import Processing
 from core.rank_group import RankGroup, start_ranks
@@ -59,6 +60,10 @@ def host():
     return PluginHost.load()
 
 
+def observers_of(host):
+    return Observers(host.manager)
+
+
 def processing_of(choice, host):
     return Processing.of(host.registry, choice.facts)
 
@@ -100,7 +105,9 @@ def test_several_ranks_give_the_tokens_of_one(group, folder, host, expected, sch
     config = validate(tree(folder, choice.ranks.size, scheduler, **WAYS[way]), host)
     limits = {name: getattr(config.engine, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
     choice = replace(choice, config=config, attention=replace(choice.attention, **limits))
-    engine = assemble(choice, host, Borrowed(ranks, config.engine.num_blocks), processing_of(choice, host))
+    engine = assemble(
+        choice, observers_of(host), Borrowed(ranks, config.engine.num_blocks), processing_of(choice, host)
+    )
     outputs = run(engine, *mixed_load())
     assert [output.token_ids for output in outputs] == expected
     if "preempting" in way:
@@ -114,24 +121,15 @@ def test_minimum_tokens_and_prefix_hits_are_the_same_on_all_ranks(group, folder,
     params = [SamplingParams(temperature=index % 2, seed=index, max_tokens=12, min_tokens=6) for index in range(9)]
     with LLM(**tree(folder, 1)) as llm:
         expected = [output.token_ids for output in llm.generate(prompts, params)]
-    engine = assemble(choice, host, Borrowed(ranks, 400), processing_of(choice, host))
+    engine = assemble(choice, observers_of(host), Borrowed(ranks, 400), processing_of(choice, host))
     first, again = run(engine, prompts, params), run(engine, prompts, params)
     assert [output.token_ids for output in first] == [output.token_ids for output in again] == expected
     assert sum(output.num_cached_tokens for output in again) >= 100
 
 
-@pytest.fixture
-def interruptible():
-    """A background job may have inherited that interrupts are ignored; so would its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_a_step_comes_after_it_and_the_ranks_stay_together(group, folder, host, expected, monkeypatch):
     ranks, choice = group
-    engine = assemble(choice, host, Borrowed(ranks, 400), processing_of(choice, host))
+    engine = assemble(choice, observers_of(host), Borrowed(ranks, 400), processing_of(choice, host))
     launch, calls = ranks.worker.launch, []
 
     def interrupted(step):
