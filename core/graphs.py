@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hookline")
 GIB = 1 << 30
+MAX_EXTRA_GRAPHS = 64
+"""Most graphs of draws that are more than plain. Each keeps some 20 MiB, and requests may combine processors freely."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -84,7 +87,8 @@ class DecodeGraphs:
         self, worker: Worker, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
     ) -> None:
         self.worker, self.sizes, self.max_model_len = worker, list(sizes), max_model_len
-        self._graphs: dict[tuple[int, bool, Extras], _Graph] = {}
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
         self._shares = shares_prefixes
         self._pool: Any = None
 
@@ -93,8 +97,22 @@ class DecodeGraphs:
         self._pool = pool
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
-                self._graphs[size, is_shared, PLAIN] = self._record(size, is_shared, PLAIN)
+                self._graphs[size, is_shared] = self._record(size, is_shared, PLAIN)
         return len(self._graphs)
+
+    def _extra_graph(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
+        """A graph for draws that are more than plain: an earlier one, or a new one in place of the longest unused."""
+        key = (size, is_shared, extras)
+        if key not in self._extra_graphs:
+            started = time.perf_counter()
+            if len(self._extra_graphs) >= MAX_EXTRA_GRAPHS:
+                torch.cuda.synchronize(self.worker.table.device)  # its last replay may still be running
+                self._extra_graphs.popitem(last=False)
+            self._extra_graphs[key] = self._record(*key)
+            seconds = time.perf_counter() - started
+            logger.info("captured a decode graph of %d rows for %s in %.1f s", size, extras, seconds)
+        self._extra_graphs.move_to_end(key)
+        return self._extra_graphs[key]
 
     def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
         device = self.worker.table.device
@@ -116,14 +134,8 @@ class DecodeGraphs:
         is_shared: rows share a prefix, as shared_len_R of the table says.
         """
         count = rows_D.shape[0]
-        key = (self.sizes[np.searchsorted(self.sizes, count)], is_shared, extras)
-        if key not in self._graphs:
-            started = time.perf_counter()
-            self._graphs[key] = self._record(*key)
-            logger.info(
-                "captured a decode graph of %d rows for %s in %.1f s", key[0], extras, time.perf_counter() - started
-            )
-        graph = self._graphs[key]
+        size = self.sizes[np.searchsorted(self.sizes, count)]
+        graph = self._graphs[size, is_shared] if extras == PLAIN else self._extra_graph(size, is_shared, extras)
         graph.rows_G[:count].copy_(rows_D)
         graph.rows_G[count:].fill_(self.worker.table.padding_row)
         self.worker.begin()

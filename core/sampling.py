@@ -26,6 +26,9 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """What a field that is None stands for where the checkpoint's generation_config.json says nothing."""
 
+UNTRUNCATED: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items() if name != "temperature"}
+"""What to set so that a generation_config.json turns nothing on: loads that are compared need it."""
+
 
 def derived_seed(seed: int, number: int) -> int:
     """A seed for the `number`th of the things that share one."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError, RequestError
-from core.sampling import SamplingParams
+from core.sampling import UNTRUNCATED, SamplingParams
 from core.workload import Load, LoadRequest, TokenSource, WorkloadConfig
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt", "prompt_tokens")
@@ -70,9 +70,8 @@ def _request(
     arrival_s = line.get("arrival_s")
     if not isinstance(arrival_s, int | float) or not 0 <= arrival_s < math.inf:
         raise ValueError(f"arrival_s={arrival_s!r} must be a number of seconds, at least 0")
-    params = SamplingParams(
-        temperature=temperature, max_tokens=_count("output_tokens", line.get("output_tokens")), ignore_eos=True
-    )
+    max_tokens = _count("output_tokens", line.get("output_tokens"))
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, **UNTRUNCATED)
     return LoadRequest(_prompt(line, source, encode), params, float(arrival_s))
 
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, fields
 
 from core.errors import ConfigError
-from core.sampling import SamplingParams
+from core.sampling import UNTRUNCATED, SamplingParams
 
 DISTRIBUTIONS = ("uniform", "lognormal")
 Z_90 = 1.6449
@@ -150,6 +150,7 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
             temperature=workload.temperature,
             max_tokens=_draw_len(rng, workload, workload.output_len),
             ignore_eos=True,
+            **UNTRUNCATED,
         )
         for _ in range(total)
     ]

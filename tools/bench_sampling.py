@@ -16,7 +16,7 @@ from core.config import ENGINE_KEYS, validate
 from core.llm import LLM
 from core.plugin_host import PluginHost
 from core.run import guarded
-from core.sampling import SamplingParams
+from core.sampling import UNTRUNCATED, SamplingParams
 
 PENALTIES = dict(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
 TRUNCATION = dict(top_k=50, top_p=0.9)
@@ -32,7 +32,6 @@ CASES = {
     "bias and bad words": dict(logit_bias={5: 1.0}, bad_words=((7, 8),)),
     "plain again": {},
 }
-PLAIN = dict(top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 NUM_PROMPTS, LENGTH, REPEATS = 32, 512, 3
 
 
@@ -44,7 +43,7 @@ def run(arguments: list[str]) -> int:
     with LLM.from_config(config, host) as llm:
         plain_s = 0.0
         for name, options in CASES.items():
-            params = SamplingParams(temperature=0.6, max_tokens=LENGTH, ignore_eos=True, **{**PLAIN, **options})
+            params = SamplingParams(temperature=0.6, max_tokens=LENGTH, ignore_eos=True, **{**UNTRUNCATED, **options})
             generate(llm, replace(params, max_tokens=4))
             seconds = min(generate(llm, params) for _ in range(REPEATS))
             plain_s = plain_s or seconds
@@ -76,7 +75,7 @@ def profile(llm: LLM) -> None:
     from torch.profiler import profile as torch_profile
 
     options = CASES["top_k top_p penalties logprobs=5"]
-    params = SamplingParams(temperature=0.6, max_tokens=40, ignore_eos=True, **{**PLAIN, **options})
+    params = SamplingParams(temperature=0.6, max_tokens=40, ignore_eos=True, **{**UNTRUNCATED, **options})
     with torch_profile(activities=[ProfilerActivity.CUDA]) as trace:
         generate(llm, params)
     print(trace.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=70))
