@@ -32,8 +32,8 @@ HOST_LOADS = {
 }
 """Requests, seats, and the range of prompt and output lengths in tokens."""
 GPU_LOADS = {
-    "batch32": WorkloadConfig(32, (512, 512), (512, 512)),
-    "128 requests, 32 at a time": WorkloadConfig(128, (64, 512), (32, 256)),
+    "batch32": WorkloadConfig(num_prompts=32, prompt_len=(512, 512), output_len=(512, 512)),
+    "128 requests, 32 at a time": WorkloadConfig(num_prompts=128, prompt_len=(64, 512), output_len=(32, 256)),
 }
 REPETITIONS = 5
 
@@ -70,9 +70,8 @@ def host_us(policy: Any, count: int, seats: int, prompt: tuple[int, int], output
 
 def gpu_seconds(engine: Engine, policy: Any, workload: WorkloadConfig, repetition: int) -> float:
     engine.scheduler = policy
-    load = draw_load(workload, engine.limits.vocab_size, repetition)
-    for prompt, params in zip(load.prompts, load.params, strict=True):
-        engine.add(prompt, params)
+    for request in draw_load(workload, engine.limits.vocab_size, repetition).requests:
+        engine.add(request.tokens, request.params)
     started = time.perf_counter()
     while engine.has_work:
         engine.step()
