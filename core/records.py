@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import ConfigError
-from core.recording import Recording, RequestRecord
+from core.recording import Column, Recording, RequestRecord
 
 FORMAT = 1
 RESULTS = "results.jsonl"
@@ -69,7 +69,7 @@ def write_recording(recording: Recording, folder: Path) -> None:
     """Write steps.npz and requests.jsonl into a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: _small(getattr(recording, name)) for name in _ARRAYS}
-    columns = {name: _small(column) for name, column in recording.steps.items()}
+    columns = dict(_stored(name, column) for name, column in recording.steps.items())
     sizes = {"num_blocks": recording.num_blocks, "block_size": recording.block_size, "seconds": recording.seconds}
     np.savez_compressed(folder / STEPS, **{**columns, **arrays, **sizes})  # type: ignore[arg-type]
     with (folder / REQUESTS).open("w", encoding="utf-8") as file:
@@ -97,17 +97,27 @@ def read_recording(folder: Path) -> Recording:
         drawn=arrays.pop("drawn").astype(np.int64),
         chunk_request=arrays.pop("chunk_request").astype(np.int64),
         chunk_tokens=arrays.pop("chunk_tokens").astype(np.int64),
-        steps={name: column.astype(np.float64 if name.endswith("_s") else np.int64) for name, column in arrays.items()},
+        steps=dict(_restored(name, column) for name, column in arrays.items()),
     )
 
 
-def _small(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Times rounded to the microsecond, which compresses well; counts as the smallest type that holds them."""
-    if column.dtype.kind == "f":
-        return column.round(6)
-    return column.astype(
-        np.result_type(np.min_scalar_type(column.min(initial=0)), np.min_scalar_type(column.max(initial=0)))
-    )
+def _stored(name: str, column: Column) -> tuple[str, Column]:
+    """Seconds as whole microseconds, -1 for NaN, and everything as the smallest type: half the size of floats."""
+    if not name.endswith("_s"):
+        return name, _small(column)
+    microseconds = np.where(np.isnan(column), -1, np.round(np.nan_to_num(column) * 1e6))
+    return f"{name.removesuffix('_s')}_us", _small(microseconds.astype(np.int64))
+
+
+def _restored(name: str, column: Column) -> tuple[str, Column]:
+    if not name.endswith("_us"):
+        return name, column.astype(np.int64)
+    return f"{name.removesuffix('_us')}_s", np.where(column == -1, np.nan, column / 1e6)
+
+
+def _small(column: Column) -> Column:
+    low, high = np.min_scalar_type(column.min(initial=0)), np.min_scalar_type(column.max(initial=0))
+    return column.astype(np.result_type(low, high))
 
 
 def _rounded(value: Any) -> Any:
