@@ -128,6 +128,8 @@ def _validate(tree: Mapping[str, Any], host: PluginHost) -> _Bench:
     for key in RUN_KEYS:
         if key not in (*ENGINE_KEYS, *PROFILE_KEYS) and tree.get(key) != defaults.get(key):
             raise ConfigError(f"{key} has no effect in a benchmark, whose requests are the workload's")
+    if tree.get("job_timeout_s") is not None:
+        raise ConfigError("job_timeout_s is for the jobs of a sweep; add -m, or leave it out")
     repeats = tree.get("repeats", 2)
     if not isinstance(repeats, int) or repeats < 1:
         raise ConfigError(f"repeats={repeats!r} must be a whole number of at least 1")

@@ -21,7 +21,7 @@ from typing import Any
 from core.child import run_child
 from core.compose import Job, compose
 from core.errors import ConfigError
-from core.failures import DONE
+from core.failures import DONE, FAILED
 from core.plugin_host import PluginHost
 from core.prompts import SOURCES, piped_text
 from core.records import FORMAT, RESULTS, append_line, read_lines
@@ -90,11 +90,16 @@ class Sweep:
         result.unlink(missing_ok=True)
         arguments = [*job.arguments, f"{_result_key(self.module)}={result}"]
         if self.module == BENCH:
-            arguments.append(f"records={folder.resolve()}")
+            arguments += [f"records={folder.resolve()}", "job_timeout_s=null"]
         _say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
         command = [sys.executable, "-m", self.module, *arguments]
         started = time.monotonic()
-        ended = run_child(command, self.cwd, self.text, folder / LOG, job.tree.get("job_timeout_s"), self.environ)
+        timeout_s = job.tree.get("job_timeout_s")
+        if timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0):
+            ended = run_child(command, self.cwd, self.text, folder / LOG, timeout_s, self.environ)
+        else:
+            error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
+            ended = {"status": FAILED, "error": error, "exit_code": None}
         own = read_lines(result) if self.module == BENCH else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
         _say(_ending(job, record))

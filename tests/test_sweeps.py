@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import read_recording, read_results
+from core.records import read_lines, read_recording, read_results
 
 ROOT = Path(__file__).parents[1]
 FAULTY = """
@@ -123,6 +123,7 @@ def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
         ("sampling.temperature=0.1", "sampling has no effect in a benchmark, whose requests are the workload's"),
         ("prompt=hello", "prompt has no effect in a benchmark"),
         ("objective=speed", "no metric named objective=speed"),
+        ("job_timeout_s=5", "job_timeout_s is for the jobs of a sweep; add -m, or leave it out"),
         ("repeats=0", "repeats=0 must be a whole number of at least 1"),
         ("engine.max_model_len=8", "every request of the workload was refused: the prompt has"),
     ],
@@ -133,3 +134,14 @@ def test_what_a_benchmark_cannot_use_is_refused(argument, message, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     assert main([argument]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_job_that_takes_too_long_is_ended_and_a_limit_that_is_none_is_named(tmp_path):
+    done = bench(tmp_path, "-m", "job_timeout_s=0.2,never", "hydra.sweep.dir=sweep")
+    assert done.returncode == 1, done.stderr
+    slow, wrong = read_lines(tmp_path / "sweep/results.jsonl")  # one job twice: the limit is no part of it
+    assert (slow["status"], slow["error"]) == ("timed_out", "not done after job_timeout_s=0.2")
+    assert (wrong["status"], wrong["error"]) == (
+        "failed",
+        "job_timeout_s=never must be a number of seconds above 0, or null",
+    )
