@@ -42,6 +42,11 @@ class Reader:
         self._is_flushed = False
         self.request_id = -1
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether its news are wanted before the end."""
+        return self._on_news is not None
+
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
         """See Watcher."""
         self.num_tokens += 1
@@ -189,7 +194,9 @@ class Desk:
     def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
         reader = entry.reader
         output = replace(output, index=entry.index, text=self._text(entry, output))
-        text, ids = (output.text, output.token_ids) if reader is None else reader.take()
+        text, ids = output.text, output.token_ids
+        if reader is not None and reader.is_followed:
+            text, ids = reader.take()
         shown = output.text if entry.is_cumulative else text
         logprobs = None if output.logprobs is None else output.logprobs[len(output.token_ids) - len(ids) :]
         return Delta(output.request_id, entry.prompt_index, entry.index, shown, ids, output, logprobs)
