@@ -69,7 +69,8 @@ class SamplingParams:
 
     Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
     min_p, each over what the one before left, as transformers' processors do. Processors of plugins come where their
-    priority puts them. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p say.
+    priority puts them. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p say. Parameters that
+    together forbid every token leave nothing to choose by: any token may be drawn then.
 
     Raises: RequestError naming the field, the value and the allowed range.
     """
