@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from types import TracebackType
 from typing import Any, Self
@@ -125,7 +124,8 @@ class AsyncLLM:
         mailbox = Mailbox(asyncio.get_running_loop(), is_cumulative=options.get("is_cumulative", False))
         token_ids = self.llm.codec.encode(prompt)
         text = prompt if isinstance(prompt, str) else None
-        self._thread.submit(mailbox, token_ids, params, prompt=text, arrival_s=time.monotonic(), **options)
+        arrival_s = self.llm.desk.engine.clock()
+        self._thread.submit(mailbox, token_ids, params, prompt=text, arrival_s=arrival_s, **options)
         return RequestStream(self._thread, mailbox, params.n)
 
     @property

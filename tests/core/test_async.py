@@ -346,6 +346,20 @@ def test_a_request_ends_at_its_timeout_wherever_it_stands():
     run(check, async_llm(max_num_seqs=1))
 
 
+def test_a_request_arrives_by_the_engines_clock_when_it_is_handed_in():
+    async def check(llm):
+        engine = llm.llm.desk.engine
+        engine.clock = lambda: 7.0
+        release = block(llm)
+        task = asyncio.create_task(llm.generate(PROMPT, params(1)))
+        await asyncio.sleep(0)
+        engine.clock = lambda: 9.0
+        release.set()
+        assert (await task).timings.arrival_s == 7.0
+
+    run(check)
+
+
 def test_priority_reaches_the_scheduler():
     seen = []
 
