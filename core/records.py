@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -85,9 +86,9 @@ def read_recording(folder: Path) -> Recording:
     names = [field.name for field in fields(RequestRecord)]
     requests = [RequestRecord(**{name: line[name] for name in names}) for line in read_lines(folder / REQUESTS)]
     try:
-        with np.load(folder / STEPS) as file:
+        with (folder / STEPS).open("rb") as whole, np.load(whole) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BadZipFile) as error:
         raise ConfigError(f"{folder / STEPS} cannot be read: {error}") from None
     return Recording(
         seconds=float(arrays.pop("seconds")),

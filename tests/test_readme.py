@@ -31,7 +31,9 @@ ELSEWHERE = {
     "python -m core.bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
     "'engine.max_num_seqs=range(1,8)'",
 }
-RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEWHERE]
+REPORTS = [line for line in COMMANDS if "core.report" in line]
+"""Of a sweep that an earlier line makes."""
+RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEWHERE and line not in REPORTS]
 
 
 def run(line, folder):
@@ -55,11 +57,16 @@ def run(line, folder):
 def test_the_command_works(line, tmp_path):
     done = run(line, tmp_path)
     assert done.returncode == 0, done.stderr
+    for report in (one for one in REPORTS if f"sweep.dir={one.split()[3]}" in line):
+        page = run(report, tmp_path)
+        assert page.returncode == 0, page.stderr
+        assert (tmp_path / page.stdout.splitlines()[0]).read_text().startswith("<!doctype html>")
     assert done.stdout or "output=" in line or " -m " in line.replace("python -m", "")
 
 
 def test_commands_that_are_not_run_here_are_still_in_the_readme():
     assert set(COMMANDS) >= ELSEWHERE
+    assert REPORTS and all(any(f"sweep.dir={one.split()[3]}" in line for line in RUN_HERE) for one in REPORTS)
     assert len(RUN_HERE) >= 8
 
 

@@ -1,0 +1,8 @@
+"""`python -m core.report`."""
+
+import sys
+
+from core.report.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The command line of `python -m core.report FOLDER [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]`.
+
+Reads what a sweep left, writes index.html, report.md and, if matplotlib is there, PNG plots. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import ConfigError
+from core.registry import near_miss
+
+USAGE = """\
+python -m core.report FOLDER [FOLDER ...] [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]
+
+FOLDER    a sweep's folder, with results.jsonl in it; several are shown side by side
+baseline  the job that the others are compared with; first: the first that is done, of each load
+out       where index.html, report.md and the plots go; the (first) sweep's folder if left out
+png       plots as PNG, which take matplotlib (pip install "hookline[report]"); auto: if it is there"""
+KEYS = ("baseline", "out", "png")
+PAGE, TABLE = "index.html", "report.md"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    folders: tuple[Path, ...]
+    baseline: str
+    out: Path
+    png: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report and return the exit code: 0, or 2 and one line for what cannot be done."""
+    from core.run import guarded
+
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        print(USAGE)
+        return 0
+    options = parse(arguments)
+    for path in write_report(options):
+        print(path)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """What the arguments ask for; what is a name, then `=`, is a key, and anything else a folder.
+
+    Raises: ConfigError for an unknown key, a value that cannot be, or no folder.
+    """
+    folders, values = [], {"baseline": "first", "png": "auto"}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or not re.fullmatch(r"\w+", key):
+            folders.append(Path(argument))
+        elif key in KEYS:
+            values[key] = value
+        else:
+            raise ConfigError(f"unknown key '{key}'.{near_miss(key, KEYS)} Available: {', '.join(KEYS)}")
+    if not folders:
+        raise ConfigError("the report needs the folder of a sweep: python -m core.report outputs/DATE")
+    return Options(tuple(folders), values["baseline"], Path(values.get("out", folders[0])), _wants_png(values["png"]))
+
+
+def _wants_png(value: str) -> bool:
+    there = importlib.util.find_spec("matplotlib") is not None
+    fix = 'install it with: pip install "hookline[report]"'
+    if value not in ("auto", "true", "false"):
+        raise ConfigError(f"png={value} must be auto, true or false")
+    if value == "true" and not there:
+        raise ConfigError(f"png=true needs matplotlib, which is not installed; {fix}")
+    if value == "auto" and not there:
+        print(f"hookline: no PNG plots, since matplotlib is not installed; {fix}", file=sys.stderr)
+    return there and value != "false"
+
+
+def write_report(options: Options) -> list[Path]:
+    """Write all files of a report and return their paths, the page first.
+
+    Raises: ConfigError if there are no results, the baseline is none of them, or a file cannot be written.
+    """
+    from core.report.jobs import read_jobs
+    from core.report.markdown import markdown
+    from core.report.page import page
+    from core.report.view import Report
+
+    report = Report.of(read_jobs(options.folders), options.baseline)
+    files = {options.out / PAGE: page(report), options.out / TABLE: markdown(report)}
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out={options.out} cannot be written: {error.strerror or error}") from error
+    if not options.png:
+        return list(files)
+    from core.report.plots import write_plots
+
+    return [*files, *write_plots(report, options.out)]

@@ -1,0 +1,80 @@
+"""Charts of how long requests, and tokens, waited: the share that waited no longer, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from core.metrics import gaps_s, request_latencies
+from core.recording import Column as Array
+from core.recording import Recording, token_times
+from core.report.charts import Chart, Line
+from core.report.figures import LATENCIES, seconds
+from core.report.jobs import Job
+from core.report.view import Group, Report
+
+FRACTIONS = np.concatenate([np.linspace(0, 0.99, 100), [0.995, 0.999, 1.0]])
+"""Of a distribution: the points that are drawn of it, if it has more samples than that."""
+
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+Points = tuple[list[float], list[float]]
+
+
+def samples(recording: Recording) -> Mapping[str, Array]:
+    """Every latency of a recording, by name, sorted, in seconds."""
+    requests = [request_latencies(one) for one in recording.requests if one.first_token_s is not None]
+    found = {name: np.array([one[name] for one in requests]) for name in ("ttft_s", "e2e_s")}
+    return {name: np.sort(values) for name, values in {**found, "itl_s": gaps_s(*token_times(recording))}.items()}
+
+
+def distributions(report: Report, group: Group) -> list[Chart]:
+    """For each latency, the share of requests or tokens that waited no longer."""
+    recorded = {job: samples(job.recording) for job in group.done if job.recording is not None}
+    charts = []
+    for name, title in LATENCIES.items():
+        points = {job: _cumulative(recorded[job][name]) if job in recorded else _known(job, name) for job in group.done}
+        drawn = {job: both for job, both in points.items() if both is not None}
+        if drawn:
+            lines = [
+                Line(report.label(job), report.style(job), *both, steps=job in recorded) for job, both in drawn.items()
+            ]
+            charts.append(_distribution(title, lines, list(drawn), name))
+    return charts
+
+
+def _known(job: Job, name: str) -> Points | None:
+    """Of a job without records: the points that its result line states."""
+    known = [(job.figure(f"{name}.{part}"), percent) for part, percent in PERCENTILES.items()]
+    points = [(value, percent) for value, percent in known if value is not None]
+    return ([value for value, _ in points], [percent for _, percent in points]) if points else None
+
+
+def _cumulative(values: Array) -> Points | None:
+    if not len(values):
+        return None
+    if len(values) <= len(FRACTIONS):
+        xs, ys = values, np.arange(1, len(values) + 1) / len(values)
+    else:
+        xs, ys = np.quantile(values, FRACTIONS), FRACTIONS
+    return [float(xs[0]), *xs.tolist()], [0.0, *(100 * ys).tolist()]
+
+
+def _distribution(title: str, lines: Sequence[Line], jobs: Sequence[Job], name: str) -> Chart:
+    of = "gaps between tokens" if name == "itl_s" else "requests"
+    said = [f"{line.label}: {_percentiles(job, name)}" for line, job in zip(lines, jobs, strict=True)]
+    high, low = max(max(line.xs) for line in lines), min(min(line.xs) for line in lines)
+    return Chart(
+        title=title.capitalize(),
+        summary="; ".join(said),
+        x_title="seconds",
+        y_title=f"% of {of}",
+        lines=lines,
+        log_x=low > 0 and high / low > 20,
+        y_high=100.0,
+    )
+
+
+def _percentiles(job: Job, name: str) -> str:
+    parts = [(part, job.figure(f"{name}.{part}")) for part in ("p50", "p90", "p99")]
+    return ", ".join(f"{part} {seconds(value)}" for part, value in parts if value is not None)

@@ -1,0 +1,97 @@
+"""The jobs of one sweep or several: their result lines, and what was recorded of those that are done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import ConfigError
+from core.failures import DONE
+from core.metrics import objective_value
+from core.recording import Recording
+from core.records import RESULTS, STEPS, read_recording, read_results
+
+NEEDED = ("end_s", "num_drawn", "running", "waiting", "free_blocks", "preemptions")
+"""Columns of the records of steps that the report reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A job of a sweep.
+
+    id: its number, after the sweep's name if there are several. record: its result line (docs/benchmarks.md).
+    recording: None if it is not there.
+    """
+
+    id: str
+    folder: Path
+    record: Mapping[str, Any]
+    recording: Recording | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has figures to compare."""
+        return bool(self.record["status"] == DONE)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What was asked for; empty if the job never got so far."""
+        return self.record.get("config") or {}
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Its arguments by key, without the + of Hydra's grammar."""
+        pairs = (str(override).lstrip("+~").partition("=") for override in self.record.get("overrides", ()))
+        return {key: value for key, _, value in pairs}
+
+    def figure(self, name: str) -> float | None:
+        """A figure by name, `ttft_s.p99` say; None if the job has none."""
+        return objective_value(self.record.get("metrics") or {}, name) if self.is_done else None
+
+
+def read_jobs(folders: Sequence[Path]) -> list[Job]:
+    """The jobs of all sweeps, in order.
+
+    Raises: ConfigError if a folder holds no results, or a line of them cannot be read.
+    """
+    names = _names(folders)
+    return [job for folder, name in zip(folders, names, strict=True) for job in _jobs_of(folder, name)]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """What sets job numbers of several sweeps apart: the folder's own name where it is unique, else its path."""
+    if len(folders) == 1:
+        return [""]
+    short = [folder.resolve().name for folder in folders]
+    return [f"{name if short.count(name) == 1 else folder}/" for name, folder in zip(short, folders, strict=True)]
+
+
+def _jobs_of(folder: Path, name: str) -> Iterable[Job]:
+    if not (folder / RESULTS).is_file():
+        raise ConfigError(f"there is no {folder / RESULTS}; give the folder of a sweep (python -m core.bench -m ...)")
+    records = read_results(folder)
+    if not records:
+        raise ConfigError(f"{folder / RESULTS} is empty: no job of the sweep has ended yet")
+    for record in records:
+        own = folder / record["folder"]
+        yield Job(f"{name}{record['job']}", own, record, _recording(own))
+
+
+def _recording(folder: Path) -> Recording | None:
+    if not (folder / STEPS).exists():
+        return None
+    try:
+        recording = read_recording(folder)
+        missing = [name for name in NEEDED if name not in recording.steps]
+        if not missing:
+            return recording
+        problem = f"{folder / STEPS} has no {', '.join(missing)}"
+    except (ConfigError, KeyError, TypeError) as error:
+        problem = (
+            str(error) if isinstance(error, ConfigError) else f"{folder} holds other records than these: {error!r}"
+        )
+    print(f"hookline: {problem}; the report shows this job without it", file=sys.stderr)
+    return None

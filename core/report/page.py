@@ -1,0 +1,95 @@
+"""The report as one HTML page that needs nothing else: styles, script and charts are in it.
+
+Jinja2 fills the templates in and escapes whatever comes from a configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from core.report.curves import curves, knob
+from core.report.distributions import distributions
+from core.report.drawing import draw
+from core.report.figures import LATENCIES, Figure, seconds
+from core.report.jobs import Job
+from core.report.timelines import timelines
+from core.report.view import Group, Report
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+LOW = 150.0
+"""Height of the charts that stand below another with the same time axis."""
+HIGHLIGHTS = ("output_tok_s", "goodput_s", "ttft_s.p99", "itl_s.p99")
+PERCENTILES = ("mean", "p50", "p90", "p99", "max")
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        report=report,
+        facts=_facts(report),
+        sections=[_section(report, group) for group in report.groups],
+        latencies=LATENCIES,
+        percentiles=PERCENTILES,
+        across=[draw(chart) for chart in curves(report, report.jobs, of_load=True)],
+        load_knob=knob(report, of_load=True),
+        knob=knob(report, of_load=False),
+        config_text=lambda job: json.dumps(job.config, indent=1),
+        seconds=seconds,
+    )
+
+
+def _facts(report: Report) -> Mapping[str, str]:
+    """What all jobs of the sweep have in common, and when it ran."""
+    done = [job for job in report.jobs if job.is_done]
+    model = sorted({str((job.config.get("model") or {}).get("checkpoint") or "") for job in done} - {""})
+    facts = {
+        "Jobs": f"{len(report.jobs)}, of which {len(done)} done and {len(report.failed)} failed",
+        "Checkpoint": ", ".join(model),
+        "Device": _common(done, "device"),
+        "Kernels": _common(done, "kernels"),
+        "Hookline": ", ".join(sorted({_version(job) for job in done})),
+        "Started": min((str(job.record.get("started_at") or "") for job in report.jobs), default=""),
+        "Took, all jobs": seconds(sum(float(job.record.get("wall_s") or 0) for job in report.jobs)),
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _common(jobs: Sequence[Job], key: str) -> str:
+    return ", ".join(sorted({str(job.record.get(key)) for job in jobs if job.record.get(key)}))
+
+
+def _version(job: Job) -> str:
+    versions, revision = job.record.get("versions") or {}, job.record.get("revision")
+    torch = f", torch {versions['torch']}" if "torch" in versions else ""
+    at = f" at {revision[:10]}{'-dirty' if revision.endswith('-dirty') else ''}" if revision else ""
+    return f"{versions.get('hookline', '')}{at}{torch}"
+
+
+def _section(report: Report, group: Group) -> Mapping[str, Any]:
+    """Everything the template shows of one load."""
+    return {
+        "group": group,
+        "columns": [one for one in report.columns if not one.is_load or len(report.groups) == 1],
+        "highlights": _highlights(report, group),
+        "curves": [draw(chart) for chart in curves(report, group.jobs, of_load=False)],
+        "distributions": [draw(chart) for chart in distributions(report, group)],
+        "timelines": [(job, [draw(top), draw(below, LOW)]) for job, (top, below) in timelines(report, group)],
+    }
+
+
+def _highlights(report: Report, group: Group) -> list[tuple[Figure, Job]]:
+    """The figures people choose by, and who has the best of each."""
+    figures = [figure for name in HIGHLIGHTS for figure in report.figures if figure.name == name]
+    return [(figure, job) for figure in figures if (job := group.best(figure)) is not None]
