@@ -18,7 +18,7 @@ from core.report.figures import Figure, number, seconds
 from core.report.jobs import read_jobs
 from core.report.markdown import code
 from core.report.timelines import NUM_MOMENTS, timelines
-from core.report.view import Report
+from core.report.view import Ratio, Report
 from tests.report_data import failed, make_job, make_recording, make_sweep
 
 HOSTILE = '<script>alert("x")</script>|`[a](b)'
@@ -75,6 +75,10 @@ def test_ratios_are_to_the_baseline(sweep):
     assert group.ratio(OUTPUT, report.jobs[4]) is None
     assert group.ratio(Figure("e2e_s.p50", "", -1), report.jobs[0]).verdict == "better"
     assert group.best(OUTPUT) is report.jobs[0]
+
+
+def test_a_ratio_keeps_its_digits_however_small():
+    assert [Ratio(value, "").text for value in (1.6234, 0.0036, 59.09, 0.5)] == ["1.62×", "0.0036×", "59.1×", "0.50×"]
 
 
 def loads(folder):

@@ -35,7 +35,7 @@ def _comparison(report: Report, group: Group) -> str:
 
 def _cell(group: Group, figure: Figure, job: Job) -> str:
     ratio = group.ratio(figure, job)
-    return figure.text(job) + (f" ({ratio.value:.2f}×)" if ratio else "")
+    return figure.text(job) + (f" ({ratio.text})" if ratio else "")
 
 
 def _failures(report: Report) -> str:

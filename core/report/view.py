@@ -13,7 +13,7 @@ from functools import cached_property
 
 from core.errors import ConfigError
 from core.report.columns import LOAD_KEYS, Column, columns_of
-from core.report.figures import STEADY, Figure, figures_of
+from core.report.figures import STEADY, Figure, figures_of, number
 from core.report.jobs import Job
 
 FIRST = "first"
@@ -25,6 +25,11 @@ class Ratio:
 
     value: float
     verdict: str
+
+    @property
+    def text(self) -> str:
+        """As shown: 1.62×."""
+        return f"{self.value:.2f}×" if 0.1 <= self.value < 10 else f"{number(self.value)}×"
 
 
 @dataclass(frozen=True)
