@@ -343,6 +343,32 @@ class FusedKernels(Protocol):
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
         """`qk_norm_rope_write`, then `attend` with the queries it returns: (T, C) -> (T, H, E)."""
+
+
+class Exchange(Protocol):
+    """Collectives of a few rows between GPUs that read each other's memory, by the kernels of a rank.
+
+    A Kernels class offers them by a method `exchange(peers: core.peer_memory.PeerMemory) -> Exchange`. Core calls
+    each on all ranks alike, in the same order. Device: no host sync, graph-safe. All ranks must get the same bits.
+    """
+
+    def fits(self, x_TD: Tensor) -> bool:
+        """Whether sums of such a tensor are for this exchange; the others go through torch.distributed."""
+        ...
+
+    def all_reduce(self, x_TD: Tensor) -> Tensor:
+        """Sum over ranks, in place; returns x."""
+        ...
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
+        ...
+
+    def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
+        """The token (int64) of the rank with the highest score (float32) for each row; of equal ones the lowest rank's.
+
+        N is at most the rows that the exchange was made for.
+        """
         ...
 
 

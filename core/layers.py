@@ -135,12 +135,15 @@ class RowParallelLinear:
     def add_rms_norm(
         self, x_TD: Tensor, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Kernels.add_rms_norm of the whole product and the residual. May overwrite the residual."""
+        """Kernels.add_rms_norm of the whole product and the residual, in fewer launches where kernels or ranks can.
+
+        May overwrite the residual.
+        """
         fused = getattr(self.kernels, "linear_add_rms_norm", None)
         if fused is not None and self.ranks.size == 1:
             normed_TO, sum_TO = fused(x_TD, self.weight_OD, self.bias_O, residual_TO, norm_weight_O, eps)
             return normed_TO, sum_TO
-        return self.kernels.add_rms_norm(self(x_TD), residual_TO, norm_weight_O, eps)
+        return self.ranks.add_rms_norm(self.kernels, self.local(x_TD), residual_TO, norm_weight_O, eps)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""

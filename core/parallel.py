@@ -6,12 +6,15 @@ Knows nothing of models or processes. With one rank every collective is the iden
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from core.contracts import Kernels
 
 _MOST_RANKS_LISTED = 64
 Value = TypeVar("Value")
@@ -51,6 +54,15 @@ class Ranks:
         pairs_NR2 = self.all_gather_last(pairs_N2).view(-1, self.size, 2)
         scores_NR = pairs_NR2[:, :, 0].to(torch.int32).view(torch.float32)
         return pairs_NR2[:, :, 1].gather(1, scores_NR.argmax(1, keepdim=True)).squeeze(1)
+
+    def add_rms_norm(
+        self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
+        return kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
+
+    def close(self) -> None:
+        """Give back what moves the tensors; a second call does nothing."""
 
     def _alone(self, value: Value) -> Value:
         assert self.size == 1, f"{type(self).__name__} cannot reach the other {self.size - 1} ranks"

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ class ProcessRanks(Ranks):
     """
 
     pulse: Pulse | None = None
+    releases: list[Callable[[], None]] = field(default_factory=list)
+    """What else frees this rank from waiting for others."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Ranks. Every rank gets the same bits: each element is summed in one place, or in the same order."""
@@ -71,8 +73,16 @@ class ProcessRanks(Ranks):
 
     def abort(self) -> None:
         """Break off whatever collective this rank waits in, from another thread."""
+        for release in self.releases:
+            release()
         if self.device.type == "cuda":
             self.group.abort()
+
+    def close(self) -> None:
+        """See Ranks."""
+        self.releases.clear()
+        if self.device.type == "cuda":
+            self.group.abort()  # an orderly end would wait for the others
 
     def _run(self, start: Callable[[], Any]) -> None:
         if self.pulse is not None:

@@ -206,5 +206,6 @@ class Worker:
         self.kv_cache = None
         self.kv_layers = []
         self.__dict__.pop("model", None)
+        self.ranks.close()
         if self.table.device.type == "cuda":
             torch.cuda.empty_cache()

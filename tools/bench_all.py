@@ -1,7 +1,7 @@
 """All six workloads of conf/workload in one process, for one configuration: a table, and one JSON line each.
 
-python tools/bench_all.py model=qwen3_0_6b model.weights=random; every argument is an override of conf/bench.yaml. The
-prefix cache is emptied before each repetition.
+python tools/bench_all.py [WORKLOAD ...] model=qwen3_0_6b model.weights=random: names pick workloads, any other argument
+is an override of conf/bench.yaml. The prefix cache is emptied before each repetition.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "pre
 
 
 def run(arguments: list[str]) -> int:
+    names = [argument for argument in arguments if argument in WORKLOADS] or WORKLOADS
+    arguments = [argument for argument in arguments if argument not in WORKLOADS]
     host = PluginHost.load()
     tree = compose(arguments, host, config_name="bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     rows = []
     with LLM.from_config(config, host) as llm:
         start_s = first_token_s(llm)
-        for name in WORKLOADS:
+        for name in names:
             workload = build(
                 WorkloadConfig, yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text()), "workload"
             )

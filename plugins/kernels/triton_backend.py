@@ -15,6 +15,7 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
+from core.peer_memory import PeerMemory
 from plugins.kernels import triton_experts, triton_ops, triton_thin
 from plugins.kernels.torch_reference import TorchKernels
 from plugins.kernels.triton_decode import (
@@ -25,6 +26,7 @@ from plugins.kernels.triton_decode import (
     decode_tiling,
     schedule_decode,
 )
+from plugins.kernels.triton_exchange import TritonExchange
 from plugins.kernels.triton_launch import fuses_decode
 from plugins.kernels.triton_prefill import (
     PrefillTiling,
@@ -132,6 +134,10 @@ class TritonKernels(TorchKernels):
     ) -> Tensor:
         """See Kernels.qk_norm_rope_write; one launch."""
         return triton_ops.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm)
+
+    def exchange(self, peers: PeerMemory) -> TritonExchange:
+        """See core.contracts.Exchange."""
+        return TritonExchange(peers)
 
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.

@@ -20,6 +20,8 @@ MAX_ROWS = 4
 """Most rows a thin product takes."""
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
+MAX_WIDTH_OF_ONE_ROW = 16384
+"""The same for a single row, which leaves registers for a wider weight (docs/log.md, several GPUs)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -63,7 +65,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
     return (
         x_TD.dim() == 2
         and 1 <= x_TD.shape[0] <= MAX_ROWS
-        and weight_OD.shape[1] <= MAX_WIDTH
+        and weight_OD.shape[1] <= (MAX_WIDTH_OF_ONE_ROW if x_TD.shape[0] == 1 else MAX_WIDTH)
         and x_TD.dtype in DTYPES
         and x_TD.dtype == weight_OD.dtype
         and x_TD.stride(1) == 1

@@ -1,0 +1,77 @@
+"""Ranks with an exchange: few rows go through it, the others through the group; a CPU has none."""
+
+from types import SimpleNamespace
+
+import torch
+
+from core.contracts import AttentionSpec
+from core.parallel import ALONE, Ranks
+from core.peer_memory import NUM_AREAS, NUM_COPIES, SIGNAL_BYTES, block_bytes, signal_bytes
+from core.peer_ranks import PeerRanks, with_exchange
+from core.testing.plain_kernels import PlainKernels
+
+SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
+
+
+class FakeExchange:
+    """Sums over two ranks that hold the same; takes up to two rows."""
+
+    def __init__(self):
+        self.calls = []
+
+    def fits(self, x_TD):
+        return x_TD.shape[0] <= 2
+
+    def all_reduce(self, x_TD):
+        self.calls.append("all_reduce")
+        return x_TD.mul_(2)
+
+    def add_rms_norm(self, x_TD, residual_TD, weight_D, eps):
+        self.calls.append("add_rms_norm")
+        return PlainKernels(None, SPEC).add_rms_norm(x_TD * 2, residual_TD, weight_D, eps)
+
+    def best_tokens(self, scores_N, tokens_N):
+        self.calls.append("best_tokens")
+        return tokens_N + 1
+
+
+class FakeGroup:
+    """A torch.distributed backend over two ranks that hold the same."""
+
+    def allreduce(self, tensors, options):
+        tensors[0].mul_(2)
+
+
+def make():
+    exchange = FakeExchange()
+    return PeerRanks(0, 2, FakeGroup(), exchange=exchange), exchange
+
+
+def test_few_rows_go_through_the_exchange_and_more_through_the_group():
+    ranks, exchange = make()
+    assert torch.equal(ranks.all_reduce(torch.ones(2, 4)), torch.full((2, 4), 2.0)) and exchange.calls == ["all_reduce"]
+    assert torch.equal(ranks.all_reduce(torch.ones(3, 4)), torch.full((3, 4), 2.0)) and exchange.calls == ["all_reduce"]
+    assert ranks.best_tokens(torch.zeros(5), torch.arange(5)).tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_norm_of_a_sum_is_the_same_either_way():
+    kernels, weight = PlainKernels(None, SPEC), torch.linspace(0.5, 1.5, 4)
+    for num_rows in (2, 3):
+        ranks, exchange = make()
+        x, residual = torch.randn(num_rows, 4), torch.randn(num_rows, 4)
+        expected = kernels.add_rms_norm(x * 2, residual.clone(), weight, 1e-6)
+        actual = ranks.add_rms_norm(kernels, x.clone(), residual.clone(), weight, 1e-6)
+        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+        assert exchange.calls == (["add_rms_norm"] if num_rows == 2 else [])
+
+
+def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
+    offering = SimpleNamespace(exchange=lambda peers: None)
+    assert with_exchange(ALONE, offering, SPEC, 64) is ALONE
+    ranks = Ranks(0, 2)
+    assert with_exchange(ranks, offering, SPEC, 64) is ranks
+
+
+def test_a_block_has_a_signal_for_each_area_slot_and_rank_then_two_copies_of_each_slot():
+    assert signal_bytes(3, 10) == NUM_AREAS * 10 * 3 * SIGNAL_BYTES
+    assert block_bytes(3, 10, 2048) == signal_bytes(3, 10) + NUM_AREAS * 10 * NUM_COPIES * 2048
