@@ -31,6 +31,8 @@ class Choice:
     ranks: Ranks
     facts: Facts
     """What the needs of all entries were compared with."""
+    plugins: tuple[str, ...]
+    """What this process sees of plugins (PluginHost.description); those of the other ranks must see the same."""
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +84,7 @@ def choose(config: Config, host: PluginHost, rank: int = 0) -> Choice:
         refuse_unmet(chosen(option), facts)
     kernels = choose_kernels(host, config.kernels.name, facts)
     attention = attention_spec(config, spec, ranks, facts, device, kernels)
-    return Choice(config, checkpoint, spec, attention, kernels, ranks, facts)
+    return Choice(config, checkpoint, spec, attention, kernels, ranks, facts, tuple(host.description))
 
 
 def chosen(option: Option) -> Entry:

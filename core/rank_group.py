@@ -132,6 +132,7 @@ class Links:
         return {
             "rank": rank,
             "config": config_tree(choice.config, choice.kernels.name),
+            "plugins": choice.plugins,
             "port": self.store.port,
             "memory_fd": self.memory.fd,
             "num_words": self.num_words,

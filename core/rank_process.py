@@ -70,6 +70,7 @@ def _serve(parent: socket.socket, task: dict[str, Any], pulse: Pulse) -> None:
 
     torch.set_num_threads(task["num_threads"])
     host = PluginHost.load()
+    host.check_same(task["plugins"], f"rank {task['rank']}")
     choice = choose(validate(task["config"], host), host, task["rank"])
     send_message(parent, {"here": True})
     wait = _waiter(parent)

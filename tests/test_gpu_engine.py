@@ -82,9 +82,9 @@ def test_a_shared_prefix_is_read_once_and_changes_no_token(plain, monkeypatch):
     llm = make()
     used = []
     launch = llm.engine.executor.graphs.launch
-    llm.engine.executor.graphs.launch = lambda rows, is_shared: (
+    llm.engine.executor.graphs.launch = lambda *what, is_shared: (
         used.append(is_shared),
-        launch(rows, is_shared=is_shared),
+        launch(*what, is_shared=is_shared),
     )[1]
     assert tokens(llm) == plain
     assert any(used)
