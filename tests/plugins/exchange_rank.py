@@ -18,7 +18,7 @@ from plugins.kernels import triton_exchange
 from plugins.kernels.triton_exchange import TritonExchange
 
 WIDTH, SLOTS, SLOT_BYTES = 24, 12, 2048
-ROWS = [1, 3, 7, 2, 6, 3, 12]
+ROWS = [1, 6, 3, 7, 2]
 """Of consecutive sums; up to four are summed up at once, the others by their owners."""
 
 
