@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,13 @@ from core.report.drawing import Axis, draw
 from core.report.figures import Figure, number, seconds
 from core.report.jobs import read_jobs
 from core.report.markdown import code
+from core.report.page import page
+from core.report.shared import common, own
 from core.report.timelines import NUM_MOMENTS, timelines
 from core.report.view import Ratio, Report
-from tests.report_data import failed, make_job, make_recording, make_sweep
+from tests.report_data import NO_SLO, failed, make_job, make_recording, make_sweep
 
+ROOT = Path(__file__).parents[1]
 HOSTILE = '<script>alert("x")</script>|`[a](b)'
 OUTPUT = Figure("output_tok_s", "output", 1)
 
@@ -91,10 +95,27 @@ def loads(folder):
 
 def test_jobs_are_compared_with_those_of_the_same_load(tmp_path):
     report = loads(tmp_path)
-    assert [group.name for group in report.groups] == ["workload.request_rate=1", "workload.request_rate=5"]
+    assert [group.name for group in report.groups] == ["request_rate=1", "request_rate=5"]
     # The baseline of the other load is the job that differs from the chosen one in its load alone.
     assert [group.baseline.id for group in report.groups] == ["1", "3"]
     assert report.style(report.jobs[1]) == report.style(report.jobs[3]) != report.style(report.jobs[0])
+
+
+def test_several_loads_are_shown_at_a_glance(tmp_path):
+    report = loads(tmp_path)
+    text = page(report)
+    glance = text[text.index("The loads at a glance") : text.index("</table>")]
+    for place, group in enumerate(report.groups, start=1):
+        assert f'<a href="#load{place}">{group.name}</a>' in glance
+        assert report.label(group.best(OUTPUT)) in glance
+
+
+def test_a_jobs_configuration_and_what_all_share_make_the_whole(sweep):
+    configs = [job.config for job in read_jobs([sweep]) if job.config]
+    shared = common(configs)
+    assert shared == {"slo": NO_SLO, "workload": {"num_prompts": 12}, "engine": {"block_size": None}}
+    assert own(configs[1], shared) == {"scheduler": {"name": "first", "of_first": 7}, "engine": {"max_num_seqs": 8}}
+    assert common([]) == {}
 
 
 def test_loads_are_compared_if_nothing_else_can_be(tmp_path):
@@ -190,21 +211,21 @@ def test_numbers_have_three_digits_and_no_exponent():
 
 def test_the_page_and_the_table_show_every_job(sweep, capsys):
     assert main([str(sweep), "png=false"]) == 0
-    page, table = (sweep / "index.html").read_text(), (sweep / "report.md").read_text()
+    html, table = (sweep / "index.html").read_text(), (sweep / "report.md").read_text()
     assert capsys.readouterr().out.splitlines() == [str(sweep / "index.html"), str(sweep / "report.md")]
     for job in range(6):
-        assert f'data-job="{job}"' in page
+        assert f'data-job="{job}"' in html
         assert re.search(rf"^\| {job} \|", table, re.M)
     for cause in ("ValueError: no mind", "killed by SIGKILL"):
-        assert cause in page and cause in table
-    assert "/tmp" not in page and str(sweep) not in page
+        assert cause in html and cause in table
+    assert "/tmp" not in html and str(sweep) not in html
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(sweep):
     main([str(sweep), "png=false"])
-    page = (sweep / "index.html").read_text()
-    assert "default-src 'none'" in page
-    assert not re.search(r"(src|href)=[\"'](?!data:|#)|url\(|@import|https?:", page)
+    html = (sweep / "index.html").read_text()
+    assert "default-src 'none'" in html
+    assert not re.search(r"(src|href)=[\"'](?!data:|#)|url\(|@import|https?:", html)
 
 
 def test_hostile_values_are_text(tmp_path):
@@ -213,9 +234,9 @@ def test_hostile_values_are_text(tmp_path):
         make_job(tmp_path, place, [f"scheduler={name}"], config, make_recording(), device=HOSTILE, kernels=HOSTILE)
     make_job(tmp_path, 2, [f"x={HOSTILE}"], **failed(error=HOSTILE))
     main([str(tmp_path), "png=false"])
-    page, table = (tmp_path / "index.html").read_text(), (tmp_path / "report.md").read_text()
-    assert page.count("<script") == 1
-    assert "&lt;script&gt;alert(" in page
+    html, table = (tmp_path / "index.html").read_text(), (tmp_path / "report.md").read_text()
+    assert html.count("<script") == 1
+    assert "&lt;script&gt;alert(" in html
     for line in table.splitlines():
         assert "<" not in re.sub(r"`[^`]*`", "", line)
 
@@ -318,3 +339,12 @@ def test_the_command_imports_no_torch_and_explains_itself():
     code = "import sys; from core.report.command import main; main(['-h']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{USAGE}\nFalse\n"
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "docs/reports").iterdir()), ids=lambda folder: folder.name)
+def test_a_report_in_the_documentation_is_what_its_results_give(folder, tmp_path):
+    assert main([str(folder), f"out={tmp_path}", "png=false"]) == 0
+    made, kept = ((one / "index.html").read_text() for one in (tmp_path, folder))
+    assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text()
+    for part in ("<svg", "<tr", "<h2", "data-job"):  # pixels may differ with another numpy
+        assert made.count(part) == kept.count(part), "python -m core.report makes another page now: make it again"

@@ -83,6 +83,12 @@ class Drawing:
     top: float
     bottom: float
 
+    @property
+    def grid(self) -> str:
+        """The lines at the ticks, as one path."""
+        upright = "".join(f"M{tick.at:g} {self.top:g}V{self.bottom:g}" for tick in self.x_ticks)
+        return upright + "".join(f"M{self.left:g} {tick.at:g}H{self.right:g}" for tick in self.y_ticks)
+
 
 def draw(chart: Chart, height: float = HEIGHT) -> Drawing:
     """Lay a chart out."""

@@ -29,7 +29,7 @@ def _comparison(report: Report, group: Group) -> str:
         ]
         for job in group.done
     ]
-    title = f"## {code(group.name)}\n\n" if group.name else ""
+    title = f"## Load: {code(group.name)}\n\n" if group.name else ""
     return f"{title}Ratios are to job {group.baseline.id if group.baseline else ''}.\n\n{_table(head, rows)}"
 
 

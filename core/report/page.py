@@ -17,6 +17,7 @@ from core.report.distributions import distributions
 from core.report.drawing import draw
 from core.report.figures import LATENCIES, Figure, seconds
 from core.report.jobs import Job
+from core.report.shared import common, own
 from core.report.timelines import timelines
 from core.report.view import Group, Report
 
@@ -29,6 +30,7 @@ PERCENTILES = ("mean", "p50", "p90", "p99", "max")
 
 def page(report: Report) -> str:
     """The whole page."""
+    shared = common([job.config for job in report.jobs if job.config])
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -45,7 +47,9 @@ def page(report: Report) -> str:
         across=[draw(chart) for chart in curves(report, report.jobs, of_load=True)],
         load_knob=knob(report, of_load=True),
         knob=knob(report, of_load=False),
-        config_text=lambda job: json.dumps(job.config, indent=1),
+        best_titles=[_superlative(figure) for figure in _choosing(report)],
+        shared=_text(shared),
+        own_text=lambda job: _text(own(job.config, shared)),
         seconds=seconds,
     )
 
@@ -55,6 +59,7 @@ def _facts(report: Report) -> Mapping[str, str]:
     done = [job for job in report.jobs if job.is_done]
     model = sorted({str((job.config.get("model") or {}).get("checkpoint") or "") for job in done} - {""})
     facts = {
+        "Asked of all jobs": " ".join(_asked_of_all(report.jobs)),
         "Jobs": f"{len(report.jobs)}, of which {len(done)} done and {len(report.failed)} failed",
         "Checkpoint": ", ".join(model),
         "Device": _common(done, "device"),
@@ -64,6 +69,15 @@ def _facts(report: Report) -> Mapping[str, str]:
         "Took, all jobs": seconds(sum(float(job.record.get("wall_s") or 0) for job in report.jobs)),
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def _asked_of_all(jobs: Sequence[Job]) -> list[str]:
+    first, *others = (job.record.get("overrides") or [] for job in jobs)
+    return [str(one) for one in first if others and all(one in other for other in others)]
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, indent=1)
 
 
 def _common(jobs: Sequence[Job], key: str) -> str:
@@ -82,14 +96,23 @@ def _section(report: Report, group: Group) -> Mapping[str, Any]:
     return {
         "group": group,
         "columns": [one for one in report.columns if not one.is_load or len(report.groups) == 1],
-        "highlights": _highlights(report, group),
+        "best": _best(report, group),
         "curves": [draw(chart) for chart in curves(report, group.jobs, of_load=False)],
         "distributions": [draw(chart) for chart in distributions(report, group)],
         "timelines": [(job, [draw(top), draw(below, LOW)]) for job, (top, below) in timelines(report, group)],
     }
 
 
-def _highlights(report: Report, group: Group) -> list[tuple[Figure, Job]]:
-    """The figures people choose by, and who has the best of each."""
-    figures = [figure for name in HIGHLIGHTS for figure in report.figures if figure.name == name]
-    return [(figure, job) for figure in figures if (job := group.best(figure)) is not None]
+def _choosing(report: Report) -> list[Figure]:
+    """The figures that people choose by."""
+    return [figure for name in HIGHLIGHTS for figure in report.figures if figure.name == name]
+
+
+def _superlative(figure: Figure) -> str:
+    return f"{'most' if figure.better > 0 else 'shortest'} {figure.title}"
+
+
+def _best(report: Report, group: Group) -> Mapping[str, tuple[Figure, Job]]:
+    """Who has the best of each of those figures."""
+    found = ((figure, group.best(figure)) for figure in _choosing(report))
+    return {_superlative(figure): (figure, job) for figure, job in found if job is not None}

@@ -145,8 +145,7 @@ def _asked(job: Job) -> str:
 def _group(members: Sequence[Job], jobs: Sequence[Job], columns: Sequence[Column], chosen: Job | None) -> Group:
     own = [column for column in columns if column.is_load]
     alone = len(members) == len(jobs)
-    known = [column for column in own if column.values[members[0].id] is not None]
-    name = "" if alone else ", ".join(f"{column.name}={column.text(members[0])}" for column in known)
+    name = "" if alone else words(members[0], own)
     done = [job for job in members if job.is_done]
     return Group(name, members, _baseline(done, columns, chosen))
 
