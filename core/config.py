@@ -22,6 +22,8 @@ from core.sampling import MAX_SEED
 from core.schema import build, check_keys
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
+MAX_COUNT = 2**31 - 1
+"""Of an engine's sizes and limits: they and what they number are 32-bit integers on the device."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -77,8 +79,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"engine.{name}={value} must be at least 1")
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                raise ConfigError(f"engine.{name}={value} must be at least 1 and at most {MAX_COUNT}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "

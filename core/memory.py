@@ -5,6 +5,7 @@ Knows sizes and devices, not requests. Every refusal holds the arithmetic and th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -97,7 +98,7 @@ def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
     """Zeros whose pages cost nothing until somebody writes them, so a large budget does not slow the start."""
     try:
         return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.dtype).view(shape)
-    except MemoryError:
+    except (MemoryError, ValueError):  # the latter for more than any address could reach
         raise CapacityError(
             f"the KV cache of {shape[2] - 1} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB, more than this "
             "machine gives; lower engine.num_blocks or engine.cpu_cache_gib"
@@ -105,4 +106,4 @@ def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
 
 
 def _num_bytes(shape: tuple[int, ...], spec: AttentionSpec) -> int:
-    return int(np.prod(shape)) * torch.empty(0, dtype=spec.dtype).element_size()
+    return math.prod(shape) * torch.empty(0, dtype=spec.dtype).element_size()

@@ -38,6 +38,9 @@ def option_node(entry: Entry) -> Any:
         dataclasses.make_dataclass(entry.config.__name__, [name], bases=(entry.config,), frozen=frozen)
     )
     OmegaConf.set_readonly(node, None)  # OmegaConf takes "frozen" to mean that no override may change a value
+    for name in node:
+        if OmegaConf.is_dict(node[name]) and OmegaConf.get_type(node, name) is dict:
+            OmegaConf.set_struct(node[name], False)  # a mapping's keys are the user's; Hydra knows only those it saw
     return node
 
 

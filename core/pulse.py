@@ -5,8 +5,6 @@ A stopped or dead process beats no more; one that beats and gets no further is s
 
 from __future__ import annotations
 
-import threading
-
 from core.step import IntArray
 
 BEAT_S = 0.2
@@ -38,15 +36,3 @@ class Pulse:
     def progress(self) -> int:
         """How far the rank has got, in collectives and steps: ranks that wait for each other differ by little."""
         return int(self._words[1])
-
-
-def beat_for_ever(pulse: Pulse, stop: threading.Event) -> threading.Thread:
-    """Start a thread that beats until `stop` is set."""
-
-    def beat() -> None:
-        while not stop.wait(BEAT_S):
-            pulse.beat()
-
-    thread = threading.Thread(target=beat, name="hookline-pulse", daemon=True)
-    thread.start()
-    return thread

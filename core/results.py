@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from core.outputs import RequestOutput
 
 
-def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None) -> None:
-    """Print each prompt followed by a completion, under a line with its number, tokens and finish reason."""
+def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None, *, is_chat: bool = False) -> None:
+    """Print each prompt followed by a completion, under a line with its number, tokens and finish reason.
+
+    is_chat: prompts are messages and completions answers, which begin a new line.
+    """
     stream = sys.stdout if stream is None else stream
     for number, output in enumerate(outputs, start=1):
         for completion in output.completions if output.error is None else ():
             which = f"{number}/{len(outputs)}" + (f", completion {completion.index + 1}" if output.others else "")
             head = f"=== {which}: {len(completion.token_ids)} tokens, {completion.finish_reason.value}"
-            print(f"{head}\n{_prompt_text(output)}{_completion(completion)}\n", file=stream)
+            between = "\n" if is_chat and output.prompt is not None else ""
+            print(f"{head}\n{_prompt_text(output)}{between}{_completion(completion)}\n", file=stream)
     stream.flush()
 
 

@@ -87,7 +87,7 @@ def show(run: RunConfig, outputs: Sequence[RequestOutput]) -> None:
     from core.results import print_text, usage_line, write_json_lines
 
     if run.output is None:
-        print_text(outputs)
+        print_text(outputs, is_chat=run.config.model.config.chat)
     else:
         write_json_lines(outputs, run.output)
         print(f"hookline: wrote {len(outputs)} results to {run.output}", file=sys.stderr)

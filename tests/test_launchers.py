@@ -42,7 +42,7 @@ def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_p
     done = bench(tmp_path, f"hydra/launcher={launcher}", *LAUNCHERS[launcher], "engine.max_num_seqs=0,8")
     assert done.returncode == 1, done.stderr
     failed, finished = read_results(tmp_path / "sweep")
-    assert (failed["status"], failed["error"]) == ("failed", "engine.max_num_seqs=0 must be at least 1")
+    assert failed["status"] == "failed" and failed["error"].startswith("engine.max_num_seqs=0 must be at least 1")
     assert finished["status"] == "done" and finished["metrics"]["output_tokens"] >= 2
     assert (tmp_path / "sweep" / finished["folder"] / "steps.npz").exists()
     assert "hookline: 1 of 2 jobs succeeded" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 import yaml
 
@@ -42,7 +43,8 @@ def run(arguments: list[str]) -> int:
             runs = [summarise(run_load(llm, workload, repetition), Slo()) for repetition in range(tree["repeats"])]
             best = min(runs, key=lambda metrics: metrics["seconds"])
             rows.append((name, best))
-            print(json.dumps({**describe(tree), **describe_engine(llm), "name": name, "metrics": best}))
+            ran = describe({**tree, "workload": asdict(workload)})
+            print(json.dumps({**ran, **describe_engine(llm), "name": name, "metrics": best}))
     print(f"start to first token {start_s:.1f} s; kernels {llm.kernels_name}")
     for name, best in rows:
         mean_ms = 1000 * best["seconds"] / best["steps"]

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from core import LLM, SamplingParams
+from core.sampling import UNTRUNCATED
 
 BUNDLED = Path(__file__).parent.parent / "plugins/models/qwen3_tiny"
 
@@ -49,7 +50,7 @@ def run_transformers(model: Any, prompts: list[list[int]], num_tokens: int) -> l
 def run_hookline(llm: LLM, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Greedy tokens of separate requests; the prefix cache is emptied first, so that no run feeds on another."""
     llm.engine.pool.reset_cache()
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **UNTRUNCATED)
     return [output.token_ids for output in llm.generate(prompts, params)]
 
 

@@ -11,7 +11,7 @@ import random
 import time
 from typing import Any
 
-import numpy as np
+from bench_host import NoWork
 from hookline_sjf import ShortestJobFirstConfig
 from hookline_sjf.policy import ShortestJobFirst
 
@@ -19,7 +19,7 @@ from core.admission import EngineLimits
 from core.block_pool import BlockPool
 from core.contracts import Limits
 from core.engine import Engine
-from core.sampling import SamplingParams
+from core.sampling import UNTRUNCATED, SamplingParams
 from core.workload import WorkloadConfig, draw_load
 from plugins.schedulers import PrefillFirstConfig
 from plugins.schedulers.prefill_first import PrefillFirst
@@ -38,28 +38,15 @@ GPU_LOADS = {
 REPETITIONS = 5
 
 
-class Nothing:
-    """An executor that computes nothing."""
-
-    def launch(self, step: Any) -> Any:
-        return np.ones(step.num_sampled, dtype=np.int64)
-
-    def collect(self, handle: Any) -> Any:
-        return handle
-
-    def close(self) -> None:
-        pass
-
-
 def policies() -> list[Any]:
     return [PrefillFirst(PrefillFirstConfig()), ShortestJobFirst(ShortestJobFirstConfig())]
 
 
 def host_us(policy: Any, count: int, seats: int, prompt: tuple[int, int], output: tuple[int, int]) -> float:
     limits = EngineLimits(Limits(seats, 16_384, 4096, BLOCK_SIZE, BLOCKS), 50_000, 30.0, frozenset(), overlap=True)
-    engine, rng = Engine(policy, Nothing(), BlockPool(BLOCKS, BLOCK_SIZE, caching=True), limits), random.Random(0)
+    engine, rng = Engine(policy, NoWork(seats), BlockPool(BLOCKS, BLOCK_SIZE, caching=True), limits), random.Random(0)
     for _ in range(count):
-        params = SamplingParams(max_tokens=rng.randint(*output), seed=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=rng.randint(*output), seed=0, ignore_eos=True, **UNTRUNCATED)
         engine.add([rng.randrange(50_000) for _ in range(rng.randint(*prompt))], params)
     started, num_steps = time.process_time(), 0
     while engine.has_work:

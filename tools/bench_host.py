@@ -21,7 +21,7 @@ from core.block_pool import BlockPool
 from core.contracts import Limits
 from core.engine import Engine
 from core.plugin_host import PluginHost
-from core.sampling import SamplingParams
+from core.sampling import UNTRUNCATED, SamplingParams
 from core.step import IntArray, Step
 
 VOCAB_SIZE = 151936
@@ -51,8 +51,9 @@ def decoding_engine(policy: str, num_running: int, num_waiting: int, *, ignore_e
     scheduler = entry.load()(entry.config() if entry.config is not None else None)
     pool = BlockPool(limits.num_blocks, limits.block_size)
     engine = Engine(scheduler, NoWork(num_running), pool, EngineLimits(limits, VOCAB_SIZE, 30.0, EOS, overlap=True))
+    params = SamplingParams(max_tokens=2000, ignore_eos=ignore_eos, **UNTRUNCATED)
     for index in range(num_running + num_waiting):
-        engine.add([index] * (100 + index % 64), SamplingParams(max_tokens=2000, ignore_eos=ignore_eos))
+        engine.add([index] * (100 + index % 64), params)
     while len(engine.queue.running) < num_running or any(one.is_prefilling for one in engine.queue.running.values()):
         engine.step()
     return engine

@@ -203,6 +203,10 @@ def test_an_unknown_name_gets_near_misses_among_presets_too(presets: Path) -> No
         ({"engine": {"max_model_len": -1}}, "engine.max_model_len=-1 must be at least 1"),
         ({"engine": {"block_size": 0}}, "engine.block_size=0 must be at least 1"),
         ({"engine": {"num_blocks": 0}}, "engine.num_blocks=0 must be at least 1"),
+        (
+            {"engine": {"num_blocks": 9_000_000_000}},
+            "engine.num_blocks=9000000000 must be at least 1 and at most 2147483647",
+        ),
         ({"engine": {"max_queued_requests": 0}}, "engine.max_queued_requests=0 must be at least 1"),
         ({"engine": {"max_queued_tokens": -5}}, "engine.max_queued_tokens=-5 must be at least 1"),
         ({"engine": {"max_queued_tokens": "few"}}, "engine.max_queued_tokens='few' is not an int"),

@@ -137,6 +137,11 @@ def test_text_goes_to_standard_output_under_a_header(llm: type[FakeLLM], capsys:
     )
 
 
+def test_an_answer_begins_a_line_of_its_own_in_a_chat(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CHOSEN, "prompt=a", "model.chat=true"]) == 0
+    assert capsys.readouterr().out == "=== 1/1: 2 tokens, length\nprompt 0\n done\n\n"
+
+
 def test_a_refused_request_is_one_line_and_exit_code_2(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     llm.outputs = [output(0), output(1, error="prompt has 9000 tokens,\nengine.max_model_len is 4096")]
     assert main([*CHOSEN, "prompts=[a,b]"]) == 2
@@ -503,6 +508,14 @@ def test_a_frozen_config_can_be_overridden() -> None:
     rest = [one for one in CHOSEN if "scheduler" not in one]
     tree = compose([*rest, "scheduler=frozen", "scheduler.limit=5"], host)[0].tree
     assert tree["scheduler"] == {"name": "frozen", "limit": 5}
+
+
+@pytest.mark.parametrize("argument", ["={a: 1}", ".a=1"])
+def test_a_mapping_takes_keys_of_its_own_but_no_other_place_does(host: PluginHost, argument: str) -> None:
+    tree = compose([*CHOSEN, f"model.hf_overrides{argument}"], host)[0].tree
+    assert tree["model"]["hf_overrides"] == {"a": 1}
+    with pytest.raises(ConfigError, match=r"unknown key 'model.hf_override'\. Did you mean 'hf_overrides'"):
+        compose([*CHOSEN, f"model.hf_override{argument}"], host)
 
 
 def test_options_of_an_earlier_host_are_gone(host: PluginHost) -> None:
