@@ -1,5 +1,6 @@
 """Every command and snippet of README.md is run: here, in .ci/run, or by a test that is named here."""
 
+import importlib
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from core.plugin_host import PluginHost
+from core.testing.running import failures
+from core.testing.scheduler_suite import SchedulerSuite
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,7 +36,9 @@ ELSEWHERE = {
 }
 REPORTS = [line for line in COMMANDS if "core.report" in line]
 """Of a sweep that an earlier line makes."""
-RUN_HERE = [line for line in COMMANDS if line not in SETUP and line not in ELSEWHERE and line not in REPORTS]
+POLICY = [line for line in COMMANDS if line.startswith("HOOKLINE_PLUGINS=my_policies ")]
+"""Of a module that a snippet shows."""
+RUN_HERE = [line for line in COMMANDS if line not in {*SETUP, *ELSEWHERE, *REPORTS, *POLICY}]
 
 
 def run(line, folder):
@@ -98,34 +103,38 @@ def test_the_library_snippet_prints_text(name, tmp_path):
     assert SNIPPETS[name] in done.stdout
 
 
-def test_the_plugin_snippet_registers_and_its_field_is_an_option(tmp_path):
-    snippet = next(
-        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "register_schedulers" in block
+@pytest.fixture
+def policy_folder(tmp_path):
+    """A folder with the policy of the README in it."""
+    name, snippet = next(
+        (block.split()[1], block)
+        for block in re.findall(r"```python\n(.*?)```", README, re.S)
+        if "register_schedulers" in block
     )
-    (tmp_path / "my_package.py").write_text(snippet)
-    done = subprocess.run(
-        [sys.executable, "-m", "core.info", "shortest_first"],
-        env={"PYTHONPATH": str(tmp_path), "HOOKLINE_PLUGINS": "my_package", "PATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (tmp_path / name).write_text(snippet)
+    return tmp_path
+
+
+def test_the_policy_of_the_readme_serves_and_its_field_is_an_option(policy_folder):
+    [line] = POLICY
+    done = run(line, policy_folder)
     assert done.returncode == 0, done.stderr
-    assert "max_prompts: int = 4" in done.stdout
+    assert "=== 3/3: 64 tokens, length" in done.stdout
+    refused = run(line.replace("second=50", "second=many"), policy_folder)
+    assert refused.returncode == 2
+    assert "scheduler.tokens_per_second='many' is not a float" in refused.stderr
 
 
-def test_the_processor_snippet_changes_the_tokens_of_a_request(tmp_path):
-    snippet = next(
-        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "register_processors" in block
-    )
-    (tmp_path / "my_caps.py").write_text(snippet)
-    line = "python -m core.run prompt='import os' sampling.temperature=0 sampling.max_tokens=8"
-    environment = f"env PYTHONPATH={tmp_path} HOOKLINE_PLUGINS=my_caps"
-    plain = run(f"{environment} {line}", tmp_path)
-    capped = run(f"{environment} {line} 'sampling.extra_args={{cap:{{most:-2.0}}}}'", tmp_path)
-    assert plain.returncode == capped.returncode == 0, capped.stderr
-    assert plain.stdout != capped.stdout
+def test_the_policy_of_the_readme_passes_the_suite_as_it_says(policy_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(policy_folder))
+    policies = importlib.import_module("my_policies")
+    monkeypatch.delitem(sys.modules, "my_policies")
+
+    class Suite(SchedulerSuite):
+        def make(self):
+            return policies.ShortestFirst(policies.ShortestFirstConfig())
+
+    assert failures(Suite) == []
 
 
 def test_the_error_in_the_readme_is_the_error(tmp_path):
