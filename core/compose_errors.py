@@ -85,6 +85,10 @@ def _innermost(error: BaseException) -> BaseException:
 def _plain(message: str) -> str:
     if message.startswith("No trials are completed"):
         return "no trial succeeded, so there is no best one"
+    unused = re.match(r"Could not override '([^']+)'\. No match in the defaults list", message)
+    if unused:
+        hint = "; python -m core.bench takes it" if unused[1] == "workload" else "; --help lists its keys"
+        return f"this command takes no '{unused[1]}'{hint}"
     ambiguous = re.search(r"Ambiguous value for argument '(.*)'", message)
     if ambiguous:
         return f"{ambiguous[1]} has several values; add -m to run one job for each, or quote a value that has commas"

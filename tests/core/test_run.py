@@ -362,6 +362,7 @@ def test_a_bad_line_is_named_with_its_number(
         (["scheduler=theirs"], "scheduler 'theirs' of plugin 'plugin1' (their-dist 1.2) cannot be used: scheduler "),
         (["kernels=quik"], "no kernels named 'quik'. Did you mean 'quick'? Available: auto, quick, slow"),
         (["experiment=latncy"], "no experiment named 'latncy'. Did you mean 'latency'? Available: "),
+        (["workload=smoke"], "this command takes no 'workload'; python -m core.bench takes it"),
         (["modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
         (["+modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
         (
@@ -452,7 +453,9 @@ def test_help_and_cfg_show_options_and_run_nothing(llm: type[FakeLLM], capsys: p
     with pytest.raises(SystemExit) as done:
         main([*CHOSEN, "--help"])
     assert done.value.code == 0
-    assert "scheduler: hasty, patient" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("python -m core.run [option=name | key=value] ...: completes prompts.")
+    assert "scheduler: hasty, patient" in out
     assert main([*CHOSEN, "scheduler.limit=7", "--cfg", "job"]) == 0
     assert "limit: 7" in capsys.readouterr().out
     assert llm.calls == []
