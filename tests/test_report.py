@@ -144,6 +144,16 @@ def test_curves_over_the_rate_go_through_jobs_of_different_loads(tmp_path):
     assert [(line.label, line.notes) for line in strong] == [("first, p50", ["1", "5"]), ("second, p50", ["1", "5"])]
 
 
+def test_no_curves_where_every_job_has_the_same_throughput(tmp_path):
+    for place, limit in enumerate((2, 8)):
+        make_job(tmp_path, place, (), {"engine": {"max_num_seqs": limit}}, make_recording(0))
+    report = report_of(tmp_path)
+    assert curves(report, report.jobs, of_load=False) == []
+    assert "All jobs have the same throughput under this load" in page(report)
+    assert report.groups[0].num_rivals(OUTPUT, report.jobs[0]) == 1
+    assert "job 0: max_num_seqs=2 and one other within 2 %" in page(report)
+
+
 def test_a_job_without_records_is_drawn_by_its_percentiles(sweep):
     (sweep / "0/steps.npz").unlink()
     report = report_of(sweep)

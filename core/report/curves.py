@@ -15,6 +15,8 @@ from core.report.view import Report, words
 
 KNOBS = ("workload.request_rate", "engine.max_num_seqs")
 """What curves run along, if several numbers differ."""
+FLAT = 1.05
+"""Throughputs closer together than this factor make no curve."""
 
 
 def knob(report: Report, of_load: bool) -> Column | None:
@@ -28,13 +30,19 @@ def curves(report: Report, jobs: Sequence[Job], of_load: bool) -> list[Chart]:
     """Latency over throughput for each latency: a line through the jobs that differ in the knob alone."""
     along = knob(report, of_load)
     lines = _lines(report, jobs, along) if along is not None else []
-    if along is None or not lines:
+    if along is None or not lines or not spread_out([job for line in lines for job in line]):
         return []
     others = [
         one for one in report.columns if one is not along and _differs(one, [job for line in lines for job in line])
     ]
     series = {words(line[0], others) or "all jobs": line for line in lines}
     return [chart for name in LATENCIES if (chart := _curve(name, series, along)) is not None]
+
+
+def spread_out(jobs: Sequence[Job]) -> bool:
+    """Whether throughputs differ enough to draw anything over them; at a rate that all can serve they do not."""
+    known = [value for job in jobs if (value := job.figure("output_tok_s"))]
+    return bool(known) and max(known) > FLAT * min(known)
 
 
 def _lines(report: Report, jobs: Sequence[Job], along: Column) -> list[list[Job]]:

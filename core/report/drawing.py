@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from core.report.charts import Chart, Line
 
 WIDTH, HEIGHT = 360.0, 210.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 36.0
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 10.0, 36.0
 NUM_COLOURS, NUM_DASHES = 8, 4
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from core.report.curves import curves, knob
+from core.report.curves import curves, knob, spread_out
 from core.report.distributions import distributions
 from core.report.drawing import draw
 from core.report.figures import LATENCIES, Figure, seconds
@@ -97,6 +97,7 @@ def _section(report: Report, group: Group) -> Mapping[str, Any]:
         "group": group,
         "columns": [one for one in report.columns if not one.is_load or len(report.groups) == 1],
         "best": _best(report, group),
+        "is_flat": len(group.done) > 1 and not spread_out(group.done),
         "curves": [draw(chart) for chart in curves(report, group.jobs, of_load=False)],
         "distributions": [draw(chart) for chart in distributions(report, group)],
         "timelines": [(job, [draw(top), draw(below, LOW)]) for job, (top, below) in timelines(report, group)],

@@ -63,6 +63,12 @@ class Group:
             return None
         return max(known, key=lambda job: figure.better * (job.figure(figure.name) or 0.0))
 
+    def num_rivals(self, figure: Figure, best: Job) -> int:
+        """How many others have as good a figure as the best one, but for what counts as no difference."""
+        values = [job.figure(figure.name) for job in self.done if job is not best]
+        top = best.figure(figure.name) or 0.0
+        return sum(value is not None and abs(value - top) < STEADY * abs(top) for value in values)
+
 
 @dataclass(frozen=True)
 class Report:
