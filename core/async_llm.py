@@ -82,8 +82,12 @@ class AsyncLLM:
     def _start(self, llm: LLM) -> None:
         self.llm = llm
         """What the thread drives: look at its config, codec and limits, but leave its calls alone."""
-        if llm.codec.tokenizer is not None:
-            llm.codec.encode("")  # the first use may still write to the tokenizer, which two threads will read
+        try:
+            if llm.codec.tokenizer is not None:
+                llm.codec.encode("")  # the first use may still write to the tokenizer, which two threads will read
+        except BaseException:
+            llm.close()
+            raise
         self._thread = EngineThread(llm.desk, llm.enter_thread)
         self._thread.start()
         self._stop = weakref.finalize(self, self._thread.stop)

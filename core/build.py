@@ -50,7 +50,12 @@ def build_engine(config: Config, host: PluginHost) -> Built:
     observers = Observers(host.manager, make_observers(config.observers))
     choice = choose(config, host)
     processing = Processing.of(host.registry, choice.facts)
-    return Built(assemble(choice, observers, build_executor(choice, processing), processing), choice)
+    executor = build_executor(choice, processing)
+    try:
+        return Built(assemble(choice, observers, executor, processing), choice)
+    except BaseException:
+        executor.close()  # else its processes and its memory would stay until Python ends
+        raise
 
 
 def build_executor(choice: Choice, processing: Processing) -> SizedExecutor:

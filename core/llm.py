@@ -14,7 +14,7 @@ from typing import Any
 
 from core.build import build_engine
 from core.calls import Call, ProgressBar
-from core.checkpoint import Checkpoint, locate
+from core.checkpoint import locate
 from core.config import Config, validate
 from core.desk import Desk
 from core.engine import Engine
@@ -73,16 +73,19 @@ class LLM:
 
     def _start(self, config: Config, host: PluginHost) -> None:
         self.config = config
+        model = config.model.config
+        tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
         built = build_engine(config, host)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
         checkpoint = built.choice.checkpoint
-        self.codec = _codec(config, checkpoint)
+        folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
+        self.codec = Codec(folder, source=source, chat=model.chat)
         self.desk = Desk(self.engine, self.codec)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
-        if checkpoint.is_packaged and config.model.config.weights == "checkpoint":
+        if checkpoint.is_packaged and model.weights == "checkpoint":
             reference = checkpoint.reference.removeprefix("package:")
             print(
                 f"hookline: using the bundled checkpoint {reference}, a toy that checks an installation; "
@@ -183,10 +186,3 @@ def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count
 
 def _with_checkpoint(config: Config, checkpoint: str) -> Config:
     return replace(config, model=replace(config.model, config=replace(config.model.config, checkpoint=checkpoint)))
-
-
-def _codec(config: Config, checkpoint: Checkpoint) -> Codec:
-    model = config.model.config
-    if model.tokenizer:
-        return Codec(locate(model.tokenizer), chat=model.chat)
-    return Codec(checkpoint.folder, source=checkpoint.source, chat=model.chat)

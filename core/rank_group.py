@@ -100,8 +100,10 @@ class RankGroup:
         if self._is_closed:
             return
         self._is_closed = True
-        self.links.close()
-        self.worker.close()
+        try:
+            self.links.close()
+        finally:
+            self.worker.close()
 
 
 class Links:

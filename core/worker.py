@@ -200,7 +200,8 @@ class Worker:
         return self.ranks.best_tokens(scores_N, tokens_N)
 
     def close(self) -> None:
-        """Drop the cache and the weights."""
+        """Drop the cache, the weights and what processors keep."""
+        self.pipeline = None
         self.graphs = None
         self.prefill_graphs = None
         self.kv_cache = None
