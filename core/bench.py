@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from core.config import Config
+    from core.engine import Engine
     from core.llm import LLM
     from core.metrics import Slo
     from core.plugin_host import PluginHost
     from core.profiling import Profile
     from core.recording import Recording
     from core.workload import Load, WorkloadConfig
+
+    Measure = Callable[[Mapping[str, Any], PluginHost], tuple[dict[str, Any], Recording]]
+    Encode = Callable[[str], list[int]]
 
 BENCH_KEYS = ("workload", "slo", "objective", "repeats", "result", "records", "job_timeout_s")
 SHOWN = (
@@ -57,9 +61,10 @@ def _run(arguments: list[str]) -> int:
     return execute(jobs[0].tree, host) if jobs else 0
 
 
-def execute(tree: Mapping[str, Any], host: PluginHost) -> int:
+def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None = None) -> int:
     """Run the benchmark a tree describes, show its result and write the files it names.
 
+    measure_: does so in place of `measure`.
     Raises: HooklineError for whatever keeps the engine from starting or running; a line of `result` says so, too.
     """
     from core.failures import failure
@@ -67,7 +72,7 @@ def execute(tree: Mapping[str, Any], host: PluginHost) -> int:
 
     result, records = tree.get("result"), tree.get("records")
     try:
-        record, recording = measure(tree, host)
+        record, recording = (measure_ or measure)(tree, host)
     except Exception as error:
         if result is not None:
             append_line(Path(result), {**describe(tree), **failure(error)})
@@ -81,7 +86,9 @@ def execute(tree: Mapping[str, Any], host: PluginHost) -> int:
 
 
 @dataclass(frozen=True)
-class _Bench:
+class Bench:
+    """A validated benchmark."""
+
     config: Config
     workload: WorkloadConfig
     slo: Slo
@@ -99,21 +106,25 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     from core.metrics import objective_value, summarise
     from core.profiling import profiled
 
-    bench = _validate(tree, host)
+    bench = validate_bench(tree, host)
     with LLM.from_config(bench.config, host) as llm:
-        start_s = first_token_s(llm)
-        runs = [run_load(llm, bench.workload, repetition) for repetition in range(bench.repeats)]
+        start_s, encode = first_token_s(llm), encoder(llm)
+        runs = [run_load(llm.engine, bench.workload, repetition, encode) for repetition in range(bench.repeats)]
         best = min(runs, key=lambda run: run.seconds)
         if bench.profile is not None:  # apart, since tracing takes time
             with profiled(llm, bench.profile):
-                run_load(llm, bench.workload, bench.repeats)
+                run_load(llm.engine, bench.workload, bench.repeats, encode)
         metrics = {**summarise(best, bench.slo), "start_to_first_token_s": round(start_s, 3), **peak_memory(llm)}
         objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
         outcome = {"status": "done", "error": None, "metrics": metrics, "objective": objective}
         return {**describe(tree), **describe_engine(llm), **outcome}, best
 
 
-def _validate(tree: Mapping[str, Any], host: PluginHost) -> _Bench:
+def validate_bench(tree: Mapping[str, Any], host: PluginHost, further_keys: Iterable[str] = ()) -> Bench:
+    """Check a tree. further_keys: root keys that are somebody else's matter.
+
+    Raises: ConfigError or PluginError naming the key, the value and the fix.
+    """
     from core.config import ENGINE_KEYS, validate
     from core.errors import ConfigError
     from core.metrics import Slo, check_objective
@@ -123,7 +134,7 @@ def _validate(tree: Mapping[str, Any], host: PluginHost) -> _Bench:
     from core.schema import build, check_keys
     from core.workload import WorkloadConfig
 
-    check_keys(tree, (*RUN_KEYS, *BENCH_KEYS))
+    check_keys(tree, (*RUN_KEYS, *BENCH_KEYS, *further_keys))
     defaults = default_tree()
     for key in RUN_KEYS:
         if key not in (*ENGINE_KEYS, *PROFILE_KEYS) and tree.get(key) != defaults.get(key):
@@ -138,21 +149,22 @@ def _validate(tree: Mapping[str, Any], host: PluginHost) -> _Bench:
     check_objective(objective, slo)
     workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
-    return _Bench(config, workload, slo, objective, repeats, Profile.of(tree))
+    return Bench(config, workload, slo, objective, repeats, Profile.of(tree))
 
 
-def run_load(llm: LLM, workload: WorkloadConfig, repetition: int = 0) -> Recording:
+def run_load(engine: Engine, workload: WorkloadConfig, repetition: int = 0, encode: Encode | None = None) -> Recording:
     """Serve one repetition of a workload from an empty prefix cache.
 
+    encode: makes token ids of a trace's texts; None refuses them.
     Raises: RequestError if the engine refuses every request; a warning says so of some.
     """
     from core.drive import drive
     from core.errors import RequestError
 
-    llm.engine.pool.reset_cache()
-    llm.engine.time_steps()
-    load = make_load(llm, workload, repetition)
-    recording = drive(llm.engine, load)
+    engine.pool.reset_cache()
+    engine.time_steps()
+    load = make_load(workload, engine.limits.vocab_size, repetition, encode)
+    recording = drive(engine, load)
     refused = [request.error for request in recording.requests if request.error is not None]
     if len(refused) == len(load.requests):
         raise RequestError(f"every request of the workload was refused: {refused[0]}")
@@ -161,15 +173,19 @@ def run_load(llm: LLM, workload: WorkloadConfig, repetition: int = 0) -> Recordi
     return recording
 
 
-def make_load(llm: LLM, workload: WorkloadConfig, repetition: int) -> Load:
+def make_load(workload: WorkloadConfig, vocab_size: int, repetition: int, encode: Encode | None = None) -> Load:
     """The load of a repetition, drawn or read from a trace."""
     from core.trace import read_trace
     from core.workload import draw_load
 
-    vocab_size = llm.engine.limits.vocab_size
     if workload.trace is None:
         return draw_load(workload, vocab_size, repetition)
-    return read_trace(workload, vocab_size, repetition, lambda text: list(llm.codec.encode(text)))
+    return read_trace(workload, vocab_size, repetition, encode)
+
+
+def encoder(llm: LLM) -> Encode:
+    """What makes token ids of text."""
+    return lambda text: list(llm.codec.encode(text))
 
 
 def first_token_s(llm: LLM) -> float:
@@ -233,6 +249,7 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
         "scheduler": llm.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,
+        "vocab_size": limits.vocab_size,
         "overlap": limits.overlap,
     }
 

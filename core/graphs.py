@@ -35,17 +35,6 @@ MAX_EXTRA_GRAPHS = 64
 """Most graphs of draws that are more than plain. Each keeps some 20 MiB, and requests may combine processors freely."""
 
 
-def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Row counts to capture: every batch up to max_num_seqs fits one, with at most a quarter of padding from 32 on."""
-    sizes = {1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, max_num_seqs}
-    step, size = 16, 80
-    while size <= max_num_seqs:
-        sizes.add(size)
-        step = max(16, size // 8 // 16 * 16)
-        size += step
-    return sorted(size for size in sizes if size <= max_num_seqs)
-
-
 @dataclass(frozen=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph

@@ -19,17 +19,13 @@ from torch import Tensor
 
 from core.batch import Batch
 from core.contracts import AttentionSpec, SamplingBatch
+from core.graph_sizes import MAX_ROWS, TOKEN_COUNTS
 from core.graphs import record
 from core.state import Draws, RequestTable, slot_mapping
 from core.step import IntArray, Step
 
 if TYPE_CHECKING:
     from core.worker import Worker
-
-TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
-"""Larger steps keep the card busy for longer than the host takes to launch them."""
-MAX_ROWS = 16
-"""Most requests of a captured prefill step."""
 
 
 def prefill_sizes(spec: AttentionSpec) -> list[int]:

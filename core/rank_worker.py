@@ -12,7 +12,7 @@ import torch
 from core.choose import Choice, chosen
 from core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from core.errors import CapacityError
-from core.graphs import graph_sizes
+from core.graph_sizes import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks
 from core.peer_ranks import with_exchange
 from core.pipeline import Pipeline

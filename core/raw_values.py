@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records")
+RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
 

@@ -28,7 +28,8 @@ from core.records import FORMAT, RESULTS, append_line, read_lines
 
 LOG = "log.txt"
 """In a job's folder: what the job printed."""
-BENCH = "core.bench"
+BENCHES = {"core.bench": "bench", "core.simulate": "simulate"}
+"""Modules that measure a load and write a result line, and their configurations."""
 WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 """Keys that change nothing about what a job computes."""
 
@@ -37,9 +38,9 @@ WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 class Sweep:
     """What runs each job; Hydra's launcher may send it to another process.
 
-    module: what a job's process runs, core.run or core.bench. file_name: of the result file in a job's folder. text:
-    what was piped in, for every job. notes: a file that collects one line for each job of this very sweep. environ:
-    variables for each job, by which it makes sure that it sees the plugins that this process sees.
+    module: what a job's process runs, core.run or one of BENCHES. file_name: of the result file in a job's folder.
+    text: what was piped in, for every job. notes: a file that collects one line for each job of this very sweep.
+    environ: variables for each job, by which it makes sure that it sees the plugins that this process sees.
     """
 
     module: str
@@ -89,7 +90,7 @@ class Sweep:
         result = (folder / self.file_name).resolve()
         result.unlink(missing_ok=True)
         arguments = [*job.arguments, f"{_result_key(self.module)}={result}"]
-        if self.module == BENCH:
+        if self.module in BENCHES:
             arguments += [f"records={folder.resolve()}", "job_timeout_s=null"]
         _say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
         command = [sys.executable, "-m", self.module, *arguments]
@@ -100,7 +101,7 @@ class Sweep:
         else:
             error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
             ended = {"status": FAILED, "error": error, "exit_code": None}
-        own = read_lines(result) if self.module == BENCH else []
+        own = read_lines(result) if self.module in BENCHES else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
         _say(_ending(job, record))
         return record
@@ -112,13 +113,13 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, module: str = "core.ru
     Where jobs take prompts, piped input is read once and given to each of them.
     Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
     """
-    text = piped_text() if module != BENCH and not _gives_prompts(arguments) else None
+    text = piped_text() if module not in BENCHES and not _gives_prompts(arguments) else None
     with tempfile.TemporaryDirectory(prefix="hookline-") as scratch:
         notes = Path(scratch, "jobs.jsonl")
         sweep = Sweep(module, _file_name(arguments, module), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(module)}=")]
         try:
-            compose(own, host, "bench" if module == BENCH else "config", sweep)
+            compose(own, host, BENCHES.get(module, "config"), sweep)
         finally:  # what was done before an error or an interrupt is worth showing, too
             records = read_lines(notes)
             if records:
@@ -154,7 +155,7 @@ def _objective(record: Mapping[str, Any], name: object) -> float | None:
 
 
 def _result_key(module: str) -> str:
-    return "result" if module == BENCH else "output"
+    return "result" if module in BENCHES else "output"
 
 
 def _file_name(arguments: Sequence[str], module: str) -> str:
@@ -164,7 +165,7 @@ def _file_name(arguments: Sequence[str], module: str) -> str:
     if Path(name).name != name:
         raise ConfigError(f"{key}={name}: each job of a sweep has its own folder; give a file name alone")
     for argument in arguments:
-        if argument.startswith(("records=", "profile=")):
+        if argument.startswith(("records=", "profile=", "save=")):
             raise ConfigError(f"{argument}: all jobs of a sweep would write there; leave it out")
     return name
 

@@ -15,7 +15,17 @@ ROOT = Path(__file__).parents[1]
 CORE = sorted(path for path in ROOT.glob("core/**/*.py"))
 ORDINARY_WORDS = {"torch", "triton"}
 """Names of entries that are also names of libraries core deals with."""
-BARE = ("core", "core.run", "core.bench", "core.info", "core.config", "core.compose", "core.sweep", "core.contracts")
+BARE = (
+    "core",
+    "core.run",
+    "core.bench",
+    "core.simulate",
+    "core.info",
+    "core.config",
+    "core.compose",
+    "core.sweep",
+    "core.contracts",
+)
 
 
 def plugin_names() -> set[str]:

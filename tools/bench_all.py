@@ -40,7 +40,9 @@ def run(arguments: list[str]) -> int:
             workload = build(
                 WorkloadConfig, yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text()), "workload"
             )
-            runs = [summarise(run_load(llm, workload, repetition), Slo()) for repetition in range(tree["repeats"])]
+            runs = [
+                summarise(run_load(llm.engine, workload, repetition), Slo()) for repetition in range(tree["repeats"])
+            ]
             best = min(runs, key=lambda metrics: metrics["seconds"])
             rows.append((name, best))
             ran = describe({**tree, "workload": asdict(workload)})

@@ -9,7 +9,7 @@ from core.choose import pick_device, pick_dtype
 from core.config import EngineConfig
 from core.contracts import AttentionSpec
 from core.errors import CapacityError, ConfigError, RequestError
-from core.graphs import graph_sizes
+from core.graph_sizes import graph_sizes
 from core.memory import allocate_cache, block_bytes, count_blocks
 from core.parallel import Ranks
 from core.processing import Processing

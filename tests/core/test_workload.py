@@ -1,5 +1,6 @@
 """The loads that benchmarks run: the published totals, and no token shared between repetitions."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from core.errors import ConfigError
-from core.workload import WorkloadConfig, draw_load
+from core.workload import TokenSource, WorkloadConfig, draw_load
 
 CONF = Path(__file__).parent.parent.parent / "conf/workload"
 
@@ -129,3 +130,11 @@ def test_pairs_may_be_lists_as_configurations_bring_them():
     assert WorkloadConfig(prompt_len=[16, 64], trace="t.jsonl").prompt_len == (16, 64)
     with pytest.raises(ConfigError, match=r"think_s=\[0, 1\] has no effect without workload.turns"):
         WorkloadConfig(turns=[1, 1], think_s=[0, 1])
+
+
+@pytest.mark.parametrize("last", [0, 1, 999, 9999, 65535, 65536])
+def test_tokens_are_those_that_randint_draws(last):
+    source = TokenSource(random.Random(5), last, 1 << 20)
+    reference = random.Random(5)
+    assert source.draw(300) == [reference.randint(0, last) for _ in range(300)]
+    assert source.rng.random() == reference.random()

@@ -1,0 +1,114 @@
+"""Executors for simulation: one gives any executor's steps the times of a cost model, one computes nothing at all.
+
+The host and the device each do one thing at a time. A captured step begins on the device when the host has launched it
+and the step before is over; another one begins with its launch, and is not over before that is. The host waits where it
+collects.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from core.cost import CostModel, Shapes
+from core.engine import Engine, Executor
+from core.step import IntArray, Step
+from core.step_counts import StepCounter
+from core.step_watch import Clock, DeviceTime
+from core.virtual_clock import VirtualClock
+
+
+class BlankExecutor:
+    """core.engine.Executor without a model: tokens are random, and known at once."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._rng, self._vocab_size = np.random.default_rng(seed), vocab_size
+
+    def launch(self, step: Step) -> int:
+        """Count the draws."""
+        assert step.num_logprobs < 0, "there are no log-probabilities without a model"
+        return step.num_sampled
+
+    def collect(self, handle: int) -> IntArray:
+        """As many tokens."""
+        return self._rng.integers(self._vocab_size, size=handle)
+
+    def time_steps(self) -> Clock:
+        """Only what wraps this knows times."""
+        raise AssertionError("nothing takes time here")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimulatedExecutor:
+    """core.engine.Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
+
+    def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, max_num_seqs: int) -> None:
+        self.inner, self.cost, self.clock = inner, cost, clock
+        self._shapes = Shapes.of(max_num_seqs, captures=cost.captures)
+        self._counter = StepCounter(max_num_seqs)
+        self._free_s: float | None = None
+        """When the device is done with all it was given; None before the first step."""
+        self._times: SimulatedTimes | None = None
+
+    def launch(self, step: Step) -> tuple[float, Any]:
+        """Let the host's time pass and find out when the device will be done."""
+        cost, counts = self.cost, self._counter.count(step)
+        shape = self._shapes.shape(counts)
+        self.clock.sleep(cost.host.before_s(counts))
+        called_s = self.clock.now()
+        self.clock.sleep(cost.launch_s(shape))
+        ready_s = self.clock.now() if shape.is_captured else called_s
+        begin_s = ready_s if self._free_s is None else max(ready_s, self._free_s + cost.gap_s)
+        end_s = begin_s + cost.device_s(counts, shape)
+        if not shape.is_captured:
+            end_s = max(end_s, self.clock.now())
+        if self._times is not None:
+            self._times.add(DeviceTime(end_s - begin_s, 0.0 if self._free_s is None else begin_s - self._free_s))
+        self._free_s = end_s
+        return end_s, self.inner.launch(step)
+
+    def collect(self, handle: tuple[float, Any]) -> IntArray:
+        """Wait, in virtual time, until the device is done with the step."""
+        done_s, inner = handle
+        self.clock.sleep_until(done_s)
+        return self.inner.collect(inner)
+
+    def time_steps(self) -> Clock:
+        """The modelled times."""
+        self._times = SimulatedTimes()
+        return self._times
+
+    def close(self) -> None:
+        """Close what this wraps."""
+        self.inner.close()
+
+
+class SimulatedTimes:
+    """core.step_watch.Clock of a simulated device."""
+
+    def __init__(self) -> None:
+        self._times: deque[DeviceTime] = deque()
+
+    def add(self, time: DeviceTime) -> None:
+        """Note the times of the next step."""
+        self._times.append(time)
+
+    def read(self) -> DeviceTime | None:
+        """See Clock."""
+        return self._times.popleft() if self._times else None
+
+    def clear(self) -> None:
+        """See Clock."""
+        self._times.clear()
+
+
+def run_on(engine: Engine, cost: CostModel) -> VirtualClock:
+    """Let an engine that has served nothing live on a virtual clock, where its steps take what the model says."""
+    clock = VirtualClock()
+    engine.clock, engine.sleep = clock.now, clock.sleep
+    engine.executor = SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan.max_num_seqs)
+    return clock

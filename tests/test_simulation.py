@@ -1,0 +1,157 @@
+"""Simulations beside the real engine: the same decisions step by step; the command line; the shipped cost model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core import LLM
+from core.config import validate
+from core.cost import CostModel, Curve, HostCost, read_cost
+from core.drive import drive
+from core.metrics import Slo, summarise
+from core.plugin_host import PluginHost
+from core.presets import CONF
+from core.recording import COUNTS, STATES
+from core.records import read_recording, read_results
+from core.simulate import main, predict
+from core.simulated_executor import run_on
+from core.simulation import simulated_engine
+from core.workload import WorkloadConfig, draw_load
+
+ROOT = Path(__file__).parents[1]
+REPORT = ROOT / "docs/reports/h200_qwen3_0_6b"
+COST = CostModel(
+    decode=Curve([1, 8], [0.004, 0.006]),
+    prompt=Curve([1, 64], [0.005, 0.02]),
+    prefill_pair_s=1e-6,
+    context_token_s=1e-6,
+    host=HostCost(0.001, launch_s={"decode": 0.001}),
+)
+ENGINE = {
+    "block_size": 4, "num_blocks": 40, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 160,
+}  # fmt: skip
+LENGTHS = {"num_prompts": 14, "prompt_len": (4, 60), "output_len": (2, 24), "shared_prefix_len": 10}
+LOADS = {
+    "closed loop": WorkloadConfig(**LENGTHS),
+    "open loop": WorkloadConfig(**LENGTHS, request_rate=60.0, burstiness=0.5),
+    "conversations": WorkloadConfig(**{**LENGTHS, "prompt_len": (4, 20)}, turns=(1, 3), think_s=(0.0, 0.1)),
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["no overlap", "overlap"])
+def overlap(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["prefill_first", "chunked"])
+def engines(request, overlap):
+    """The real engine with the bundled checkpoint, which takes modelled times here, and a simulated one."""
+    options = {"scheduler": request.param, "engine": {**ENGINE, "overlap": overlap}}
+    host = PluginHost.load()
+    with LLM(**options, device="cpu") as llm:
+        run_on(llm.engine, COST)
+        simulated = simulated_engine(validate(options, host), COST, host)
+        yield llm.engine, simulated
+        simulated.close()
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
+    load = draw_load(LOADS[name], engines[0].limits.vocab_size)
+    recordings = []
+    for engine in engines:
+        engine.pool.reset_cache()
+        recordings.append(drive(engine, load))
+    real, simulated = recordings
+    for column in (*COUNTS, *STATES, "num_drawn"):
+        np.testing.assert_array_equal(simulated.steps[column], real.steps[column], err_msg=column)
+    for column in ("drawn", "chunk_request", "chunk_tokens"):
+        np.testing.assert_array_equal(getattr(simulated, column), getattr(real, column), err_msg=column)
+    np.testing.assert_allclose(simulated.steps["end_s"], real.steps["end_s"], atol=1e-9)
+    assert summarise(real, Slo())["cached_tokens"] > 0
+    if name == "closed loop":
+        assert real.steps["preemptions"].sum() > 0
+
+
+def test_nothing_of_a_simulation_imports_torch(tmp_path):
+    code = (
+        "import sys\nfrom core.simulate import main\nassert main(['workload=smoke', 'records=r']) == 0\n"
+        "assert not {'torch', 'triton', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "simulated 8 requests" in done.stderr
+    assert (tmp_path / "r/steps.npz").is_file()
+
+
+def test_a_result_line_is_a_benchmarks_and_says_that_it_is_simulated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["workload=poisson", "workload.num_prompts=20", "result=result.jsonl", "slo.ttft_s=1"]) == 0
+    line = json.loads((tmp_path / "result.jsonl").read_text())
+    assert line["device"] == "simulated NVIDIA H200"
+    assert line["simulated"]["cost"] == "h200_qwen3_0_6b"
+    assert line["metrics"]["goodput_s"] == line["metrics"]["requests_s"] > 0
+    assert line["metrics"]["start_to_first_token_s"] is None
+    assert line["num_blocks"] == read_cost(CONF / "cost_models/h200_qwen3_0_6b.json").origin["num_blocks"]
+    assert "output_tok_s" in capsys.readouterr().out
+
+
+def test_a_simulated_sweep_has_a_line_for_each_job(tmp_path):
+    command = [sys.executable, "-m", "core.simulate", "-m", "scheduler=prefill_first,chunked", "hydra.sweep.dir=sweep"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    records = read_results(tmp_path / "sweep")
+    assert [record["scheduler"] for record in records] == ["prefill_first", "chunked"]
+    for record in records:
+        assert record["simulated"] and record["status"] == "done"
+        recording = read_recording(tmp_path / "sweep" / record["folder"])
+        assert len(recording.steps["end_s"]) == record["metrics"]["steps"]
+
+
+def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cost = "cost={decode:{tokens:[1],seconds:[0.5]},prompt:{tokens:[1],seconds:[1.0]}}"
+    load = ["workload.num_prompts=1", "workload.output_len=[5,5]", "engine.num_blocks=100"]
+    assert main([cost]) == 2
+    assert "engine.block_size must be set: the cost model does not say" in capsys.readouterr().err
+    assert main([cost, *load, "engine.block_size=16", "result=result.jsonl", "host_s=0.25"]) == 0
+    assert json.loads((tmp_path / "result.jsonl").read_text())["metrics"]["seconds"] == 1.25 + 4 * 0.75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cost=h200"], "no cost model named cost=h200. Did you mean 'h200_qwen3_0_6b'?"),
+        (["model=qwen3_8b"], "model=Qwen/Qwen3-8B: the cost model was not measured with it but with Qwen/Qwen3-0.6B"),
+        (["kernels=torch"], "kernels=torch: the cost model was not measured with it"),
+        (["dtype=float32"], "dtype=float32: the cost model was not measured with it but with auto"),
+        (["engine.cuda_graphs=false"], "engine.cuda_graphs=False: the cost model was not measured with it"),
+        (["profile=trace.json"], "profile has no effect in a simulation"),
+        (["host_s=fast"], "host_s='fast' is not a number of seconds, or null"),
+        (["fit=nowhere"], "fit=nowhere holds no finished benchmark"),
+        (["fit=nowhere", "cost=other"], "give cost or fit, not both"),
+        (["sampling.temperature=0.1"], "sampling has no effect in a benchmark"),
+    ],
+)
+def test_what_a_simulation_cannot_use_is_refused(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("argument", ["model=qwen3_0_6b", "kernels=triton"])
+def test_naming_what_was_measured_changes_nothing(argument, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([argument]) == 0
+
+
+@pytest.mark.parametrize("job", [3, 4, 9])
+def test_the_shipped_model_predicts_the_jobs_it_was_fitted_to(job):
+    result = next(one for one in read_results(REPORT) if one["job"] == job)
+    guess = predict(read_cost(CONF / "cost_models/h200_qwen3_0_6b.json"), result["config"], result["num_blocks"])
+    assert guess["output_tok_s"] == pytest.approx(result["metrics"]["output_tok_s"], rel=0.05)
+    assert guess["ttft_s"]["p50"] == pytest.approx(result["metrics"]["ttft_s"]["p50"], rel=0.25)
