@@ -11,6 +11,7 @@ import pytest
 from core import LLM
 from core.config import validate
 from core.cost import CostModel, Curve, HostCost, read_cost
+from core.cost_fit import fit_cost, read_measured
 from core.drive import drive
 from core.metrics import Slo, summarise
 from core.plugin_host import PluginHost
@@ -125,7 +126,7 @@ def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cost=h200"], "no cost model named cost=h200. Did you mean 'h200_qwen3_0_6b'?"),
+        (["cost=h200_qwen3"], "no cost model named cost=h200_qwen3. Did you mean 'h200_qwen3_0_6b'?"),
         (["model=qwen3_8b"], "model=Qwen/Qwen3-8B: the cost model was not measured with it but with Qwen/Qwen3-0.6B"),
         (["kernels=torch"], "kernels=torch: the cost model was not measured with it"),
         (["dtype=float32"], "dtype=float32: the cost model was not measured with it but with auto"),
@@ -147,6 +148,14 @@ def test_what_a_simulation_cannot_use_is_refused(arguments, message, tmp_path, m
 def test_naming_what_was_measured_changes_nothing(argument, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([argument]) == 0
+
+
+def test_the_shipped_model_is_the_fit_of_the_recorded_sweep():
+    shipped, fitted = read_cost(CONF / "cost_models/h200_qwen3_0_6b.json"), fit_cost(read_measured(REPORT))
+    assert fitted.decode.seconds == pytest.approx(shipped.decode.seconds, rel=1e-3)
+    assert fitted.prompt.seconds == pytest.approx(shipped.prompt.seconds, rel=1e-3)
+    assert fitted.context_token_s == pytest.approx(shipped.context_token_s, rel=1e-3)
+    assert fitted.host.launch_s == pytest.approx(shipped.host.launch_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("job", [3, 4, 9])
