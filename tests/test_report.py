@@ -351,7 +351,9 @@ def test_the_command_imports_no_torch_and_explains_itself():
     assert done.stdout == f"{USAGE}\nFalse\n"
 
 
-@pytest.mark.parametrize("folder", sorted((ROOT / "docs/reports").iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", sorted(page.parent for page in ROOT.glob("docs/reports/*/index.html")), ids=lambda folder: folder.name
+)
 def test_a_report_in_the_documentation_is_what_its_results_give(folder, tmp_path):
     assert main([str(folder), f"out={tmp_path}", "png=false"]) == 0
     made, kept = ((one / "index.html").read_text() for one in (tmp_path, folder))
