@@ -73,6 +73,7 @@ def admit(
     assert params.temperature is not None
     eos = frozenset() if params.ignore_eos else limits.eos_token_ids
     stop_ids = eos.union(params.stop_token_ids)
+    _check_draws(params, stop_ids, limits.vocab_size)
     facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size)
     return Request(
         id,
@@ -88,6 +89,25 @@ def admit(
         priority=priority,
         watcher=watcher,
     )
+
+
+def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
+    """Refuse what this vocabulary cannot give."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value > vocab_size:
+            raise RequestError(f"sampling.{name}={value} is more than the vocabulary's {vocab_size} tokens")
+    outside = [token_id for token_id in params.stop_token_ids if not 0 <= token_id < vocab_size]
+    if outside:
+        raise RequestError(
+            f"sampling.stop_token_ids: token id {outside[0]} is outside the vocabulary (0 to {vocab_size - 1})"
+        )
+    allowed = params.allowed_token_ids
+    if params.min_tokens and allowed is not None and stop_ids.issuperset(allowed):
+        raise RequestError(
+            f"sampling.allowed_token_ids={list(allowed)} holds only tokens that end the request, which "
+            f"sampling.min_tokens={params.min_tokens} forbids; allow another one, or set min_tokens=0"
+        )
 
 
 def checked_timeout_s(timeout_s: float | None) -> float | None:

@@ -77,8 +77,8 @@ def assemble(choice: Choice, observers: Observers, executor: SizedExecutor, proc
         block_size=attention.block_size,
         num_blocks=executor.num_blocks,
     )
-    eos = frozenset(choice.checkpoint.eos_token_ids)
     timeout_s, vocab_size = config.engine.stall_timeout_s, choice.spec.vocab_size
+    eos = frozenset(one for one in choice.checkpoint.eos_token_ids if one < vocab_size)  # others are never drawn
     limits = EngineLimits(
         plan,
         vocab_size,

@@ -5,7 +5,6 @@ Reads text and JSON, and checks their form; whether a prompt can be served is th
 
 from __future__ import annotations
 
-import json
 import logging
 import select
 import sys
@@ -16,6 +15,7 @@ from typing import Any, TextIO
 
 from core.errors import ConfigError, RequestError
 from core.hookspecs import PROJECT
+from core.json_lines import json_object, numbered_lines
 from core.sampling import SamplingParams
 from core.schema import unknown_key
 
@@ -106,8 +106,7 @@ def _from_file(path: Path, params: SamplingParams) -> Prompts:
     if path.suffix == ".txt":
         prompts: Prompts = [(line, params) for line in _lines(text)]
     else:
-        lines = enumerate(text.split("\n"), start=1)  # splitlines would also split inside a JSON string
-        prompts = [_from_json(line, f"{path}:{number}", params) for number, line in lines if line.strip()]
+        prompts = [_from_json(line, f"{path}:{number}", params) for number, line in numbered_lines(text)]
     if not prompts:
         raise ConfigError(f"prompts_file={path} holds no prompt")
     return prompts
@@ -115,11 +114,9 @@ def _from_file(path: Path, params: SamplingParams) -> Prompts:
 
 def _from_json(line: str, place: str, params: SamplingParams) -> tuple[Any, SamplingParams]:
     try:
-        values = json.loads(line)
+        values = json_object(line)
     except ValueError as error:
-        raise ConfigError(f"{place}: not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{place}: not a JSON object but {type(values).__name__}")
+        raise ConfigError(f"{place}: {error}") from error
     forms = [form for form in _FORMS if form in values]
     sampling = {key: value for key, value in values.items() if key not in _FORMS}
     defaults = asdict(params)

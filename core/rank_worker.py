@@ -25,6 +25,11 @@ from core.worker import Worker
 EXTRA_BYTES_PER_LOGIT = 16
 """Logits as they are and in float32, counts of tokens, and a float32 scratch for scores."""
 
+_NO_HOST_MEMORY = (
+    "this machine's memory does not suffice while starting; lower engine.max_num_seqs, engine.max_model_len or "
+    "engine.max_num_batched_tokens, or take a smaller model"
+)
+
 
 def build_worker(choice: Choice, processing: Processing) -> Worker:
     """The worker of the rank that `choice` is about; the other ranks have to build theirs at the same time.
@@ -41,6 +46,10 @@ def build_worker(choice: Choice, processing: Processing) -> Worker:
         return make_worker(choice, load_model(choice, kernels), kernels, processing)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(choice, error)) from error
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise CapacityError(f"{_NO_HOST_MEMORY}: {str(error).partition('DefaultCPUAllocator: ')[2]}") from error
 
 
 def make_kernels(choice: Choice) -> Kernels:

@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from core.errors import ConfigError
+from core.json_lines import json_object, numbered_lines
 from core.recording import Column, Recording, RequestRecord
 
 FORMAT = 1
@@ -43,18 +44,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [_record(path, number, line) for number, line in enumerate(lines[:-1], start=1) if line.strip()]
+    text = path.read_text(encoding="utf-8")
+    return [_record(path, number, line) for number, line in numbered_lines(text[: text.rfind("\n") + 1])]
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise ConfigError(f"{path}, line {number} is not a JSON object; take it out, or take another folder")
-    return record
+        return json_object(line)
+    except ValueError as error:
+        cause = f"{path}, line {number} is not a JSON object; take it out, or take another folder"
+        raise ConfigError(cause) from error
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ whoever recorded it, so the requests.jsonl of a benchmark is a trace, too. Knows
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError, RequestError
+from core.json_lines import json_object, numbered_lines
 from core.sampling import UNTRUNCATED, SamplingParams
 from core.workload import Load, LoadRequest, TokenSource, WorkloadConfig
 
@@ -37,31 +37,23 @@ def read_trace(
     rng = random.Random(workload.seed)
     source = TokenSource(rng, workload.max_token_id, vocab_size, repetition)
     requests = []
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            try:
-                requests.append(_request(_mapping(line), workload.temperature, source, encode))
-            except (ValueError, RequestError) as error:
-                raise ConfigError(f"workload.trace={path}, line {number}: {error}") from None
+    for number, line in numbered_lines(_text(path)):
+        try:
+            requests.append(_request(json_object(line), workload.temperature, source, encode))
+        except (ValueError, RequestError) as error:
+            raise ConfigError(f"workload.trace={path}, line {number}: {error}") from None
     if not requests:
         raise ConfigError(f"workload.trace={path} holds no request")
     return Load(requests)
 
 
-def _lines(path: Path) -> list[str]:
+def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"workload.trace={path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
-
-
-def _mapping(line: str) -> Mapping[str, Any]:
-    value = json.loads(line)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
 
 
 def _request(

@@ -140,7 +140,7 @@ class Worker:
         device_step = self.table.receive(step)
         if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             self.pipeline.receive(step, device_step.views)
-        extras = Extras(step.processors, step.num_logprobs)
+        extras = Extras(step.processors, min(step.num_logprobs, self.vocab_size))
         if self.graphs is not None and self.graphs.hold(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)

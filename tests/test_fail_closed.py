@@ -4,7 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from core import LLM
+from core.errors import CapacityError
 from core.run import main
 
 FAULTY = """
@@ -180,3 +183,12 @@ def test_a_job_of_a_sweep_that_sees_other_plugins_is_refused(
         in error
     )
     assert "Traceback" not in error
+
+
+def test_a_machine_without_enough_memory_is_told_what_to_lower(monkeypatch):
+    def full(*arguments):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr("core.rank_worker.RequestTable", full)
+    with pytest.raises(CapacityError, match=r"lower engine.max_num_seqs, .*: can't allocate memory: you tried to"):
+        LLM(device="cpu")

@@ -1,5 +1,6 @@
 """Log-probabilities against transformers, and over every way of computing a request."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from core import LLM, SamplingParams
 from core.checkpoint import load_tokenizer
+from tests.hf_models import make_qwen3
 from tests.test_sampling_parity import WAYS, folder, mixed_load  # noqa: F401 - a fixture
 
 BUNDLED = Path(__file__).parent.parent / "plugins/models/qwen3_tiny"
@@ -77,6 +79,17 @@ def test_prompt_logprobs_equal_a_scored_forward_pass_also_when_the_prompt_is_in_
 def test_a_prompt_of_one_token_has_nothing_to_score():
     with LLM(device="cpu") as llm:
         assert llm.generate([[5]], SamplingParams(max_tokens=1, prompt_logprobs=1))[0].prompt_logprobs == [None]
+
+
+def test_all_of_a_small_vocabulary_can_be_scored(tmp_path):
+    make_qwen3(tmp_path, vocab_size=12)
+    with LLM(str(tmp_path), device="cpu") as llm:
+        params = SamplingParams(max_tokens=3, logprobs=12, prompt_logprobs=7, ignore_eos=True)
+        output = llm.generate([[1, 2, 3]], params)[0]
+    for one in output.logprobs:
+        assert sorted(id_ for id_, _ in one.top) == list(range(12))
+        assert abs(sum(math.exp(logprob) for _, logprob in one.top) - 1) < TOLERANCE
+    assert [len(one.top) for one in output.prompt_logprobs[1:]] == [7, 7]
 
 
 def test_scores_of_long_prompts_are_computed_piece_by_piece(expected_logprobs, monkeypatch):

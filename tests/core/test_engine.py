@@ -146,6 +146,28 @@ def test_a_request_that_cannot_be_served_is_refused_with_value_and_limit(prompt,
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(logprobs=6), "sampling.logprobs=6 is more than the vocabulary's 5 tokens"),
+        (dict(prompt_logprobs=20), "sampling.prompt_logprobs=20 is more than the vocabulary's 5 tokens"),
+        (
+            dict(stop_token_ids=[2, 5], min_tokens=2),
+            "sampling.stop_token_ids: token id 5 is outside the vocabulary (0 to 4)",
+        ),
+        (
+            dict(allowed_token_ids=[1], min_tokens=2),
+            "sampling.allowed_token_ids=[1] holds only tokens that end the request, which sampling.min_tokens=2",
+        ),
+    ],
+)
+def test_draws_that_the_vocabulary_cannot_give_are_refused(options, message):
+    engine = fake_engine(PlainScheduler(), vocab_size=5, eos_token_ids=(1,))
+    with pytest.raises(RequestError) as caught:
+        engine.add([0], SamplingParams(**options))
+    assert str(caught.value).startswith(message)
+
+
 def test_a_prompt_larger_than_the_pool_is_refused_and_the_others_run_on():
     engine = fake_engine(PlainScheduler(), num_blocks=4, block_size=4)
     engine.add([1, 2], greedy())

@@ -1,0 +1,27 @@
+"""Files of JSON lines, as all that reads them takes them apart: one object a line, empty lines left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, with their numbers from 1."""
+    # str.splitlines would also split inside a JSON string, at a U+2028 for instance.
+    return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """The object of a line.
+
+    Raises: ValueError saying why it is none.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object but {type(value).__name__}")
+    return value
