@@ -55,10 +55,11 @@ def _unknown_option(path: str, options: list[str], message: str, host: PluginHos
         return host.unknown(group, name, [*presets, *options])
     if not group:
         return ConfigError(_plain(message))
-    available = ", ".join(options) or "none"
     extra = EXTRAS.get(name) if group.startswith("hydra/") else None
-    hint = f'; pip install "hookline[{extra}]" brings it' if extra else ""
-    return ConfigError(f"no {group} named '{name}'.{near_miss(name, options)} Available: {available}{hint}")
+    if extra:
+        return ConfigError(f"{group}: '{name}' is not installed; pip install \"hookline[{extra}]\" brings it")
+    available = ", ".join(options) or "none"
+    return ConfigError(f"no {group} named '{name}'.{near_miss(name, options)} Available: {available}")
 
 
 def _bad_value(cause: Exception, message: str) -> ConfigError:

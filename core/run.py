@@ -48,11 +48,12 @@ def _run(arguments: list[str]) -> int:
     from core.compose import compose
     from core.plugin_host import PluginHost
     from core.run_config import validate_run
-    from core.sweep import run_sweep
 
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
+        from core.sweep import run_sweep
+
         return run_sweep(arguments, host)
     jobs = compose(arguments, host)
     return execute(validate_run(jobs[0].tree, host), host) if jobs else 0

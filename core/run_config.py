@@ -14,7 +14,6 @@ from typing import Any
 from core.config import ENGINE_KEYS, Config, validate
 from core.errors import ConfigError
 from core.plugin_host import PluginHost
-from core.processing import Processing
 from core.profiling import PROFILE_KEYS, Profile
 from core.prompts import SOURCES, read_prompts
 from core.sampling import SamplingParams
@@ -52,12 +51,14 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
     output, profile = _checked_output(tree.get("output")), Profile.of(tree)
     prompts = read_prompts(tree, SamplingParams.of(sampling), stdin)
-    processing = Processing.of(host.registry)
-    for _, params in prompts:
-        processing.check(params)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
+    from core.processing import Processing  # brings numpy, which a mistake above need not wait for
+
+    processing = Processing.of(host.registry)
+    for _, params in prompts:
+        processing.check(params)
     each = [params for _, params in prompts]
     return RunConfig(config, [prompt for prompt, _ in prompts], each, output, usage, profile)
 

@@ -87,6 +87,15 @@ def test_the_entry_point_imports_the_standard_library_alone() -> None:
     assert_bare("import core.run", "omegaconf", "hydra", "pluggy", "numpy")
 
 
+def test_reading_the_command_line_imports_no_numpy() -> None:
+    """A mistake in an argument is answered before anything large is imported."""
+    assert_bare(
+        "from core.run import main\nassert main(['sampling.top_kk=1', 'prompt=x']) == 2\n"
+        "try: main(['--help'])\nexcept SystemExit: pass",
+        "numpy",
+    )
+
+
 def assert_bare(code: str, *further: str) -> None:
     check = f"import sys\nfound = {{'torch', 'triton', *{further!r}}} & set(sys.modules)\nassert not found, found"
     done = subprocess.run(
