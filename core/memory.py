@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.config import EngineConfig
+from core.config import MAX_COUNT, EngineConfig
 from core.contracts import AttentionSpec
 from core.errors import CapacityError
 
@@ -51,7 +51,7 @@ def count_blocks(
             f"{spec.block_size} tokens take {(MIN_BLOCKS + 1) * size / GIB:.2f} GiB; raise it, or lower "
             "engine.block_size, engine.max_num_batched_tokens or engine.max_num_seqs"
         )
-    return count
+    return min(count, MAX_COUNT)
 
 
 def _left_on_gpu(

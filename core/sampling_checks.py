@@ -18,6 +18,8 @@ def number(name: str, value: object, low: float, high: float = math.inf, *, abov
 
 
 def _allowed(low: float, high: float, above: bool) -> str:
+    if low == -math.inf and high == math.inf:
+        return "a finite number"
     if high == math.inf:
         return f"a finite number {'above' if above else 'of at least'} {low:g}"
     return f"a number above {low:g} and at most {high:g}" if above else f"a number between {low:g} and {high:g}"

@@ -68,6 +68,11 @@ def test_an_invalid_value_is_named_with_its_range(values, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_bias_has_no_range_but_must_be_finite():
+    with pytest.raises(RequestError, match=r"sampling.logit_bias\[3\]=inf must be a finite number$"):
+        SamplingParams(logit_bias={3: float("inf")})
+
+
 def test_an_unknown_key_is_an_error_with_the_near_miss():
     with pytest.raises(RequestError, match=r"unknown key 'sampling.temprature'. Did you mean 'temperature'\?"):
         SamplingParams.of({"temprature": 1})

@@ -36,6 +36,7 @@ def test_a_cpu_cache_takes_its_stated_budget_less_the_scratch_block():
     engine = EngineConfig(cpu_cache_gib=1 / 1024)
     assert count_blocks(engine, 3, SPEC, []) == 2**20 // block_bytes(3, SPEC) - 1
     assert count_blocks(EngineConfig(num_blocks=7), 3, SPEC, []) == 7
+    assert count_blocks(EngineConfig(cpu_cache_gib=1e12), 3, SPEC, []) == 2**31 - 1
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_arithmetic_and_the_keys():
