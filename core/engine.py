@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from core.admission import EngineLimits, admit, check_room, checked_timeout_s
@@ -31,6 +31,8 @@ from core.step_watch import Clock, StepWatch
 
 MAX_FRUITLESS_PLANS = 1000
 """Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""
+MIN_DEADLINES_DROPPED = 64
+"""Below so many time limits of ended requests it is not worth looking for them."""
 MAX_IDLE_S = 1.0
 """Longest single wait a plan can ask for."""
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -179,8 +181,15 @@ class Engine:
         self._next_id += 1
         self.queue.add(request)
         if timeout_s is not None:
+            self._drop_met_deadlines()
             heappush(self._deadlines, (arrival_s + timeout_s, request.id, timeout_s))
         return request.id
+
+    def _drop_met_deadlines(self) -> None:
+        """Forget the time limits of requests that ended before them, once they are the most of all."""
+        if len(self._deadlines) > MIN_DEADLINES_DROPPED + 2 * len(self.queue.live):
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.queue.live]
+            heapify(self._deadlines)
 
     def _now(self) -> float:
         return self.clock()

@@ -313,6 +313,17 @@ def test_an_engine_says_that_it_is_full():
     assert (caught.value.num_waiting_requests, caught.value.num_waiting_tokens) == (2, 6)
 
 
+def test_time_limits_of_ended_requests_are_forgotten_and_those_of_live_ones_kept():
+    engine = fake_engine(PlainScheduler())
+    late = engine.add(PROMPT, params(), timeout_s=1000.0)
+    for _ in range(300):
+        engine.abort([engine.add(PROMPT, params(), timeout_s=2000.0)])
+    assert len(engine._deadlines) < 100
+    now_s = engine.clock()
+    engine.clock = lambda: now_s + 1500.0
+    assert [output.request_id for output in engine.step()] == [late]
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf"), "1", True])
 def test_a_time_limit_is_a_finite_number_above_0(timeout_s):
     with pytest.raises(RequestError) as caught:
