@@ -44,10 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code, as `core.run` does."""
     from core.run import guarded
 
-    return guarded(_run, arguments)
+    return guarded(run_benchmarks, arguments)
 
 
-def _run(arguments: list[str]) -> int:
+def run_benchmarks(arguments: list[str], name: str = "bench", measure_: Measure | None = None) -> int:
+    """Run the job or the sweep that a command line of `core.{name}` asks for; returns the exit code.
+
+    name: of the command and of its configuration. measure_: as for `execute`.
+    """
     from core.compose import compose
     from core.plugin_host import PluginHost
     from core.run import is_sweep
@@ -56,9 +60,9 @@ def _run(arguments: list[str]) -> int:
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
-        return run_sweep(arguments, host, "core.bench")
-    jobs = compose(arguments, host, config_name="bench")
-    return execute(jobs[0].tree, host) if jobs else 0
+        return run_sweep(arguments, host, f"core.{name}")
+    jobs = compose(arguments, host, config_name=name)
+    return execute(jobs[0].tree, host, measure_) if jobs else 0
 
 
 def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None = None) -> int:
@@ -103,7 +107,7 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
     from core.llm import LLM
-    from core.metrics import objective_value, summarise
+    from core.metrics import summarise
     from core.profiling import profiled
 
     bench = validate_bench(tree, host)
@@ -115,9 +119,15 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
             with profiled(llm, bench.profile):
                 run_load(llm.engine, bench.workload, bench.repeats, encode)
         metrics = {**summarise(best, bench.slo), "start_to_first_token_s": round(start_s, 3), **peak_memory(llm)}
-        objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
-        outcome = {"status": "done", "error": None, "metrics": metrics, "objective": objective}
-        return {**describe(tree), **describe_engine(llm), **outcome}, best
+        return {**describe(tree), **describe_engine(llm), **outcome(bench, metrics)}, best
+
+
+def outcome(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result line that says how a finished job went."""
+    from core.metrics import objective_value
+
+    objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
+    return {"status": "done", "error": None, "metrics": metrics, "objective": objective}
 
 
 def validate_bench(tree: Mapping[str, Any], host: PluginHost, further_keys: Iterable[str] = ()) -> Bench:

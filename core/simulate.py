@@ -29,18 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from core.bench import execute
-    from core.compose import compose
-    from core.plugin_host import PluginHost
-    from core.run import is_sweep
-    from core.sweep import run_sweep
+    from core.bench import run_benchmarks
 
-    host = PluginHost.load()
-    host.log_problems()
-    if is_sweep(arguments):
-        return run_sweep(arguments, host, "core.simulate")
-    jobs = compose(arguments, host, config_name="simulate")
-    return execute(jobs[0].tree, host, measure) if jobs else 0
+    return run_benchmarks(arguments, "simulate", measure)
 
 
 def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], Recording]:
@@ -48,9 +39,9 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
-    from core.bench import describe, run_load, validate_bench
+    from core.bench import describe, outcome, run_load, validate_bench
     from core.errors import ConfigError
-    from core.metrics import MACHINE, objective_value, summarise
+    from core.metrics import MACHINE, summarise
     from core.simulation import check_machine, simulated_engine
 
     bench = validate_bench(tree, host, SIMULATE_KEYS)
@@ -64,11 +55,10 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     wall_s = time.perf_counter() - started
     best = min(runs, key=lambda run: run.seconds)
     metrics = {**summarise(best, bench.slo), **dict.fromkeys(MACHINE)}
-    objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
     simulated = {"cost": cost_name(tree), **_speed(runs, wall_s)}
-    outcome = {"status": "done", "error": None, "metrics": metrics, "objective": objective, "simulated": simulated}
     engine.close()
-    return {**describe(tree), **_describe_engine(bench, engine.limits, cost), **outcome}, best
+    described = {**describe(tree), **_describe_engine(bench, engine.limits, cost)}
+    return {**described, **outcome(bench, metrics), "simulated": simulated}, best
 
 
 def predict(cost: CostModel, config: Mapping[str, Any], num_blocks: int | None = None) -> dict[str, Any]:

@@ -19,3 +19,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint of a small random Qwen3."""
+    from tests.hf_models import make_qwen3
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make_qwen3(folder)
+    return str(folder)

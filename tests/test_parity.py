@@ -109,13 +109,6 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    make_qwen3(folder)
-    return str(folder)
-
-
 def mixed_load():
     """Prompts of mixed lengths, some sharing prefixes; greedy and sampled, each with a seed."""
     prompts = random_prompts(96, (3, 17, 60, 33, 1, 48))

@@ -19,13 +19,6 @@ ROOT = Path(__file__).parent.parent
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    make_qwen3(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def make(folder, monkeypatch):
     """An engine of which one rank is faulty."""

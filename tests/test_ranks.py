@@ -49,13 +49,6 @@ class Borrowed:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    make_qwen3(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def host():
     return PluginHost.load()
 

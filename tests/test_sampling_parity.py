@@ -22,13 +22,6 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    make_qwen3(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def reference():
     from transformers import AutoModelForCausalLM
 
