@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from core.batch import Batch
-from core.contracts import SamplingBatch
 from core.drawing import PLAIN, Extras, draw_extra
 from core.state import Draws, RequestTable, slot_mapping
 from core.step import Step
@@ -172,9 +171,4 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> B
 
 def decode_draws(table: RequestTable, rows_G: Tensor, batch: Batch) -> Draws:
     """A draw for every row of a decode batch."""
-    params = SamplingBatch(
-        temperature_N=table.temperature_R.index_select(0, rows_G),
-        seed_N=table.seed_R.index_select(0, rows_G),
-        position_N=batch.context_lens_B.long(),
-    )
-    return Draws(rows_G, None, params)
+    return Draws(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))

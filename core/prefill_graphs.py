@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from core.batch import Batch
-from core.contracts import AttentionSpec, SamplingBatch
+from core.contracts import AttentionSpec
 from core.graph_sizes import MAX_ROWS, TOKEN_COUNTS
 from core.graphs import record
 from core.state import Draws, RequestTable, slot_mapping
@@ -171,9 +171,5 @@ def prefill_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> 
 
 def prefill_draws(table: RequestTable, inputs: Inputs) -> Draws:
     """The draws of a captured prefill step."""
-    params = SamplingBatch(
-        temperature_N=table.temperature_R.index_select(0, inputs.draw_rows_N),
-        seed_N=table.seed_R.index_select(0, inputs.draw_rows_N),
-        position_N=inputs.draw_positions_N,
-    )
+    params = table.sampling(inputs.draw_rows_N, inputs.draw_positions_N)
     return Draws(inputs.draw_rows_N, inputs.draw_tokens_N, params)

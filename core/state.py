@@ -118,13 +118,12 @@ class RequestTable:
             rows_N = torch.cat([rows_N, views["chunk_rows"].index_select(0, views["sampled_chunks"])])
             context_N = context_N.index_select(0, batch_rows_N)
             tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N) - 1
-        params = SamplingBatch(
-            temperature_N=self.temperature_R.index_select(0, rows_N),
-            seed_N=self.seed_R.index_select(0, rows_N),
-            position_N=context_N.long(),
-            all_greedy=step.all_greedy,
-        )
-        return Draws(rows_N, tokens_N, params)
+        return Draws(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
+
+    def sampling(self, rows_N: Tensor, position_N: Tensor, *, all_greedy: bool = False) -> SamplingBatch:
+        """The sampling parameters of these rows, for draws at these positions. Device: no host sync; graph-safe."""
+        temperature_N, seed_N = (values_R.index_select(0, rows_N) for values_R in (self.temperature_R, self.seed_R))
+        return SamplingBatch(temperature_N, seed_N, position_N, all_greedy=all_greedy)
 
 
 @dataclass(frozen=True)
