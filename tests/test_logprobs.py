@@ -9,7 +9,7 @@ import torch
 from core import LLM, SamplingParams
 from core.checkpoint import load_tokenizer
 from tests.hf_models import make_qwen3
-from tests.test_sampling_parity import WAYS, folder, mixed_load  # noqa: F401 - a fixture
+from tests.test_sampling_parity import WAYS, mixed_load
 
 BUNDLED = Path(__file__).parent.parent / "plugins/models/qwen3_tiny"
 TOLERANCE = 1e-4  # float32 sums in another order
@@ -111,7 +111,7 @@ def scored_load():
 
 
 @pytest.fixture(scope="module")
-def alone(folder):  # noqa: F811
+def alone(folder):
     found = []
     for prompt, params in zip(*scored_load(), strict=True):
         with LLM(folder, device="cpu") as llm:
@@ -121,7 +121,7 @@ def alone(folder):  # noqa: F811
 
 @pytest.mark.parametrize("scheduler", ["prefill_first", "chunked"])
 @pytest.mark.parametrize("way", WAYS)
-def test_scores_do_not_depend_on_the_way_a_request_is_computed(folder, alone, scheduler, way):  # noqa: F811
+def test_scores_do_not_depend_on_the_way_a_request_is_computed(folder, alone, scheduler, way):
     with LLM(folder, device="cpu", scheduler=scheduler, engine=WAYS[way]) as llm:
         outputs = llm.generate(*scored_load())
     for output, expected in zip(outputs, alone, strict=True):

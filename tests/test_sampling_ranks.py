@@ -2,7 +2,6 @@
 
 from core import LLM
 from tests.test_logprobs import TOLERANCE, alone, scored_load  # noqa: F401 - a fixture
-from tests.test_sampling_parity import folder  # noqa: F401 - a fixture
 
 
 def test_two_ranks_give_the_tokens_and_scores_of_one(folder, alone):  # noqa: F811
