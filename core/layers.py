@@ -11,7 +11,7 @@ Legend: T tokens, D input features of this rank, O output features of this rank,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -144,6 +144,24 @@ class RowParallelLinear:
             normed_TO, sum_TO = fused(x_TD, self.weight_OD, self.bias_O, residual_TO, norm_weight_O, eps)
             return normed_TO, sum_TO
         return self.ranks.add_rms_norm(self.kernels, self.local(x_TD), residual_TO, norm_weight_O, eps)
+
+    def add_rms_norm_each(
+        self, x_chunks: Iterable[Tensor], residual_chunks: list[Tensor], norm_weight_O: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """`add_rms_norm` of each chunk of rows; the sums over ranks are hidden behind other chunks' products.
+
+        x_chunks: as many as of the residual, which is replaced chunk by chunk. All chunks' products are computed
+        before the first norm comes back; take every norm, or none.
+        """
+        if len(residual_chunks) == 1:
+            normed_TO, residual_chunks[0] = self.add_rms_norm(*x_chunks, residual_chunks[0], norm_weight_O, eps)
+            yield normed_TO
+            return
+        for index, sum_TO in enumerate(self.ranks.sums(map(self.local, x_chunks))):
+            normed_TO, residual_chunks[index] = self.kernels.add_rms_norm(
+                sum_TO, residual_chunks[index], norm_weight_O, eps
+            )
+            yield normed_TO
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""

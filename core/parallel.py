@@ -5,6 +5,7 @@ Knows nothing of models or processes. With one rank every collective is the iden
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,6 +61,17 @@ class Ranks:
     ) -> tuple[Tensor, Tensor]:
         """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
         return kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
+
+    def num_chunks(self, num_rows: int) -> int:
+        """Into how many chunks to cut so many rows, for `sums` to overlap with products; the same on every rank."""
+        return 1
+
+    def sums(self, partials: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Sum each of these over the ranks, in place, while the following ones are computed, where ranks can.
+
+        All of them are computed before the first sum comes back. Take every sum, or none.
+        """
+        yield from [self.all_reduce(partial) for partial in partials]
 
     def close(self) -> None:
         """Give back what moves the tensors; a second call does nothing."""

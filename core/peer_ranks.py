@@ -68,4 +68,6 @@ def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_si
             logger.warning("the GPUs cannot read each other's memory, so nccl alone sums over the ranks")
         return ranks
     ranks.releases.append(peers.let_go)
-    return PeerRanks(ranks.rank, ranks.size, ranks.group, ranks.pulse, ranks.releases, offered(peers), peers)
+    return PeerRanks(
+        ranks.rank, ranks.size, ranks.group, ranks.pulse, ranks.releases, ranks.aside, offered(peers), peers
+    )

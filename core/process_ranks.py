@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from core.aside import Aside
 from core.errors import RankError
 from core.parallel import Ranks
 from core.pulse import Pulse
@@ -29,6 +32,9 @@ c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed that has the backends by themselves, without a global group."""
 NO_TIMEOUT = timedelta(days=7)
 """Of a collective: how long a step may take is engine.step_timeout_s's matter."""
+MOST_CHUNKS = 4
+LEAST_CHUNK_ROWS = 1024
+"""Of a chunk whose sum is hidden behind products; see docs/log.md, "Several GPUs"."""
 Result = TypeVar("Result")
 
 
@@ -42,13 +48,27 @@ class ProcessRanks(Ranks):
     pulse: Pulse | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
     """What else frees this rank from waiting for others."""
+    aside: Aside | None = None
+    """Where sums are taken while this rank computes; None sums in between."""
+
+    def num_chunks(self, num_rows: int) -> int:
+        """See Ranks."""
+        return 1 if self.aside is None else max(1, min(MOST_CHUNKS, num_rows // LEAST_CHUNK_ROWS))
+
+    def sums(self, partials: Iterable[Tensor]) -> Iterator[Tensor]:
+        """See Ranks."""
+        if self.aside is None:
+            yield from super().sums(partials)
+            return
+        under_way = deque((x, self.aside(partial(self._sum, x))) for x in partials)
+        while under_way:
+            x, wait = under_way.popleft()
+            wait()
+            yield x
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Ranks. Every rank gets the same bits: each element is summed in one place, or in the same order."""
-        options = c10d.AllreduceOptions()
-        options.asyncOp = False  # on the current stream
-        self._run(lambda: self.group.allreduce([x], options))
-        return x
+        return self._sum(x)
 
     def all_gather_last(self, x: Tensor) -> Tensor:
         """See Ranks."""
@@ -83,6 +103,12 @@ class ProcessRanks(Ranks):
         self.releases.clear()
         if self.device.type == "cuda":
             self.group.abort()  # an orderly end would wait for the others
+
+    def _sum(self, x: Tensor) -> Tensor:
+        options = c10d.AllreduceOptions()
+        options.asyncOp = False  # on the current stream
+        self._run(lambda: self.group.allreduce([x], options))
+        return x
 
     def _run(self, start: Callable[[], Any]) -> None:
         if self.pulse is not None:
@@ -122,8 +148,9 @@ def connect(store: Any, ranks: Ranks, device: torch.device, pulse: Pulse) -> Pro
     Raises: RankError if they do not come.
     """
     with losing_others():
-        make = _nccl if device.type == "cuda" else _gloo
-        return ProcessRanks(ranks.rank, ranks.size, make(store, ranks), pulse)
+        if device.type == "cuda":
+            return ProcessRanks(ranks.rank, ranks.size, _nccl(store, ranks), pulse, aside=Aside(device))
+        return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), pulse)
 
 
 def _gloo(store: Any, ranks: Ranks) -> Any:

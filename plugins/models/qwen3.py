@@ -7,7 +7,7 @@ F intermediate, V vocabulary (of this rank).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +22,7 @@ from core.layers import (
     empty_parameter,
 )
 from core.rope import rope_table
+from core.rows import cut, cut_like, whole
 from core.weights import WeightTarget
 from plugins.models.qwen3_config import Shape, read_config
 
@@ -32,7 +33,7 @@ class Qwen3:
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
-        self.kernels, self.eps = runtime.kernels, shape.eps
+        self.kernels, self.ranks, self.eps = runtime.kernels, runtime.ranks, shape.eps
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
         self.layers = [Qwen3Layer(index, shape, rope, runtime) for index in range(shape.num_layers)]
         self.norm_D = empty_parameter(runtime, shape.hidden_size)
@@ -53,12 +54,12 @@ class Qwen3:
         )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        residual_TD = self.embed(token_ids_T)
+        residual = cut(self.embed(token_ids_T), self.ranks.num_chunks(len(token_ids_T)))
         norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
-        normed_TD = self.kernels.rms_norm(residual_TD, norms[0], self.eps)
+        normed: Iterable[Tensor] = [self.kernels.rms_norm(chunk_TD, norms[0], self.eps) for chunk_TD in residual]
         for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
-            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend)
-        return normed_TD
+            normed = layer(normed, residual, next_norm_D, attend)
+        return whole(normed)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return self.head(hidden_ND)
@@ -75,7 +76,10 @@ class Qwen3:
 
 
 class Qwen3Layer:
-    """Attention and a gated feed-forward, each behind a norm and around a residual."""
+    """Attention and a gated feed-forward, each behind a norm and around a residual.
+
+    All but attention is done chunk by chunk of the rows, each when what follows asks for it.
+    """
 
     def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
         self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, shape.eps
@@ -90,13 +94,13 @@ class Qwen3Layer:
         self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
 
     def __call__(
-        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """The stream after this layer, normalised for what comes next, and as it is."""
-        attended_TD = attend(self.index, self.qkv(normed_TD), self.rope, self.qk_norm)
-        normed_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, self.eps)
-        inner_TF = self.kernels.linear_silu_mul(normed_TD, self.gate_up.weight_OD)
-        return self.down.add_rms_norm(inner_TF, residual_TD, next_norm_D, self.eps)
+        self, normed: Iterable[Tensor], residual: list[Tensor], next_norm_D: Tensor, attend: Attend
+    ) -> Iterator[Tensor]:
+        """The stream after this layer, normalised for what comes next; as it is, it replaces the residual."""
+        attended_TD = attend(self.index, whole(map(self.qkv, normed)), self.rope, self.qk_norm)
+        normed = self.output.add_rms_norm_each(cut_like(attended_TD, residual), residual, self.mlp_norm_D, self.eps)
+        inner = (self.kernels.linear_silu_mul(chunk_TD, self.gate_up.weight_OD) for chunk_TD in normed)
+        return self.down.add_rms_norm_each(inner, residual, next_norm_D, self.eps)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         layer = f"model.layers.{self.index}"

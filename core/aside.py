@@ -1,0 +1,30 @@
+"""Work of a GPU beside its current stream: starts when what was launched before is done, and is waited for by an event.
+
+Knows not what the work is; the host never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Aside:
+    """A stream of its own. Of the programs that wait for a place on the GPU, its come first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+    def __call__(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Launch `work` behind what the current stream holds; returns what makes the then current stream wait for it.
+
+        Memory that the work uses belongs to the stream it was allocated on, so it may be freed only after that wait.
+        Device: no host sync; safe inside a CUDA graph that holds the wait too.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
+            done = self._stream.record_event()
+        return lambda: torch.cuda.current_stream().wait_event(done)
