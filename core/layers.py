@@ -148,19 +148,16 @@ class RowParallelLinear:
     def add_rms_norm_each(
         self, x_chunks: Iterable[Tensor], residual_chunks: list[Tensor], norm_weight_O: Tensor, eps: float
     ) -> Iterator[Tensor]:
-        """`add_rms_norm` of each chunk of rows; the sums over ranks are hidden behind other chunks' products.
+        """`add_rms_norm` of each chunk of rows: the sums over ranks are hidden behind other chunks' products.
 
-        x_chunks: as many as of the residual, which is replaced chunk by chunk. All chunks' products are computed
-        before the first norm comes back; take every norm, or none.
+        x_chunks: as many as of the residual. What a caller must mind: see Ranks.add_rms_norm_each.
         """
-        if len(residual_chunks) == 1:
-            normed_TO, residual_chunks[0] = self.add_rms_norm(*x_chunks, residual_chunks[0], norm_weight_O, eps)
-            yield normed_TO
+        if self.ranks.size > 1:
+            partials = map(self.local, x_chunks)
+            yield from self.ranks.add_rms_norm_each(self.kernels, partials, residual_chunks, norm_weight_O, eps)
             return
-        for index, sum_TO in enumerate(self.ranks.sums(map(self.local, x_chunks))):
-            normed_TO, residual_chunks[index] = self.kernels.add_rms_norm(
-                sum_TO, residual_chunks[index], norm_weight_O, eps
-            )
+        for index, x_TD in enumerate(x_chunks):
+            normed_TO, residual_chunks[index] = self.add_rms_norm(x_TD, residual_chunks[index], norm_weight_O, eps)
             yield normed_TO
 
     def targets(self, name: str) -> dict[str, WeightTarget]:

@@ -63,15 +63,23 @@ class Ranks:
         return kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
 
     def num_chunks(self, num_rows: int) -> int:
-        """Into how many chunks to cut so many rows, for `sums` to overlap with products; the same on every rank."""
+        """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
         return 1
 
-    def sums(self, partials: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Sum each of these over the ranks, in place, while the following ones are computed, where ranks can.
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
 
-        All of them are computed before the first sum comes back. Take every sum, or none.
+        Replaces each chunk of the residual, of which a rank may hold up to date only the rows that it will add to:
+        leave it to the next call. Ranks may compute all partials before the first norm comes back. Take every norm,
+        and be done with each before the next call's partial of the same chunk is computed.
         """
-        yield from [self.all_reduce(partial) for partial in partials]
+        for index, partial_TD in enumerate(partials):
+            normed_TD, residual_chunks[index] = self.add_rms_norm(
+                kernels, partial_TD, residual_chunks[index], weight_D, eps
+            )
+            yield normed_TD
 
     def close(self) -> None:
         """Give back what moves the tensors; a second call does nothing."""

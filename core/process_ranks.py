@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed
@@ -25,6 +25,9 @@ from core.errors import RankError
 from core.parallel import Ranks
 from core.pulse import Pulse
 
+if TYPE_CHECKING:
+    from core.contracts import Kernels
+
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = timedelta(seconds=120)
 """For ranks that have all said that they are there to find each other."""
@@ -32,9 +35,9 @@ c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed that has the backends by themselves, without a global group."""
 NO_TIMEOUT = timedelta(days=7)
 """Of a collective: how long a step may take is engine.step_timeout_s's matter."""
-MOST_CHUNKS = 4
-LEAST_CHUNK_ROWS = 1024
-"""Of a chunk whose sum is hidden behind products; see docs/log.md, "Several GPUs"."""
+MOST_CHUNKS = 3
+LEAST_CHUNK_ROWS = 4096
+"""Of a chunk whose sum is hidden behind products; fewer rows make the products slower than that saves (docs/log.md)."""
 Result = TypeVar("Result")
 
 
@@ -55,16 +58,19 @@ class ProcessRanks(Ranks):
         """See Ranks."""
         return 1 if self.aside is None else max(1, min(MOST_CHUNKS, num_rows // LEAST_CHUNK_ROWS))
 
-    def sums(self, partials: Iterable[Tensor]) -> Iterator[Tensor]:
-        """See Ranks."""
-        if self.aside is None:
-            yield from super().sums(partials)
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """See Ranks: sums up aside, and normalises when each sum is there."""
+        if self.aside is None or len(residual_chunks) == 1:
+            yield from super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
             return
-        under_way = deque((x, self.aside(partial(self._sum, x))) for x in partials)
-        while under_way:
-            x, wait = under_way.popleft()
+        under_way = deque((x_TD, self.aside(partial(self._sum, x_TD))) for x_TD in partials)
+        for index in range(len(residual_chunks)):
+            x_TD, wait = under_way.popleft()
             wait()
-            yield x
+            normed_TD, residual_chunks[index] = kernels.add_rms_norm(x_TD, residual_chunks[index], weight_D, eps)
+            yield normed_TD
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Ranks. Every rank gets the same bits: each element is summed in one place, or in the same order."""

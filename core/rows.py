@@ -26,7 +26,7 @@ def cut(x_TD: Tensor, num_chunks: int) -> list[Tensor]:
 
 def cut_like(x_TD: Tensor, chunks: Sequence[Tensor]) -> Sequence[Tensor]:
     """Views of as many rows as each of the chunks has."""
-    return x_TD.split([len(chunk) for chunk in chunks])
+    return torch.split(x_TD, [len(chunk) for chunk in chunks])
 
 
 def whole(chunks: Iterable[Tensor]) -> Tensor:

@@ -98,6 +98,25 @@ def test_ranks_together_give_the_logits_of_one(tmp_path: Path, size: int, name: 
     assert bool((logits[:, 97:] == -torch.inf).all())
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    make_qwen3(tmp_path, **GRID["bias"])
+    monkeypatch.setattr("core.rows.ROW_TILE", 8)
+    whole = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
+    counts = []
+
+    def three(ranks: Ranks, num_rows: int) -> int:
+        counts.append(num_rows)
+        return 3
+
+    monkeypatch.setattr(Ranks, "num_chunks", three)
+    chunked = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
+    torch.testing.assert_close(chunked, whole, atol=TOLERANCE, rtol=0)
+    assert counts == [len(PROMPT)] * size
+
+
 def test_random_weights_do_not_depend_on_the_ranks() -> None:
     whole = build(Qwen3, QWEN3)[0]
     random_weights(whole.weight_targets(), 5)

@@ -1,0 +1,30 @@
+"""Rows in chunks: none lost, none empty, all in whole tiles but the last."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.rows import ROW_TILE, cut, cut_like, whole
+
+
+@settings(deadline=None)
+@given(num_rows=st.integers(1, 6 * ROW_TILE), num_chunks=st.integers(1, 8))
+def test_chunks_are_whole_tiles_of_nearly_the_same_number_and_together_the_whole(
+    num_rows: int, num_chunks: int
+) -> None:
+    x_TD = torch.arange(num_rows).unsqueeze(1)
+    chunks = cut(x_TD, num_chunks)
+    tiles = [-(-len(chunk) // ROW_TILE) for chunk in chunks]
+    assert len(chunks) == min(num_chunks, sum(tiles)) and all(len(chunk) for chunk in chunks)
+    assert all(len(chunk) % ROW_TILE == 0 for chunk in chunks[:-1]) and max(tiles) - min(tiles) <= 1
+    assert torch.equal(whole(chunks), x_TD) and all(chunk._base is x_TD for chunk in chunks)
+    assert [len(part) for part in cut_like(x_TD + 1, chunks)] == [len(chunk) for chunk in chunks]
+
+
+def test_no_rows_are_one_chunk() -> None:
+    assert [len(chunk) for chunk in cut(torch.empty(0, 4), 3)] == [0]
+
+
+def test_a_single_chunk_is_not_copied() -> None:
+    x_TD = torch.ones(3, 4)
+    assert whole([x_TD]) is x_TD
