@@ -12,7 +12,7 @@ from core.rows import ROW_TILE, cut, cut_like, whole
 def test_chunks_are_whole_tiles_of_nearly_the_same_number_and_together_the_whole(
     num_rows: int, num_chunks: int
 ) -> None:
-    x_TD = torch.arange(num_rows).unsqueeze(1)
+    x_TD = torch.arange(num_rows).view(-1, 1).clone()
     chunks = cut(x_TD, num_chunks)
     tiles = [-(-len(chunk) // ROW_TILE) for chunk in chunks]
     assert len(chunks) == min(num_chunks, sum(tiles)) and all(len(chunk) for chunk in chunks)
