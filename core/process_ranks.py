@@ -21,6 +21,7 @@ import torch.distributed
 from torch import Tensor
 
 from core.aside import Aside
+from core.device_marks import DeviceMarks
 from core.errors import RankError
 from core.parallel import Ranks
 from core.pulse import Pulse
@@ -118,7 +119,7 @@ class ProcessRanks(Ranks):
 
     def _run(self, start: Callable[[], Any]) -> None:
         if self.pulse is not None:
-            self.pulse.advance()
+            self.pulse.reach_collective()
         with losing_others():
             work = start()
             if work is not None:
@@ -155,6 +156,7 @@ def connect(store: Any, ranks: Ranks, device: torch.device, pulse: Pulse) -> Pro
     """
     with losing_others():
         if device.type == "cuda":
+            pulse.follow(DeviceMarks(device))
             return ProcessRanks(ranks.rank, ranks.size, _nccl(store, ranks), pulse, aside=Aside(device))
         return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), pulse)
 

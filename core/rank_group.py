@@ -16,14 +16,16 @@ from typing import Any
 
 import torch
 
+from core.breaking_off import BrokenOff
 from core.choose import Choice
+from core.config import EngineConfig
 from core.errors import CapacityError, RankError
 from core.process_ranks import connect, listen
 from core.processing import Processing
 from core.pulse import PULSE_WORDS, Pulse
 from core.rank_children import Child, end, kill
 from core.rank_messages import config_tree
-from core.rank_monitor import Monitor, Timeouts
+from core.rank_monitor import STEP_TIMEOUTS, Monitor, Timeouts
 from core.rank_worker import build_worker
 from core.ring import RingWriter, ring_words
 from core.shared_words import SharedWords
@@ -57,7 +59,7 @@ class RankGroup:
         """
         monitor = self.links.monitor
         monitor.check()
-        with monitor.in_step(), self._telling_why(), uninterrupted():
+        with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.breaker.region():
             try:
                 self.links.send(pack(step))
                 handle = self.worker.launch(step)
@@ -86,10 +88,10 @@ class RankGroup:
 
     @contextmanager
     def _telling_why(self) -> Iterator[None]:
-        """In place of a collective that broke off, the rank that broke it."""
+        """In place of a collective that broke off, the rank that broke it; of our own code, why it was broken off."""
         try:
             yield
-        except RankError as error:
+        except (RankError, BrokenOff) as error:
             raise self.links.monitor.verdict(error) from error
         except RuntimeError as error:
             self.links.monitor.check()
@@ -120,7 +122,7 @@ class Links:
         self.writer = RingWriter(words[self.ring_start :], size - 1)
         self.store = listen()
         self.children: list[Child] = []
-        self.monitor = Monitor(self.children, pulses, Timeouts(engine.rank_timeout_s, engine.step_timeout_s))
+        self.monitor = Monitor(self.children, pulses, timeouts(engine, choice.device))
         try:
             for rank in range(1, size):
                 self.children.append(Child(rank, self.memory.fd))
@@ -196,6 +198,12 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
         links.close()
         raise error from None
     return RankGroup(worker, links)
+
+
+def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
+    """How long ranks may take. A GPU's marks come often enough that all of them being silent is no better than one."""
+    all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
+    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s)
 
 
 @contextmanager

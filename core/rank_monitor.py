@@ -4,10 +4,15 @@ A thread of rank 0's process. A rank is lost when its process ends, when it repo
 life, or when a step gets no further. The first cause wins over what it causes elsewhere; then all processes are killed,
 which breaks off the collective that rank 0 may be stuck in. Times are counted while this thread runs, so that a process
 group that was suspended as a whole goes on.
+
+A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so whoever is late
+there gets engine.step_timeout_s beyond what the others took. While nobody has arrived, and on a CPU single layers of a
+large step may well take that long, all get STEP_TIMEOUTS times as much. Time spent compiling does not count.
 """
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 import time
@@ -15,23 +20,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from core.breaking_off import Breaker
 from core.errors import RankError
 from core.pulse import Pulse
 from core.rank_children import Child, kill
 
+logger = logging.getLogger("hookline")
 TICK_S = 0.1
 GRACE_S = 0.5
 """For the cause to turn up beside its echoes: ranks whose collective broke off report first, at times."""
 START_SILENCE_S = 120.0
 """Without a sign of life while a process starts, when imports and compilers keep its threads from running."""
+STEP_TIMEOUTS = 12
+"""Times engine.step_timeout_s for ranks of a CPU, none of which has reached the next collective."""
+COMPILE_S = 300.0
+"""Longest compilation that does not count as being stuck."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """engine.rank_timeout_s and engine.step_timeout_s."""
+    """engine.rank_timeout_s and engine.step_timeout_s; all_s: in place of the latter while no rank is ahead."""
 
     rank_s: float
     step_s: float
+    all_s: float
 
 
 class Monitor:
@@ -40,11 +52,13 @@ class Monitor:
     def __init__(self, children: Sequence[Child], pulses: Sequence[Pulse], timeouts: Timeouts) -> None:
         self.children, self.pulses, self.timeouts = children, pulses, timeouts
         self.release: Callable[[], None] = lambda: None
+        self.breaker = Breaker()
         self.failure: str | None = None
         self._changed = threading.Condition()
         self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
         self._suspects: list[tuple[bool, str]] = []
-        self._silent_s, self._stuck_s, self._grace_s = [0.0] * len(pulses), 0.0, 0.0
+        self._silent_s, self._grace_s = [0.0] * len(pulses), 0.0
+        self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(pulses), [0] * len(pulses)
         self._in_step, self._started, self._stopped = False, False, threading.Event()
         self._gone: set[int] = set()
@@ -80,13 +94,13 @@ class Monitor:
     @contextmanager
     def in_step(self) -> Iterator[None]:
         """Around all that may wait for other ranks: from now on they have to get further."""
-        self._stuck_s, self._in_step = 0.0, True
+        self._stuck_s, self._taken_s, self._in_step = 0.0, 0.0, True
         try:
             yield
         finally:
             self._in_step = False
 
-    def verdict(self, echo: Exception) -> RankError:
+    def verdict(self, echo: BaseException) -> RankError:
         """Why a collective of rank 0 broke off; if nobody else failed, as it said itself."""
         patience_s = self.timeouts.rank_s + GRACE_S + 1.0
         with self._changed:
@@ -165,16 +179,30 @@ class Monitor:
                 self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
 
     def _judge_progress(self, passed_s: float) -> None:
-        progress = [pulse.progress for pulse in self.pulses]
-        moved = progress != self._progress
-        self._progress = progress
-        self._stuck_s = 0.0 if moved or not (self._in_step and self._started) else self._stuck_s + passed_s
-        if self._stuck_s > self.timeouts.step_s:
-            behind = [self._name(rank) for rank, count in enumerate(progress) if count == min(progress)]
-            self.fail(
-                f"{' and '.join(behind)} got no further in a step for {self.timeouts.step_s:g} s; if the step is only "
-                "slow, raise engine.step_timeout_s"
-            )
+        self.pulses[0].beat()
+        before, self._progress = self._progress, [pulse.progress for pulse in self.pulses]
+        if not (self._in_step and self._started) or min(self._progress) != min(before):
+            self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
+        elif self._progress != before:  # the first ones arrive where the last are waited for
+            self._taken_s, self._stuck_s = self._taken_s + self._stuck_s, 0.0
+        elif any(pulse.is_compiling for pulse in self.pulses) and self._compiled_s < COMPILE_S:
+            self._compiled_s += passed_s
+        else:
+            self._stuck_s += passed_s
+        is_waited_for = min(self._progress) != max(self._progress)
+        limit_s = self.timeouts.step_s + self._taken_s if is_waited_for else self.timeouts.all_s
+        if self._stuck_s > limit_s:
+            self._end_stuck()
+
+    def _end_stuck(self) -> None:
+        behind = [rank for rank, count in enumerate(self._progress) if count == min(self._progress)]
+        self.fail(
+            f"{' and '.join(self._name(rank) for rank in behind)} got no further in a step for {self._stuck_s:.1f} s "
+            f"(engine.step_timeout_s={self.timeouts.step_s:g}); if the step is only slow, raise engine.step_timeout_s"
+        )
+        if 0 in behind:
+            logger.error("%s", self.failure)  # whoever called may be out of reach
+            self.breaker.break_off()
 
     def _when(self) -> str:
         return "" if self._started else " while starting"

@@ -1,6 +1,6 @@
 """A plugin for tests: Qwen3, but one rank does something bad, as FAULTY_RANK says: RANK:FORWARD:FAULT.
 
-Forward 0 is the constructor. A plugin like any other: HOOKLINE_PLUGINS=tests.faulty_rank.
+Forward 0 is the constructor; RANK "all" means every one. A plugin like any other: HOOKLINE_PLUGINS=tests.faulty_rank.
 """
 
 import os
@@ -20,4 +20,4 @@ def register_models(register):
 def fault(rank, forward):
     """What this rank is to do at this forward, or None."""
     bad_rank, bad_forward, what = os.environ[VARIABLE].split(":")
-    return what if (rank, forward) == (int(bad_rank), int(bad_forward)) else None
+    return what if bad_rank in ("all", str(rank)) and forward == int(bad_forward) else None

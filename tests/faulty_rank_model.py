@@ -4,9 +4,12 @@ import os
 import signal
 import time
 
+from core.compilers import COMPILERS
 from core.errors import CapacityError
 from plugins.models.qwen3 import Qwen3
 from tests.faulty_rank import fault
+
+SLOW_S = 3.0
 
 
 class FaultyQwen3(Qwen3):
@@ -32,3 +35,18 @@ def act(what):
         os.kill(os.getpid(), getattr(signal, what))
     if what == "hang":
         time.sleep(3600)
+    if what == "loop":
+        loop_for_ever()
+    if what == "slow":
+        time.sleep(SLOW_S)
+    if what == "compile":
+        names = {"__name__": COMPILERS[0], "wait": time.sleep}
+        exec(f"wait({SLOW_S})", names)
+
+
+def loop_for_ever():
+    while True:
+        try:
+            sum(range(1000))
+        except Exception:
+            continue

@@ -13,6 +13,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.errors import ConfigError, RankError
 from tests.faulty_rank import VARIABLE
+from tests.faulty_rank_model import SLOW_S
 from tests.hf_models import make_qwen3
 
 ROOT = Path(__file__).parent.parent
@@ -51,11 +52,19 @@ def assert_gone(processes):
         (
             "1:3:hang",
             2,
-            dict(step_timeout_s=1.0),
-            r"rank 1 of 2 \(pid \d+\) got no further in a step for 1 s; .* raise engine.step_timeout_s",
+            {},
+            r"rank 1 of 2 \(pid \d+\) got no further in a step for 5.\d s .* raise engine.step_timeout_s",
         ),
+        (
+            "0:3:loop",
+            2,
+            {},
+            r"rank 0 of 2 \(this process\) got no further in a step for 5.\d s .* raise engine.step_timeout_s",
+        ),
+        ("0:3:hang", 2, dict(step_timeout_s=1.0), r"rank 0 of 2 \(this process\) got no further in a step"),
+        ("all:3:hang", 2, dict(step_timeout_s=0.1), r"rank 0 of 2 .* and rank 1 of 2 .* got no further in a step"),
     ],
-    ids=["killed", "raises", "exits", "stopped", "hangs"],
+    ids=["killed", "raises", "exits", "stopped", "hangs", "rank_0_loops", "rank_0_sleeps", "all_hang"],
 )
 def test_a_lost_rank_ends_the_engine_with_its_name_and_the_cause(make, fault, tp, engine, message):
     with make(fault, tp, **engine) as llm:
@@ -66,6 +75,30 @@ def test_a_lost_rank_ends_the_engine_with_its_name_and_the_cause(make, fault, tp
         with pytest.raises(RankError, match=message):
             llm.generate([[1, 2, 3]], PARAMS)
     assert_gone(processes)
+
+
+@pytest.mark.parametrize("fault", ["all:3:slow", "1:3:compile", "0:3:compile"])
+def test_a_slow_step_of_all_ranks_and_a_compilation_on_one_are_waited_for(make, fault):
+    with make(fault, step_timeout_s=1.0) as llm:
+        assert SLOW_S > 2 * llm.engine.executor.links.monitor.timeouts.step_s
+        outputs = llm.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert [len(output.token_ids) for output in outputs] == [5, 5]
+
+
+def test_rank_0_stuck_in_a_thread_of_its_own_is_broken_off_there(make):
+    with make("0:3:loop", step_timeout_s=1.0) as llm:
+        found = []
+
+        def run():
+            try:
+                llm.generate([[1, 2, 3]], PARAMS)
+            except RankError as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(120)
+    assert len(found) == 1 and "rank 0 of 2 (this process) got no further in a step" in found[0]
 
 
 def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):

@@ -1,0 +1,44 @@
+"""A thread inside a compiler is seen from another one, however deep it is and whatever it calls."""
+
+import threading
+
+from core.compilers import COMPILERS, is_compiling
+
+CODE = """
+def compile(then):
+    then()
+"""
+
+
+def call_from(module, then):
+    """Call `then` from a function of a module of this name."""
+    names = {"__name__": module}
+    exec(CODE, names)
+    names["compile"](then)
+
+
+def seen_from_outside(module):
+    inside, leave, seen = threading.Event(), threading.Event(), []
+
+    def wait():
+        inside.set()
+        leave.wait(60)
+
+    thread = threading.Thread(target=call_from, args=(module, wait))
+    thread.start()
+    inside.wait(60)
+    seen.append(is_compiling())
+    leave.set()
+    thread.join()
+    return [*seen, is_compiling()]
+
+
+def test_a_compiler_is_seen_while_it_runs_and_no_longer():
+    for module in COMPILERS:
+        assert seen_from_outside(module) == [True, False]
+        assert seen_from_outside(f"{module}.deeper") == [True, False]
+
+
+def test_other_modules_of_the_same_beginning_are_none():
+    assert seen_from_outside(f"{COMPILERS[0]}s") == [False, False]
+    assert seen_from_outside("plugins.kernels.slow") == [False, False]
