@@ -42,6 +42,7 @@ from plugins.kernels.triton_shared_prefix import (
     shared_prefix_attention,
     shared_tiling,
 )
+from plugins.kernels.triton_wide import WideScratch, fitting_wide_tiling, wide_product
 
 
 @dataclass
@@ -77,6 +78,7 @@ class TritonKernels(TorchKernels):
             spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim,
             spec.dtype, self._decode_scratch.card, spec.device,
         )  # fmt: skip
+        self._wide_scratch = WideScratch.make(spec.device)
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See Kernels.rms_norm."""
@@ -87,33 +89,37 @@ class TritonKernels(TorchKernels):
         return triton_ops.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
-        """See Kernels.linear; a few rows take the thin product, a few hundred the narrow one."""
+        """See Kernels.linear; a few rows take the thin product, a few hundred the narrow or the wide one."""
         if triton_thin.fits(x_TD, weight_OD):
             return triton_thin.thin_linear(x_TD, weight_OD, bias_O)
-        tiling = fitting_tiling(Kind.PLAIN, x_TD, weight_OD)
-        if tiling is not None:
-            return product(Kind.PLAIN, x_TD, weight_OD, bias_O, tiling)
-        return super().linear(x_TD, weight_OD, bias_O)
+        out_TO = self._own_product(Kind.PLAIN, x_TD, weight_OD, bias_O)
+        return super().linear(x_TD, weight_OD, bias_O) if out_TO is None else out_TO
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
         """See Kernels.linear_silu_mul; one launch for up to 128 rows."""
         if triton_thin.fits(x_TD, gate_up_weight_FD):
             return triton_thin.thin_linear(x_TD, gate_up_weight_FD, None, silu=True)
-        tiling = fitting_tiling(Kind.SILU, x_TD, gate_up_weight_FD)
-        if tiling is not None:
-            return product(Kind.SILU, x_TD, gate_up_weight_FD, None, tiling)
-        return super().linear_silu_mul(x_TD, gate_up_weight_FD)
+        out_TF = self._own_product(Kind.SILU, x_TD, gate_up_weight_FD, None)
+        return super().linear_silu_mul(x_TD, gate_up_weight_FD) if out_TF is None else out_TF
 
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See FusedKernels.linear_add_rms_norm; for a few hundred rows the norm adds up the parts of the product."""
-        tiling = fitting_tiling(Kind.PARTS, x_TD, weight_OD)
-        if tiling is None or triton_thin.fits(x_TD, weight_OD):
+        is_thin = triton_thin.fits(x_TD, weight_OD)
+        parts_PTO = None if is_thin else self._own_product(Kind.PARTS, x_TD, weight_OD, bias_O)
+        if parts_PTO is None:
             return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
-        parts_PTO = product(Kind.PARTS, x_TD, weight_OD, bias_O, tiling)
         return triton_ops.add_parts_rms_norm(parts_PTO, residual_TO, norm_weight_O, eps)
+
+    def _own_product(self, kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor | None:
+        """The product by the narrow or the wide kernel; None where the general one is faster."""
+        tiling = fitting_tiling(kind, x_TD, weight_OD)
+        if tiling is not None:
+            return product(kind, x_TD, weight_OD, bias_O, tiling)
+        wide = fitting_wide_tiling(kind, x_TD, weight_OD)
+        return None if wide is None else wide_product(kind, x_TD, weight_OD, bias_O, wide, self._wide_scratch)
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.silu_mul."""
@@ -151,7 +157,7 @@ class TritonKernels(TorchKernels):
 
     def _prepare_decode(self, batch: Batch) -> _DecodeStep:
         spec, rows = self.spec, batch.num_decodes
-        tiling = decode_tiling(rows, spec.num_kv_heads, spec.dtype)
+        tiling = decode_tiling(rows, spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.dtype)
         shared_lens_B, shared = batch.shared_lens_B, None
         if shared_lens_B is not None:
             queries = rows * spec.num_heads // spec.num_kv_heads
@@ -185,7 +191,8 @@ class TritonKernels(TorchKernels):
     ) -> Tensor:
         """See FusedKernels.qkv_attend; one launch for decode rows alone that share no prefix, where that is faster."""
         step: _DecodeStep | None = batch.scratch.get("decode")
-        fuses = batch.num_requests == batch.num_decodes and fuses_decode(batch.num_decodes)
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        fuses = batch.num_requests == batch.num_decodes and fuses_decode(batch.num_decodes, group)
         if step is None or step.shared is not None or not fuses:
             return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch)
         spec = self.spec

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from core.contracts import QKNorm, Rope
-from plugins.kernels.triton_launch import launch_options, triggers_late
+from plugins.kernels.triton_launch import WIDE_GROUP, launch_options, triggers_late
 
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row."""
@@ -64,14 +64,17 @@ class DecodeTiling:
     programs_per_sm: int
 
 
-def decode_tiling(num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> DecodeTiling:
+def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dtype) -> DecodeTiling:
     """The measured choice for a batch, from static sizes alone.
 
     Merging costs a small batch more than imbalance does, so its rows are cut into few items; a large batch is seldom
-    cut at all, and finer items only catch its longest rows.
+    cut at all, and finer items only catch its longest rows. Merging costs a wide group of query heads more, too.
     """
     pairs = num_rows * num_kv_heads
-    programs_per_sm = 3 if pairs <= 256 else 16
+    if group >= WIDE_GROUP:
+        programs_per_sm = 2 if pairs <= 128 else 3 if pairs <= 256 else 4 if pairs <= 512 else 6
+    else:
+        programs_per_sm = 3 if pairs <= 256 else 16
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
     return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
@@ -468,5 +471,5 @@ def decode_attention(
         BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
-        LATE=triggers_late(num_rows), **launch_options(q_BHE.device),
+        LATE=triggers_late(num_rows, is_large=group >= WIDE_GROUP), **launch_options(q_BHE.device),
     )  # fmt: skip

@@ -24,15 +24,26 @@ def launch_options(device: torch.device) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
-def fuses_decode(num_rows: int) -> bool:
+WIDE_GROUP = 8
+"""Query heads of a kv head from which attention is cut as measured at Qwen3-32B's shapes."""
+
+
+def fuses_decode(num_rows: int, group: int = 1) -> bool:
     """Whether rotation and cache write of so many decode rows are faster inside the attention kernel.
 
     They then delay every program of it, but save a launch; and where programs of the next kernel find their place among
     those still running decides more than either. As measured on an H200 (docs/log.md).
     """
-    return num_rows <= 24 or 64 < num_rows <= 256
+    return num_rows <= 24 or 64 < num_rows <= 256 or (group >= WIDE_GROUP and num_rows <= 256)
 
 
-def triggers_late(num_rows: int) -> bool:
-    """Whether norms and attention of so many rows let the next kernel start only once their own wait is over."""
-    return num_rows > 4 and fuses_decode(num_rows)
+LARGE_WIDTH = 4096
+"""Hidden sizes from which products are wide ones, which take whole multiprocessors."""
+
+
+def triggers_late(num_rows: int, *, is_large: bool = False) -> bool:
+    """Whether norms and attention of so many rows let the next kernel start only once their own wait is over.
+
+    is_large: the model's hidden size is at least LARGE_WIDTH, or its attention has wide groups.
+    """
+    return num_rows > 4 and (is_large or fuses_decode(num_rows))

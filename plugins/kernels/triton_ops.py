@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from core.contracts import QKNorm, Rope
-from plugins.kernels.triton_launch import launch_options, triggers_late
+from plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, triggers_late
 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""
@@ -71,8 +71,8 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     if len(rows_TD):
         _rms_norm_kernel[(len(rows_TD),)](
             rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), 0, width, eps,
-            PARTS=1, ADD=False, BLOCK=block, num_warps=_norm_warps(block), LATE=triggers_late(len(rows_TD)),
-            **launch_options(x_TD.device),
+            PARTS=1, ADD=False, BLOCK=block, num_warps=_norm_warps(block),
+            LATE=triggers_late(len(rows_TD), is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD.view(x_TD.shape)
 
@@ -89,8 +89,8 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     if x_TD.numel():
         _rms_norm_kernel[(x_TD.numel() // width,)](
             x_TD, residual_TD, weight_D, x_TD, width, 0, width, eps,
-            PARTS=1, ADD=True, BLOCK=block, num_warps=_norm_warps(block), LATE=triggers_late(len(x_TD)),
-            **launch_options(x_TD.device),
+            PARTS=1, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
+            LATE=triggers_late(len(x_TD), is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
     return x_TD, residual_TD
 
@@ -107,8 +107,8 @@ def add_parts_rms_norm(parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor,
     if out_TD.numel():
         _rms_norm_kernel[(num_rows,)](
             parts_PTD, residual_TD, weight_D, out_TD, width, num_rows * width, width, eps,
-            PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block), LATE=triggers_late(num_rows),
-            **launch_options(out_TD.device),
+            PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
+            LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(out_TD.device),
         )  # fmt: skip
     return out_TD, residual_TD
 

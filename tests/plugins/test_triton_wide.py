@@ -1,0 +1,163 @@
+"""The wide products against float64: every cut, tails, parts that add up; interpreted here, full size on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from core.contracts import AttentionSpec  # noqa: E402
+from plugins.kernels import triton_backend, triton_wide  # noqa: E402
+from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from plugins.kernels.triton_product import Kind  # noqa: E402
+from plugins.kernels.triton_wide import (  # noqa: E402
+    FULL_CARD,
+    MAX_SHARED_TILE,
+    SHARED_BYTES,
+    WideScratch,
+    WideTiling,
+    fitting_wide_tiling,
+    wide_product,
+    wide_tiling,
+)
+
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE = torch.bfloat16 if GPU else torch.float16
+LIMIT = 8e-3 if GPU else 1e-3  # one rounding of the output: 2^-8, 2^-11
+
+
+def check(kind, num_rows, num_out, width, tiling, *, bias=False, scratch=None):
+    """The product of random operands, of which rows and weight lie in larger tensors."""
+    rows_O = num_out * (2 if kind is Kind.SILU else 1)
+    x_TD = torch.randn(num_rows, width + 8, device=DEVICE).to(DTYPE)[:, :width]
+    weight_OD = (torch.randn(rows_O, width + 16, device=DEVICE) * width**-0.5).to(DTYPE)[:, :width]
+    bias_O = torch.randn(rows_O, device=DEVICE).to(DTYPE) if bias else None
+    expected_TO = x_TD.double() @ weight_OD.double().T
+    if kind is Kind.SILU:
+        gate_TF, up_TF = expected_TO.chunk(2, -1)
+        expected_TO = gate_TF * gate_TF.sigmoid() * up_TF
+    if bias_O is not None:
+        expected_TO += bias_O.double()
+    scratch = scratch or WideScratch.make(DEVICE)
+    scratch.partials.fill_(float("nan"))
+    for _ in range(2):  # the second launch finds the counters as the first one left them
+        out_TO = wide_product(kind, x_TD, weight_OD, bias_O, tiling, scratch)
+        error = ((out_TO.double() - expected_TO).norm() / expected_TO.norm()).item()
+        assert out_TO.shape == (num_rows, num_out) and error < LIMIT
+        assert not scratch.counters.any()
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 20])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_plain_products_equal_reference(num_rows, parts):
+    for num_out, width, bias in [(64, 256, False), (100, 232, True), (192, 416, True)]:
+        check(Kind.PLAIN, num_rows, num_out, width, WideTiling(32, 32, 64, 3, parts=parts), bias=bias)
+
+
+@pytest.mark.parametrize("num_rows", [1, 17, 32])
+def test_silu_products_equal_reference(num_rows):
+    for num_out, width in [(64, 256), (104, 200)]:
+        check(Kind.SILU, num_rows, num_out, width, WideTiling(32, 32, 64, 3))
+
+
+def test_parts_are_added_in_their_order_whoever_comes_last():
+    """1e8 - 1e8 + 1 and 1 + 1e8 - 1e8 differ in float32, so equal bits mean equal order."""
+    x_TD, weight_OD = torch.ones(16, 192, device=DEVICE).to(DTYPE), torch.zeros(32, 192, device=DEVICE).to(DTYPE)
+    weight_OD[:, 0], weight_OD[:, 64], weight_OD[:, 128] = 60000, -60000, 0.001
+    x_TD[:, 0] = x_TD[:, 64] = 60000
+    scratch = WideScratch.make(DEVICE)
+    tiling = WideTiling(16, 32, 64, 3, parts=3)
+    out_TO = wide_product(Kind.PLAIN, x_TD, weight_OD, None, tiling, scratch)
+    assert torch.equal(out_TO, torch.full_like(out_TO, 0.001))
+    swapped_OD = weight_OD.roll(64, 1)  # the small one first
+    swapped_TD = x_TD.roll(64, 1)
+    assert not wide_product(Kind.PLAIN, swapped_TD, swapped_OD, None, tiling, scratch).any()
+
+
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+def test_every_tiling_fits_the_card(kind):
+    """Over the shapes of all Qwen3 models and many ranks."""
+    found = 0
+    for num_out in {width * times // ranks for width in (1024, 2560, 4096, 5120, 9728, 12288, 17408, 25600, 151936)
+                    for times in (1, 2, 3) for ranks in (1, 2, 4, 8)}:  # fmt: skip
+        for width in (1024, 2048, 5120, 25600):
+            for num_rows in range(1, 129):
+                tiling = wide_tiling(kind, num_rows, num_out, width)
+                if tiling is None:
+                    continue
+                found += 1
+                operands = 2 if kind is Kind.SILU else 1
+                step_bytes = (tiling.block_o * operands + tiling.block_t) * tiling.block_d * 2
+                assert num_rows <= tiling.block_t and 3 <= tiling.num_stages
+                assert step_bytes * tiling.num_stages <= SHARED_BYTES
+                if tiling.parts > 1:
+                    assert kind is Kind.PLAIN and tiling.block_t * tiling.block_o <= MAX_SHARED_TILE
+                    assert -(-num_out // tiling.block_o) * tiling.parts <= FULL_CARD
+    assert found > 1000
+
+
+def test_what_does_not_fit_is_left_to_other_products(monkeypatch):
+    x_TD = torch.zeros(8, 512, dtype=DTYPE, device=DEVICE)
+    weight_OD = torch.zeros(8192, 512, dtype=DTYPE, device=DEVICE)
+    assert fitting_wide_tiling(Kind.PLAIN, x_TD, weight_OD) is None  # small enough for the narrow product
+    monkeypatch.setattr(triton_wide, "MAX_WEIGHT", 0)
+    assert fitting_wide_tiling(Kind.PLAIN, x_TD, weight_OD) is not None
+    shifted_OD = torch.zeros(8192 * 512 + 1, dtype=DTYPE, device=DEVICE)[1:].view(8192, 512)
+    wider_OD = torch.zeros(8192, 516, dtype=DTYPE, device=DEVICE)[:, :512]
+    for rows, matrix in [
+        (x_TD.float(), weight_OD.float()),
+        (x_TD, weight_OD.to(torch.float32)),
+        (x_TD[:0], weight_OD),
+        (x_TD[0], weight_OD),
+        (x_TD.repeat(17, 1), weight_OD),
+        (x_TD, weight_OD[:2048]),
+        (x_TD, shifted_OD),
+        (x_TD, wider_OD),
+        (x_TD.t().contiguous().t(), weight_OD),
+        (x_TD, weight_OD.t().contiguous().t()),
+    ]:
+        assert fitting_wide_tiling(Kind.PLAIN, rows, matrix) is None
+    assert fitting_wide_tiling(Kind.PARTS, x_TD, weight_OD) is None
+
+
+def test_the_kernels_take_the_wide_products(monkeypatch):
+    spec = AttentionSpec(
+        num_heads=2, num_kv_heads=1, head_dim=16, block_size=16, max_num_seqs=4, max_num_batched_tokens=64,
+        max_model_len=64, device=DEVICE, dtype=DTYPE,
+    )  # fmt: skip
+    kernels, taken = TritonKernels(None, spec), []
+    monkeypatch.setattr(triton_wide, "MAX_WEIGHT", 0)
+    monkeypatch.setattr(triton_wide, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(triton_backend, "fitting_tiling", lambda *_: None)
+    monkeypatch.setattr(
+        triton_backend, "wide_product", lambda kind, *rest: (taken.append(kind), wide_product(kind, *rest))[1]
+    )
+    x_TD, weight_OD = torch.randn(20, 128, device=DEVICE).to(DTYPE), torch.randn(128, 128, device=DEVICE).to(DTYPE)
+    out_TO, inner_TF = kernels.linear(x_TD, weight_OD, None), kernels.linear_silu_mul(x_TD, weight_OD)
+    expected_TO = x_TD.double() @ weight_OD.double().T
+    gate_TF, up_TF = expected_TO.chunk(2, -1)
+    expected_TF = gate_TF * gate_TF.sigmoid() * up_TF
+    assert ((out_TO - expected_TO).norm() / expected_TO.norm()).item() < LIMIT
+    assert ((inner_TF - expected_TF).norm() / expected_TF.norm()).item() < LIMIT
+    assert taken == [Kind.PLAIN, Kind.SILU]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("num_rows", [2, 8, 16, 24, 32, 48, 64, 96, 112, 128])
+def test_full_size_products_equal_reference(num_rows):
+    scratch = WideScratch.make(DEVICE)
+    for kind, num_out, width in [
+        (Kind.PLAIN, 2560, 5120), (Kind.PLAIN, 5120, 2048), (Kind.PLAIN, 5120, 6400), (Kind.PLAIN, 10240, 5120),
+        (Kind.PLAIN, 37984, 5120), (Kind.PLAIN, 4096, 4096), (Kind.PLAIN, 1536, 4096), (Kind.SILU, 6400, 5120),
+        (Kind.SILU, 12800, 5120), (Kind.SILU, 25600, 5120), (Kind.SILU, 12288, 4096), (Kind.SILU, 9728, 2560),
+    ]:  # fmt: skip
+        tiling = wide_tiling(kind, num_rows, num_out, width)
+        if tiling is not None:
+            check(kind, num_rows, num_out, width, tiling, scratch=scratch, bias=kind is Kind.PLAIN)
