@@ -4,23 +4,27 @@ import os
 import signal
 import time
 
+import torch
+
 from core.compilers import COMPILERS
 from core.errors import CapacityError
 from plugins.models.qwen3 import Qwen3
 from tests.faulty_rank import fault
 
 SLOW_S = 3.0
+SPIN_CYCLES = 60_000_000_000
+"""Half a minute of a GPU."""
 
 
 class FaultyQwen3(Qwen3):
     def __init__(self, hf_config, runtime):
         self.rank, self.num_forwards = runtime.ranks.rank, 0
-        act(fault(self.rank, 0))
+        act(fault(self.rank, "0"))
         super().__init__(hf_config, runtime)
 
     def forward(self, token_ids_T, positions_T, attend):
         self.num_forwards += 1
-        act(fault(self.rank, self.num_forwards))
+        act(fault(self.rank, str(self.num_forwards), f"T{len(token_ids_T)}"))
         return super().forward(token_ids_T, positions_T, attend)
 
 
@@ -37,6 +41,8 @@ def act(what):
         time.sleep(3600)
     if what == "loop":
         loop_for_ever()
+    if what == "spin":
+        torch.cuda._sleep(SPIN_CYCLES)
     if what == "slow":
         time.sleep(SLOW_S)
     if what == "compile":
