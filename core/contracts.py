@@ -339,6 +339,17 @@ class FusedKernels(Protocol):
         """
         ...
 
+    def add_parts_rms_norm(
+        self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
+    ) -> None:
+        """add_rms_norm of the sum of P parts and the residual, which the sum with it is written over.
+
+        Shapes: parts_PTD (P, T, D), each part contiguous, in the dtype of the others; residual_TD and out_TD (T, D),
+        contiguous. out_TD receives the norm; it shares no memory with the others. The current stream need not be that
+        of the rest of the step.
+        """
+        ...
+
     def qkv_attend(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:

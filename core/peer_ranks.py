@@ -1,20 +1,29 @@
-"""Ranks whose small collectives go through the GPUs' view of each other's memory, by kernels that offer an exchange.
+"""Ranks whose collectives go through the GPUs' view of each other's memory.
 
-The large ones go through torch.distributed as before. Knows neither the memory's layout nor the kernels.
+Small ones by kernels that offer an exchange, sums of many rows by copies beside the products, others through
+torch.distributed as before. Knows neither the memory's layout nor the kernels.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from core.aside import Aside
 from core.contracts import AttentionSpec, Exchange, Kernels
+from core.copies_layout import Layout
+from core.cuda_driver import Driver
 from core.parallel import Ranks
+from core.peer_blocks import PeerBlocks, all_reach_each_other, share_blocks, signals_arrive
+from core.peer_copies import Asides, PeerCopies
 from core.peer_memory import MIN_SLOT_BYTES, PeerMemory, share_memory
 from core.process_ranks import ProcessRanks
+from core.rows import LEAST_ROWS
 
 logger = logging.getLogger("hookline")
 MAX_ROWS = 512
@@ -23,10 +32,12 @@ MAX_ROWS = 512
 
 @dataclass(frozen=True)
 class PeerRanks(ProcessRanks):
-    """ProcessRanks with an exchange."""
+    """ProcessRanks with an exchange, with copies, or with both."""
 
     exchange: Exchange | None = None
     peers: PeerMemory | None = None
+    copies: PeerCopies | None = None
+    blocks: PeerBlocks | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Ranks."""
@@ -42,6 +53,14 @@ class PeerRanks(ProcessRanks):
             return self.exchange.add_rms_norm(partial_TD, residual_TD, weight_D, eps)
         return super().add_rms_norm(kernels, partial_TD, residual_TD, weight_D, eps)
 
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """See Ranks."""
+        if self.copies is None or len(residual_chunks) == 1:
+            return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+        return self.copies.add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
         """See Ranks."""
         if self.exchange is not None:
@@ -51,8 +70,9 @@ class PeerRanks(ProcessRanks):
     def close(self) -> None:
         """See Ranks."""
         super().close()
-        if self.peers is not None:
-            self.peers.close()
+        for shared in (self.peers, self.blocks):
+            if shared is not None:
+                shared.close()
 
 
 def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> Ranks:
@@ -68,6 +88,44 @@ def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_si
             logger.warning("the GPUs cannot read each other's memory, so nccl alone sums over the ranks")
         return ranks
     ranks.releases.append(peers.let_go)
-    return PeerRanks(
-        ranks.rank, ranks.size, ranks.group, ranks.pulse, ranks.releases, ranks.aside, offered(peers), peers
-    )
+    return _extended(ranks, exchange=offered(peers), peers=peers)
+
+
+def with_copies(ranks: Ranks, spec: AttentionSpec, hidden_size: int) -> Ranks:
+    """The same ranks with copies for sums of many rows, if they are GPUs that reach each other and steps are so large.
+
+    Raises: CapacityError if there is no room for what the copies move.
+    """
+    if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda":
+        return ranks
+    if spec.max_num_batched_tokens < LEAST_ROWS or not all_reach_each_other(ranks, spec.device):
+        return ranks
+    layout = Layout.of(ranks.size, spec.max_num_batched_tokens, hidden_size * spec.dtype.itemsize)
+    blocks = share_blocks(ranks, layout.num_bytes, spec.device, Driver())
+    if blocks is None:
+        return ranks
+    if not signals_arrive(ranks, blocks, [layout.check_signal(rank) for rank in range(ranks.size)]):
+        if ranks.rank == 0:
+            logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
+        blocks.close()
+        return ranks
+    asides = Asides(*(Aside(spec.device) for _ in range(3)))
+    copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), blocks.driver, asides)
+    ranks.releases.append(_on_a_stream_of_its_own(copies.let_go, spec.device))
+    return _extended(ranks, copies=copies, blocks=blocks)
+
+
+def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same, for a thread that must not queue up behind what waits on the device."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def launched() -> None:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            launch()
+
+    return launched
+
+
+def _extended(ranks: ProcessRanks, **parts: Any) -> PeerRanks:
+    """PeerRanks with all that these ranks have, and these parts."""
+    return PeerRanks(**{one.name: getattr(ranks, one.name) for one in fields(ranks)} | parts)

@@ -25,6 +25,7 @@ from core.device_marks import DeviceMarks
 from core.errors import RankError
 from core.parallel import Ranks
 from core.pulse import Pulse
+from core.rows import sensible_chunks
 
 if TYPE_CHECKING:
     from core.contracts import Kernels
@@ -36,9 +37,6 @@ c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed that has the backends by themselves, without a global group."""
 NO_TIMEOUT = timedelta(days=7)
 """Of a collective: how long a step may take is engine.step_timeout_s's matter."""
-MOST_CHUNKS = 3
-LEAST_CHUNK_ROWS = 4096
-"""Of a chunk whose sum is hidden behind products; fewer rows make the products slower than that saves (docs/log.md)."""
 Result = TypeVar("Result")
 
 
@@ -57,7 +55,7 @@ class ProcessRanks(Ranks):
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
-        return 1 if self.aside is None else max(1, min(MOST_CHUNKS, num_rows // LEAST_CHUNK_ROWS))
+        return 1 if self.aside is None else sensible_chunks(num_rows)
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float

@@ -14,7 +14,7 @@ from core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from core.errors import CapacityError
 from core.graph_sizes import graph_sizes
 from core.memory import GIB, allocate_cache, count_blocks
-from core.peer_ranks import with_exchange
+from core.peer_ranks import with_copies, with_exchange
 from core.pipeline import Pipeline
 from core.prefill_graphs import prefill_sizes
 from core.processing import Processing
@@ -42,7 +42,8 @@ def build_worker(choice: Choice, processing: Processing) -> Worker:
         torch.cuda.set_device(choice.device)  # kernels are launched on the current device
     try:
         kernels = make_kernels(choice)
-        choice = replace(choice, ranks=with_exchange(choice.ranks, kernels, choice.attention, choice.spec.hidden_size))
+        ranks = with_exchange(choice.ranks, kernels, choice.attention, choice.spec.hidden_size)
+        choice = replace(choice, ranks=with_copies(ranks, choice.attention, choice.spec.hidden_size))
         return make_worker(choice, load_model(choice, kernels), kernels, processing)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(choice, error)) from error

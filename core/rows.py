@@ -13,6 +13,14 @@ from torch import Tensor
 
 ROW_TILE = 256
 """Chunks are multiples of this many rows, as products are computed in tiles of as many."""
+MOST_CHUNKS = 4
+LEAST_ROWS = 4096
+"""Fewer are not cut: products of smaller chunks, and launching them, cost what hidden sums save (docs/log.md)."""
+
+
+def sensible_chunks(num_rows: int) -> int:
+    """Into how many chunks to cut so many rows, to hide the sums of some behind the products of others."""
+    return 1 if num_rows < LEAST_ROWS else max(2, min(MOST_CHUNKS, num_rows // LEAST_ROWS))
 
 
 def cut(x_TD: Tensor, num_chunks: int) -> list[Tensor]:

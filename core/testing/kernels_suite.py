@@ -105,6 +105,26 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                 self._check(f"the norm that {what} returns", spec, actual[0], expected[0])
                 self._check(f"the sum that {what} returns", spec, actual[1], expected[1])
 
+    def test_add_parts_rms_norm(self) -> None:
+        """If offered: writes the norm where it is told to, and the sum over the residual, from parts that lie apart."""
+        for spec in self.specs():
+            fused = getattr(self.make(spec), "add_parts_rms_norm", None)
+            if fused is None:
+                return
+            for num_parts, num_rows, width in ((2, 5, 48), (4, 1, 256), (3, 33, 64)):
+                apart_PTD = self.random(spec, num_parts, num_rows + 2, width)
+                parts_PTD, residual_TD = apart_PTD[:, :num_rows], self.random(spec, num_rows, width) * 2
+                weight_D = self.random(spec, width) * 0.1 + 1
+                expected = PlainKernels(None, exact(spec)).add_rms_norm(
+                    parts_PTD.double().sum(0), residual_TD.double(), weight_D, EPS
+                )
+                out_TD = torch.full_like(residual_TD, torch.nan)
+                with PoisonedMemory():
+                    fused(parts_PTD, residual_TD, weight_D, EPS, out_TD)
+                what = f"add_parts_rms_norm of {tuple(parts_PTD.shape)}"
+                self._check(f"the norm that {what} writes", spec, out_TD, expected[0])
+                self._check(f"the sum that {what} leaves in the residual", spec, residual_TD, expected[1])
+
     def test_qk_norm_rope(self) -> None:
         """With and without norm and rotation, at positions in any order."""
         for spec in self.specs():

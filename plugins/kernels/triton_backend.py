@@ -121,6 +121,12 @@ class TritonKernels(TorchKernels):
         wide = fitting_wide_tiling(kind, x_TD, weight_OD)
         return None if wide is None else wide_product(kind, x_TD, weight_OD, bias_O, wide, self._wide_scratch)
 
+    def add_parts_rms_norm(
+        self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
+    ) -> None:
+        """See FusedKernels.add_parts_rms_norm; one launch."""
+        triton_ops.add_parts_rms_norm(parts_PTD, residual_TD, weight_D, eps, out_TD)
+
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.silu_mul."""
         return triton_ops.silu_mul(gate_up_TF)

@@ -95,18 +95,21 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     return x_TD, residual_TD
 
 
-def add_parts_rms_norm(parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(sum of the parts + residual), that sum); the sum is written over residual.
+def add_parts_rms_norm(
+    parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum of the parts + residual), that sum); the sum is written over residual, the norm to `out_TD` if any.
 
-    Shapes: parts_PTD (P, T, D) float32, contiguous; residual_TD (T, D), contiguous, gives the dtype of both results.
+    Shapes: parts_PTD (P, T, D), each part contiguous; residual_TD (T, D), contiguous, gives the dtype of both results.
     Device: one launch, no host sync.
     """
     num_parts, num_rows, width = parts_PTD.shape
     block = triton.next_power_of_2(width)
-    out_TD = torch.empty((num_rows, width), dtype=residual_TD.dtype, device=residual_TD.device)
+    if out_TD is None:
+        out_TD = torch.empty((num_rows, width), dtype=residual_TD.dtype, device=residual_TD.device)
     if out_TD.numel():
         _rms_norm_kernel[(num_rows,)](
-            parts_PTD, residual_TD, weight_D, out_TD, width, num_rows * width, width, eps,
+            parts_PTD, residual_TD, weight_D, out_TD, width, parts_PTD.stride(0), width, eps,
             PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(out_TD.device),
         )  # fmt: skip

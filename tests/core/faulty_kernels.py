@@ -244,6 +244,22 @@ class ForgetsTheResidual(PlainKernels):
         return self.add_rms_norm(product_TO, torch.zeros_like(residual_TO), norm_weight_O, eps)
 
 
+class ForgetsTheLastPart(PlainKernels):
+    def add_parts_rms_norm(
+        self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
+    ) -> None:
+        normed_TD, sum_TD = self.add_rms_norm(parts_PTD[:-1].sum(0), residual_TD, weight_D, eps)
+        out_TD.copy_(normed_TD)
+        residual_TD.copy_(sum_TD)
+
+
+class KeepsTheResidual(PlainKernels):
+    def add_parts_rms_norm(
+        self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
+    ) -> None:
+        out_TD.copy_(self.add_rms_norm(parts_PTD.sum(0), residual_TD.clone(), weight_D, eps)[0])
+
+
 class AttendsBeforeItWrites(PlainKernels):
     def qkv_attend(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
@@ -320,6 +336,8 @@ FAULTS = {
     ForgetsTheBias: "linear of (1, 64) with bias",
     ComputesOneRowOnly: "linear_silu_mul of (2, 64)",
     ForgetsTheResidual: "the norm that linear_add_rms_norm of (1, 64) without bias",
+    ForgetsTheLastPart: "the norm that add_parts_rms_norm of (2, 5, 48) writes",
+    KeepsTheResidual: "the sum that add_parts_rms_norm of (2, 5, 48) leaves",
     AttendsBeforeItWrites: "what qkv_attend with norm and rope of 4 rows returns",
     WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",
     RotatesBeforeTheNorm: "qk_norm_rope with norm and rope",

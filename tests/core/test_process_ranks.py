@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from core import process_ranks, rows
+from core import rows
 from core.contracts import AttentionSpec, Runtime
 from core.layers import RowParallelLinear
 from core.process_ranks import ProcessRanks
@@ -60,11 +60,9 @@ def test_chunks_whose_sums_are_taken_aside_equal_the_whole(num_rows: int, num_ch
     _, plain = make(None)
     expected_TO, expected_sum_TO = plain.add_rms_norm(x_TD, residual_TO.clone(), weight_O, EPS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_ranks, "LEAST_CHUNK_ROWS", 1)
-        patch.setattr(process_ranks, "MOST_CHUNKS", num_chunks)
         patch.setattr(rows, "ROW_TILE", tile)
-        ranks, layer = make(LateAside())
-        residual = rows.cut(residual_TO, ranks.num_chunks(num_rows))
+        _, layer = make(LateAside())
+        residual = rows.cut(residual_TO, num_chunks)
         normed_TO = rows.whole(layer.add_rms_norm_each(rows.cut_like(x_TD, residual), residual, weight_O, EPS))
     torch.testing.assert_close(normed_TO, expected_TO)
     assert torch.equal(rows.whole(residual), expected_sum_TO)
@@ -87,7 +85,11 @@ def test_every_sum_starts_before_the_first_is_waited_for_and_none_is_waited_for_
 def test_few_rows_and_cpu_ranks_are_not_cut() -> None:
     aside, _ = make(LateAside())
     plain, _ = make(None)
-    assert aside.num_chunks(process_ranks.LEAST_CHUNK_ROWS * 2 - 1) == 1
-    assert aside.num_chunks(process_ranks.LEAST_CHUNK_ROWS * 2) == 2
-    assert aside.num_chunks(1 << 30) == process_ranks.MOST_CHUNKS
+    assert [aside.num_chunks(num_rows) for num_rows in (0, 4095, 4096, 12288, 1 << 30)] == [
+        1,
+        1,
+        2,
+        3,
+        rows.MOST_CHUNKS,
+    ]
     assert plain.num_chunks(1 << 30) == 1

@@ -1,0 +1,89 @@
+"""Blocks of device memory, one on each rank's GPU, that all ranks of the host reach by their own addresses.
+
+Plain allocations shared by the driver's own handles: no file, no multicast. What lies in them is others' matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.cuda_driver import HANDLE_BYTES, Driver
+from core.errors import HooklineError
+from core.parallel import Ranks
+
+
+@dataclass(frozen=True)
+class PeerBlocks:
+    """One rank's view: the address of every rank's block here, in order of rank."""
+
+    rank: int
+    addresses: list[int]
+    num_bytes: int
+    driver: Driver
+
+    def memory(self, device: torch.device) -> Tensor:
+        """The own block as a tensor of bytes; valid until `close`."""
+        return torch.as_tensor(_Bytes(self.addresses[self.rank], self.num_bytes), device=device)
+
+    def close(self) -> None:
+        """Close the others' blocks and free the own one."""
+        for rank, address in enumerate(self.addresses):
+            if rank != self.rank:
+                self.driver.close(address)
+        self.driver.free(self.addresses[self.rank])
+
+
+def all_reach_each_other(ranks: Ranks, device: torch.device) -> bool:
+    """Whether each rank's GPU can read every other one's memory; GPUs are numbered as ranks are."""
+    others = [device.index - ranks.rank + rank for rank in range(ranks.size) if rank != ranks.rank]
+    return bool(ranks.smallest(all(torch.cuda.can_device_access_peer(device, other) for other in others)))
+
+
+def share_blocks(ranks: Ranks, num_bytes: int, device: torch.device, driver: Driver) -> PeerBlocks | None:
+    """Allocate a zeroed block on every rank and open all of them everywhere; None if some GPU cannot reach another.
+
+    Raises: CapacityError if there is no room.
+    """
+    mine = driver.allocate(num_bytes)
+    handle_X = torch.frombuffer(bytearray(driver.handle(mine)), dtype=torch.uint8).to(device)
+    handles_RX = ranks.all_gather_last(handle_X.unsqueeze(0)).view(ranks.size, HANDLE_BYTES).cpu()
+    handles = [bytes(handle_X.tolist()) for handle_X in handles_RX]
+    addresses = [mine if rank == ranks.rank else driver.open(handle) for rank, handle in enumerate(handles)]
+    blocks = PeerBlocks(ranks.rank, addresses, num_bytes, driver)
+    if ranks.smallest(all(addresses)):
+        return blocks
+    blocks.close()
+    return None
+
+
+def signals_arrive(ranks: Ranks, blocks: PeerBlocks, offsets: list[int]) -> bool:
+    """Whether a stream of each rank can write words into the others' blocks; offsets: one for each writing rank."""
+    here, others = blocks.addresses[ranks.rank], [rank for rank in range(ranks.size) if rank != ranks.rank]
+    try:
+        for other in others:
+            blocks.driver.signal(blocks.addresses[other] + offsets[ranks.rank], 1)
+        is_written = True
+    except HooklineError:
+        is_written = False
+    torch.cuda.synchronize()
+    if not ranks.smallest(is_written):
+        return False
+    words = blocks.memory(torch.device("cuda", torch.cuda.current_device())).view(torch.int32)
+    have_come = all(int(words[offsets[other] // 4]) == 1 for other in others)
+    if have_come:
+        for other in others:
+            blocks.driver.wait(here + offsets[other], 1)
+        torch.cuda.synchronize()
+    return bool(ranks.smallest(have_come))
+
+
+class _Bytes:
+    """Device memory as torch takes it in without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip

@@ -1,0 +1,160 @@
+"""Sums over ranks of many rows, with the norm that follows, moved by the GPUs' copy engines beside the products.
+
+Each rank owns a share of a chunk's rows: the others copy theirs to it, it adds them up with its part of the residual,
+normalises the sum and copies the result to all. No program waits on a GPU for another one; streams do. Knows neither
+models nor torch.distributed. Legend: R ranks, T rows, P rows of a share, D hidden.
+
+Why memory may be used again: a rank writes to another for a chunk only behind its own partial of that chunk or, with
+results, behind all ranks' partials of it; and a rank's partial comes behind its use of all results that it got before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from core.copies_layout import Layout
+from core.cuda_driver import Driver
+from core.parallel import Ranks
+from core.rows import MOST_CHUNKS
+
+if TYPE_CHECKING:
+    from core.contracts import Kernels
+
+LET_GO = 0x4000_0000
+"""More than any count, so whatever waits for one goes on."""
+Aside = Callable[[Callable[[], object]], Callable[[], None]]
+Normalise = Callable[[Tensor, Tensor, Tensor], None]
+"""Of parts_RPD, residual_PD and where the result goes; the sum is written over the residual."""
+
+
+@dataclass(frozen=True)
+class Asides:
+    """Where work is launched beside the products: sending partials, adding them up, handing results round."""
+
+    send: Aside
+    add: Aside
+    hand_round: Aside
+
+
+class PeerCopies:
+    """One rank's part. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
+
+    def __init__(
+        self, ranks: Ranks, layout: Layout, addresses: list[int], memory_X: Tensor, driver: Driver, asides: Asides
+    ) -> None:
+        self.rank, self.size, self.layout, self.driver = ranks.rank, ranks.size, layout, driver
+        self.addresses, self.asides, self._memory_X = addresses, asides, memory_X
+        self.others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]
+        self._counts = [0] * MOST_CHUNKS
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """See Ranks. Of each residual this rank's share alone is kept up to date.
+
+        Device: no host sync; not for CUDA graphs, since signals count calls on the host.
+        """
+        normalise = normaliser(kernels, weight_D, eps)
+        under_way, first_row = deque[_Sum](), 0
+        for chunk, (partial_TD, residual_TD) in enumerate(zip(partials, residual_chunks, strict=True)):
+            one = _Sum(self, chunk, first_row, partial_TD)
+            one.start(residual_TD, normalise)
+            under_way.append(one)
+            first_row += one.share * self.size
+        while under_way:
+            one = under_way.popleft()
+            one.wait()
+            yield one.result_TD
+
+    def let_go(self) -> None:
+        """Free what waits on this rank's GPU for others; what it computes is then worthless."""
+        self.driver.fill(self.addresses[self.rank], LET_GO, self.layout.num_signals)
+
+    def count(self, chunk: int) -> int:
+        """The value of this call's signals of a chunk: every rank makes the same calls."""
+        self._counts[chunk] += 1
+        return self._counts[chunk]
+
+    def rows(self, offset: int, first_row: int, num_rows: int, like: Tensor) -> Tensor:
+        """Rows of this rank's own memory, as tensors like this one."""
+        row_bytes = self.layout.row_bytes
+        memory_X = self._memory_X[offset + first_row * row_bytes :][: num_rows * row_bytes]
+        return memory_X.view(like.dtype).view(num_rows, like.shape[1])
+
+
+class _Sum:
+    """One chunk's way: partials to their owners, sums and norms there, results to everybody."""
+
+    def __init__(self, copies: PeerCopies, chunk: int, first_row: int, partial_TD: Tensor) -> None:
+        self.copies, self.chunk, self.first_row, self.partial_TD = copies, chunk, first_row, partial_TD
+        self.share, self.count = -(-len(partial_TD) // copies.size), copies.count(chunk)
+        self.result_TD = copies.rows(copies.layout.results, first_row, len(partial_TD), partial_TD)
+        self._added: Callable[[], None] | None = None
+
+    def start(self, residual_TD: Tensor, normalise: Normalise) -> None:
+        """Launch all but the wait."""
+        self.copies.asides.send(self._send)
+        self._added = self.copies.asides.add(lambda: self._add(residual_TD, normalise))
+
+    def wait(self) -> None:
+        """Let the current stream wait for the result."""
+        assert self._added is not None
+        self._added()
+        self._wait_for(self.copies.layout.result_signal)
+
+    def _own(self, rank: int) -> slice:
+        """Which rows of the chunk a rank owns."""
+        start, stop = (min(bound * self.share, len(self.partial_TD)) for bound in (rank, rank + 1))
+        return slice(start, stop)
+
+    def _send(self) -> None:
+        copies, layout = self.copies, self.copies.layout
+        for other in copies.others:
+            there, part_PD = copies.addresses[other], self.partial_TD[self._own(other)]
+            row = self.first_row + copies.rank * self.share
+            copies.driver.copy(there + layout.partial_row(row), part_PD.data_ptr(), part_PD.nbytes)
+            copies.driver.signal(there + layout.partial_signal(self.chunk, copies.rank), self.count)
+
+    def _add(self, residual_TD: Tensor, normalise: Normalise) -> None:
+        copies, own = self.copies, self._own(self.copies.rank)
+        parts_TD = copies.rows(copies.layout.partials, self.first_row, self.share * copies.size, self.partial_TD)
+        parts_RPD = parts_TD.view(copies.size, self.share, -1)[:, : own.stop - own.start]
+        mine_PD = self.partial_TD[own]
+        copies.driver.copy(parts_RPD[copies.rank].data_ptr(), mine_PD.data_ptr(), mine_PD.nbytes)
+        self._wait_for(copies.layout.partial_signal)
+        normalise(parts_RPD, residual_TD[own], self.result_TD[own])
+        copies.asides.hand_round(self._hand_round)
+
+    def _hand_round(self) -> None:
+        copies, layout = self.copies, self.copies.layout
+        own = self._own(copies.rank)
+        part_PD = self.result_TD[own]
+        for other in copies.others:
+            there, row = copies.addresses[other], self.first_row + own.start
+            copies.driver.copy(there + layout.result_row(row), part_PD.data_ptr(), part_PD.nbytes)
+            copies.driver.signal(there + layout.result_signal(self.chunk, copies.rank), self.count)
+
+    def _wait_for(self, signal: Callable[[int, int], int]) -> None:
+        here = self.copies.addresses[self.copies.rank]
+        for other in self.copies.others:
+            self.copies.driver.wait(here + signal(self.chunk, other), self.count)
+
+
+def normaliser(kernels: Kernels, weight_D: Tensor, eps: float) -> Normalise:
+    """By the kernels' own add_parts_rms_norm, or of what every Kernels class has."""
+    fused: Any = getattr(kernels, "add_parts_rms_norm", None)
+    if fused is not None:
+        return lambda parts_RPD, residual_PD, out_PD: fused(parts_RPD, residual_PD, weight_D, eps, out_PD)
+
+    def plain(parts_RPD: Tensor, residual_PD: Tensor, out_PD: Tensor) -> None:
+        normed_PD, sum_PD = kernels.add_rms_norm(parts_RPD.sum(0), residual_PD, weight_D, eps)
+        out_PD.copy_(normed_PD)
+        if sum_PD.data_ptr() != residual_PD.data_ptr():
+            residual_PD.copy_(sum_PD)
+
+    return plain
