@@ -31,7 +31,7 @@ class ParallelExperts:
     """
 
     def __init__(self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, what: str) -> None:
-        self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
+        self.ranks, self.kernels, self.part = runtime.ranks, runtime.kernels, even_part(inner, runtime.ranks, what)
         self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
         self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
         self._mlp = getattr(runtime.kernels, "expert_mlp", plain_expert_mlp)
@@ -44,6 +44,16 @@ class ParallelExperts:
     def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """The weighted sum over each token's experts: (T, D) -> (T, D)."""
         return self.ranks.all_reduce(self.local(x_TD, expert_TA, weight_TA))
+
+    def add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the weighted sum and the residual, in one go with the sum over ranks where they can.
+
+        May overwrite the residual.
+        """
+        partial_TD = self.local(x_TD, expert_TA, weight_TA)
+        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
 
     def targets(self, experts: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
         """`experts.INDEX.gate.weight` and so on -> this rank's part, one checkpoint tensor for each expert's matrix."""

@@ -56,12 +56,12 @@ class Qwen3Moe:
         )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        hidden_TD = self.embed(token_ids_T)
-        residual_TD: Tensor | None = None
-        for layer in self.layers:
-            hidden_TD, residual_TD = layer(hidden_TD, residual_TD, attend)
-        assert residual_TD is not None, "a model has layers"
-        return self.kernels.add_rms_norm(hidden_TD, residual_TD, self.norm_D, self.eps)[0]
+        residual_TD = self.embed(token_ids_T)
+        norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
+        normed_TD = self.kernels.rms_norm(residual_TD, norms[0], self.eps)
+        for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
+            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend)
+        return normed_TD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return self.head(hidden_ND)
@@ -81,7 +81,7 @@ class Qwen3MoeLayer:
     """Attention, then experts or one feed-forward, each behind a norm and around a residual."""
 
     def __init__(self, index: int, shape: MoeShape, rope: Rope, runtime: Runtime) -> None:
-        self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, shape.eps
+        self.index, self.rope, self.eps = index, rope, shape.eps
         hidden, bias = shape.hidden_size, shape.attention_bias
         self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
@@ -91,15 +91,13 @@ class Qwen3MoeLayer:
         self.mlp_norm_D = empty_parameter(runtime, hidden)
         self.mlp = Experts(shape, runtime) if index in shape.sparse_layers else FeedForward(shape, runtime)
 
-    def __call__(self, hidden_TD: Tensor, residual_TD: Tensor | None, attend: Attend) -> tuple[Tensor, Tensor]:
-        kernels, eps = self.kernels, self.eps
-        if residual_TD is None:
-            hidden_TD, residual_TD = kernels.rms_norm(hidden_TD, self.attention_norm_D, eps), hidden_TD
-        else:
-            hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.attention_norm_D, eps)
-        attended_TD = attend(self.index, self.qkv(hidden_TD), self.rope, self.qk_norm)
-        hidden_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, eps)
-        return self.mlp(hidden_TD), residual_TD
+    def __call__(
+        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The stream after this layer, normalised for what comes next and as it is."""
+        attended_TD = attend(self.index, self.qkv(normed_TD), self.rope, self.qk_norm)
+        normed_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, self.eps)
+        return self.mlp.add_rms_norm(normed_TD, residual_TD, next_norm_D, self.eps)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         layer = f"model.layers.{self.index}"
@@ -126,9 +124,11 @@ class Experts:
         self.router = SoftmaxRouter(num_experts, hidden, shape.num_chosen, runtime, normalise=shape.normalises_weights)
         self.experts = ParallelExperts(num_experts, hidden, shape.expert_size, runtime, what="moe_intermediate_size")
 
-    def __call__(self, hidden_TD: Tensor) -> Tensor:
-        expert_TA, weight_TA = self.router(hidden_TD)
-        return self.experts(hidden_TD, expert_TA, weight_TA)
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        expert_TA, weight_TA = self.router(x_TD)
+        return self.experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
     def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
         return {
@@ -146,8 +146,11 @@ class FeedForward:
         self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
         self.down = RowParallelLinear(inner, hidden, runtime, what=what)
 
-    def __call__(self, hidden_TD: Tensor) -> Tensor:
-        return self.down(self.kernels.linear_silu_mul(hidden_TD, self.gate_up.weight_OD))
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        inner_TF = self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+        return self.down.add_rms_norm(inner_TF, residual_TD, norm_weight_D, eps)
 
     def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
         return {

@@ -112,3 +112,20 @@ def test_kernels_that_offer_the_operations_are_used_and_others_need_not() -> Non
     assert torch.equal(router(x_TD)[0], expert_TA + 2)
     del kernels.route_experts
     assert SoftmaxRouter(NUM_EXPERTS, HIDDEN, 2, runtime_of(kernels), normalise=True)(x_TD)[0].shape == (2, 2)
+
+
+def test_the_sum_over_ranks_and_the_norm_that_follows_are_one_operation_of_the_ranks() -> None:
+    class FusingRanks(Ranks):
+        def all_reduce(self, x: Tensor) -> Tensor:
+            pytest.fail("the sum was taken by itself")
+
+        def add_rms_norm(self, kernels: Any, *given: Any) -> tuple[Tensor, Tensor]:
+            return (kernels, *given)  # type: ignore[return-value]
+
+    x_TD, expert_TA, weight_TA, *_ = inputs(3, 2)
+    kernels, residual_TD, norm_weight_D = SimpleNamespace(), torch.randn(3, HIDDEN), torch.randn(HIDDEN)
+    experts = ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(kernels, FusingRanks()), what="inner")
+    random_weights(experts.targets("experts", "gate", "up", "down"), 1)
+    handed: Any = experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, 1e-5)
+    assert handed[0] is kernels and handed[2] is residual_TD and handed[3] is norm_weight_D and handed[4] == 1e-5
+    torch.testing.assert_close(handed[1], experts.local(x_TD, expert_TA, weight_TA))

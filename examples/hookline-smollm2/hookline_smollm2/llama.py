@@ -80,12 +80,12 @@ class Llama:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        hidden_TD = self.embed(token_ids_T)
-        residual_TD: Tensor | None = None
-        for layer in self.layers:
-            hidden_TD, residual_TD = layer(hidden_TD, residual_TD, attend)
-        assert residual_TD is not None, "a model has layers"
-        return self.kernels.add_rms_norm(hidden_TD, residual_TD, self.norm_D, self.eps)[0]
+        residual_TD = self.embed(token_ids_T)
+        norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
+        normed_TD = self.kernels.rms_norm(residual_TD, norms[0], self.eps)
+        for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
+            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend)
+        return normed_TD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -116,16 +116,14 @@ class LlamaLayer:
         self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what="intermediate_size")
         self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
 
-    def __call__(self, hidden_TD: Tensor, residual_TD: Tensor | None, attend: Attend) -> tuple[Tensor, Tensor]:
-        """(hidden, residual), both (T, D), of the layer before -> of this one."""
-        kernels, eps = self.kernels, self.eps
-        if residual_TD is None:
-            hidden_TD, residual_TD = kernels.rms_norm(hidden_TD, self.attention_norm_D, eps), hidden_TD
-        else:
-            hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.attention_norm_D, eps)
-        hidden_TD = self.output(attend(self.index, self.qkv(hidden_TD), self.rope))
-        hidden_TD, residual_TD = kernels.add_rms_norm(hidden_TD, residual_TD, self.mlp_norm_D, eps)
-        return self.down(kernels.linear_silu_mul(hidden_TD, self.gate_up.weight_OD)), residual_TD
+    def __call__(
+        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The stream after this layer, (T, D): normalised for what comes next, and as it is."""
+        attended_TD = attend(self.index, self.qkv(normed_TD), self.rope)
+        normed_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, self.eps)
+        inner_TF = self.kernels.linear_silu_mul(normed_TD, self.gate_up.weight_OD)
+        return self.down.add_rms_norm(inner_TF, residual_TD, next_norm_D, self.eps)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Hugging Face's names -> where this rank puts them."""
