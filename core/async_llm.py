@@ -1,20 +1,29 @@
-"""The asynchronous front: any number of coroutines share one engine, which runs in a thread of its own."""
+"""The asynchronous front: any number of coroutines share one engine, which runs in a thread of its own.
+
+Long prompts are tokenized in a further thread, since they would hold up the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
 from core.config import Config
 from core.engine_thread import EngineThread
+from core.entry_check import one_line
+from core.errors import HooklineError, RequestError
 from core.llm import LLM
 from core.mailbox import Mailbox
 from core.outputs import Delta, RequestOutput, merge_completions
 from core.plugin_host import PluginHost
 from core.sampling import SamplingParams
-from core.text import Prompt
+from core.text import Prompt, prompt_size
+
+LONG_PROMPT = 4000
+"""Characters of a prompt that takes a millisecond or more to tokenize."""
 
 
 class RequestStream:
@@ -26,6 +35,11 @@ class RequestStream:
     def __init__(self, thread: EngineThread, mailbox: Mailbox, num_completions: int) -> None:
         self._thread, self._mailbox = thread, mailbox
         self._num_open = num_completions
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Deltas may still come."""
+        return self._num_open > 0
 
     def __aiter__(self) -> Self:
         return self
@@ -65,8 +79,8 @@ class RequestStream:
 class AsyncLLM:
     """An engine that coroutines share; options and errors as for `core.LLM`, which is loaded before this returns.
 
-    Its methods are called inside a running event loop; several loops may share it. A prompt is tokenized where it is
-    handed in. Close it, or use it with `async with`.
+    Its methods are called inside a running event loop; several loops may share it. Close it, or use it with
+    `async with`.
     """
 
     def __init__(self, checkpoint: str | None = None, **options: Any) -> None:
@@ -88,6 +102,7 @@ class AsyncLLM:
         except BaseException:
             llm.close()
             raise
+        self._tokenizing = ThreadPoolExecutor(1, "hookline-tokenizer")
         self._thread = EngineThread(llm.desk, llm.enter_thread)
         self._thread.start()
         self._stop = weakref.finalize(self, self._thread.stop)
@@ -118,19 +133,35 @@ class AsyncLLM:
     ) -> RequestStream:
         """Queue a prompt and return its Deltas as they come. Arguments as for LLM.stream, for one prompt.
 
-        Raises: what tokenizing raises; the rest when the first Delta is asked for, as generate.
+        Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
         """
         options = {"follows": True, "is_cumulative": cumulative}
         return self._submit(prompt, params, priority=priority, timeout_s=timeout_s, **options)
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
-        params = params or SamplingParams()
-        mailbox = Mailbox(asyncio.get_running_loop(), is_cumulative=options.get("is_cumulative", False))
-        token_ids = self.llm.codec.encode(prompt)
-        text = prompt if isinstance(prompt, str) else None
-        arrival_s = self.llm.desk.engine.clock()
-        self._thread.submit(mailbox, token_ids, params, prompt=text, arrival_s=arrival_s, **options)
-        return RequestStream(self._thread, mailbox, params.n)
+        params, loop = params or SamplingParams(), asyncio.get_running_loop()
+        mailbox = Mailbox(loop, is_cumulative=options.get("is_cumulative", False))
+        options["prompt"] = prompt if isinstance(prompt, str) else None
+        options["arrival_s"] = self.llm.desk.engine.clock()
+        stream = RequestStream(self._thread, mailbox, params.n)
+        if prompt_size(prompt) < LONG_PROMPT:
+            self._thread.submit(mailbox, self.llm.codec.encode(prompt), params, **options)
+            return stream
+        if not self._stop.alive:
+            raise HooklineError("the engine is closed; make a new one")
+
+        def submit(tokenized: asyncio.Future[list[int]]) -> None:
+            if not stream.is_open:
+                return
+            try:
+                self._thread.submit(mailbox, tokenized.result(), params, **options)
+            except HooklineError as error:
+                mailbox.put(error)
+            except Exception as error:
+                mailbox.put(RequestError(f"the prompt cannot be tokenized: {one_line(error)}"))
+
+        loop.run_in_executor(self._tokenizing, self.llm.codec.encode, prompt).add_done_callback(submit)
+        return stream
 
     @property
     def observers(self) -> dict[str, Any]:
@@ -145,6 +176,7 @@ class AsyncLLM:
     def close(self) -> None:
         """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing."""
         self._stop()
+        self._tokenizing.shutdown(wait=False)  # who waits for it hears that the engine is closed
 
     async def aclose(self) -> None:
         """Close without blocking the event loop."""

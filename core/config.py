@@ -82,6 +82,13 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_COUNT:
                 raise ConfigError(f"engine.{name}={value} must be at least 1 and at most {MAX_COUNT}")
+        if self.max_model_len == 1:
+            raise ConfigError("engine.max_model_len=1 must be at least 2: a token of a prompt, and one of its answer")
+        if self.num_blocks == self.block_size == 1:
+            raise ConfigError(
+                "engine.num_blocks=1 must be at least 2 with engine.block_size=1: a token of a prompt, and one of its "
+                "answer"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +50,13 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
         raise ConfigError("profile has no effect in a simulation: nothing is computed that could be traced")
     cost = cost_model(tree)
     check_machine(tree, bench.config, cost, host)
-    engine = simulated_engine(bench.config, cost, host)
-    started = time.perf_counter()
-    runs = [run_load(engine, bench.workload, repetition) for repetition in range(bench.repeats)]
+    with closing(simulated_engine(bench.config, cost, host)) as engine:
+        started = time.perf_counter()
+        runs = [run_load(engine, bench.workload, repetition) for repetition in range(bench.repeats)]
     wall_s = time.perf_counter() - started
     best = min(runs, key=lambda run: run.seconds)
     metrics = {**summarise(best, bench.slo), **dict.fromkeys(MACHINE)}
     simulated = {"cost": cost_name(tree), **_speed(runs, wall_s)}
-    engine.close()
     described = {**describe(tree), **_describe_engine(bench, engine.limits, cost)}
     return {**described, **outcome(bench, metrics), "simulated": simulated}, best
 
@@ -76,9 +76,8 @@ def predict(cost: CostModel, config: Mapping[str, Any], num_blocks: int | None =
     tree = {**config, "engine": {**config["engine"], "num_blocks": config["engine"].get("num_blocks") or num_blocks}}
     given = {key: value for key, value in tree.items() if value is not None}
     bench = validate_bench({**default_tree(), **given}, host)
-    engine = simulated_engine(bench.config, cost, host)
-    recording = run_load(engine, bench.workload)
-    engine.close()
+    with closing(simulated_engine(bench.config, cost, host)) as engine:
+        recording = run_load(engine, bench.workload)
     return summarise(recording, bench.slo)
 
 

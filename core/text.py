@@ -6,7 +6,7 @@ are taken, and outputs have no text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -121,6 +121,13 @@ def is_chat(prompt: object) -> bool:
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         return False
     return all(map(_is_message, prompt))
+
+
+def prompt_size(prompt: object) -> int:
+    """How much there is to encode: characters of a text or of a chat's messages, else token ids; 0 for what is none."""
+    if isinstance(prompt, Sequence) and is_chat(prompt):
+        return sum(len(str(message.get("content", ""))) for message in prompt)
+    return len(prompt) if isinstance(prompt, Sized) else 0
 
 
 def as_prompts(prompts: Any) -> list[Any]:

@@ -54,6 +54,15 @@ def test_a_field_that_differs_within_one_choice_is_a_column(tmp_path):
     assert names(read_jobs([tmp_path])) == ["workload", "workload.rate"]
 
 
+def test_a_key_that_older_revisions_do_not_know_is_no_column(tmp_path):
+    old, new = {"tp": 1, "engine": {"seqs": 4}}, {"tp": 1, "engine": {"seqs": 4, "timeout_s": 5.0}}
+    make_job(tmp_path, 0, (), old, make_recording(), revision="a" * 40)
+    make_job(tmp_path, 1, (), new, make_recording(), revision="b" * 40)
+    assert names(read_jobs([tmp_path])) == ["revision"]
+    make_job(tmp_path, 2, (), old, make_recording(), revision="b" * 40)  # left out by a job that knows it
+    assert names(read_jobs([tmp_path])) == ["engine.timeout_s", "revision"]
+
+
 def test_what_it_came_to_is_a_column_if_the_same_was_asked_for(tmp_path):
     make_job(tmp_path, 0, (), {"tp": 1, "device": "auto"}, make_recording(), device="cpu", revision="a" * 40)
     make_job(tmp_path, 1, (), {"tp": 1, "device": "auto"}, make_recording(), device="gpu", simulated=True)

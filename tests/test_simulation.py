@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from core.config import validate
 from core.cost import CostModel, Curve, HostCost, read_cost
 from core.cost_fit import fit_cost, read_measured
 from core.drive import drive
+from core.errors import ConfigError
 from core.metrics import Slo, summarise
 from core.plugin_host import PluginHost
 from core.presets import CONF
@@ -99,6 +101,21 @@ def test_a_result_line_is_a_benchmarks_and_says_that_it_is_simulated(tmp_path, m
     assert line["metrics"]["start_to_first_token_s"] is None
     assert line["num_blocks"] == read_cost(CONF / "cost_models/h200_qwen3_0_6b.json").origin["num_blocks"]
     assert "output_tok_s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("simulate", [lambda: main(["workload=poisson"]), lambda: predict(COST, {"engine": ENGINE})])
+def test_a_simulation_that_breaks_off_closes_its_engine(simulate, tmp_path, monkeypatch):
+    def break_off(engine, *what):
+        closed = engine.close
+        engine.close = lambda: (engines.append(engine), closed())
+        raise ConfigError("this load cannot be run")
+
+    engines = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("core.bench.run_load", break_off)
+    with suppress(ConfigError):
+        assert simulate() == 2
+    assert len(engines) == 1
 
 
 def test_a_simulated_sweep_has_a_line_for_each_job(tmp_path):

@@ -1,7 +1,8 @@
 """What sets the jobs of a sweep apart: the configuration keys whose values differ, as columns.
 
 A group whose choice differs (`scheduler=a,b`, `workload=x,y`) is one column; a key inside of it is a column only if it
-differs between jobs of the same choice. Knows no group and no option.
+differs between jobs of the same choice. A key that only jobs of other revisions have says nothing: it may have been
+there under another name, or be new. Knows no group and no option.
 """
 
 from __future__ import annotations
@@ -99,12 +100,24 @@ def _candidates(jobs: Sequence[Job]) -> dict[str, _Candidate]:
 def _differing(name: str, candidate: _Candidate, jobs: Sequence[Job]) -> Column | None:
     """The column, if jobs of the same choice of its group differ in it; who does not say, does not differ."""
     values = {job.id: candidate.of(job) for job in jobs}
+    revisions = {job.record.get("revision") for job in jobs if _has(job, name)}
     seen = defaultdict(set)
     for job in jobs:
-        if values[job.id] is not None or (candidate.asked and job.config):
+        may_be_none = candidate.asked and job.config and job.record.get("revision") in revisions
+        if values[job.id] is not None or may_be_none:
             choice = _choice(job, candidate.group) if candidate.group else None
             seen[choice].add(json.dumps(values[job.id], sort_keys=True, default=str))
     return Column(name, values) if any(len(different) > 1 for different in seen.values()) else None
+
+
+def _has(job: Job, name: str) -> bool:
+    """Whether a job's configuration has this key, or its arguments set it."""
+    tree: Any = job.config
+    for part in name.split("."):
+        if not isinstance(tree, Mapping) or part not in tree:
+            return name in job.overrides
+        tree = tree[part]
+    return True
 
 
 def _choice(job: Job, group: str) -> Any:

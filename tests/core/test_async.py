@@ -397,3 +397,80 @@ def test_a_thread_that_cannot_begin_leaves_nobody_waiting():
             await asyncio.wait_for(llm.generate(PROMPT), PATIENCE_S)
 
     asyncio.run(check())
+
+
+LONG = "BCD" * 2000
+
+
+class SlowLetters(Letters):
+    """Takes long prompts apart when it is told to, and breaks off at a question mark."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_go = threading.Event()
+
+    def encode(self, prompt):
+        if len(prompt) > 100:
+            assert self.may_go.wait(PATIENCE_S)
+        if isinstance(prompt, str) and "?" in prompt:
+            raise ValueError("no such letter")
+        return super().encode(prompt)[:4]
+
+
+def async_llm_with(codec):
+    llm = async_llm()
+    llm.llm.codec = llm.llm.desk.codec = codec
+    return llm
+
+
+def test_a_long_prompt_is_tokenized_beside_the_event_loop():
+    codec = SlowLetters()
+
+    async def check(llm):
+        waiting = [asyncio.create_task(llm.generate(prompt, params())) for prompt in (LONG, list(range(5000)))]
+        assert (await llm.generate("BCDB", params())).text == letters(8, prompt=[1, 2, 3, 1])
+        assert not any(task.done() for task in waiting)
+        codec.may_go.set()
+        text, ids = await asyncio.gather(*waiting)
+        assert text.text == letters(8, prompt=[1, 2, 3, 1]) and text.prompt == LONG
+        assert ids.text == letters(8, prompt=[0, 1, 2, 3]) and ids.prompt is None
+
+    run(check, async_llm_with(codec))
+
+
+def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
+    codec = SlowLetters()
+
+    async def check(llm):
+        task, stream = asyncio.create_task(llm.generate(LONG, params())), llm.stream(LONG, params())
+        await asyncio.sleep(0)
+        task.cancel()
+        await stream.aclose()
+        submitted = []
+        llm._thread.submit = lambda *what, **options: submitted.append(what)
+        codec.may_go.set()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
+        await asyncio.sleep(0)
+        assert task.cancelled() and not submitted
+
+    run(check, async_llm_with(codec))
+
+
+def test_a_long_prompt_that_cannot_be_tokenized_is_refused_and_a_closed_engine_says_so():
+    codec = SlowLetters()
+    codec.may_go.set()
+
+    async def check(llm):
+        with pytest.raises(RequestError, match="the prompt cannot be tokenized: ValueError: no such letter"):
+            await llm.generate("?" + LONG, params())
+        codec.may_go.clear()
+        late = asyncio.create_task(llm.generate(LONG, params()))
+        await asyncio.sleep(0)
+        await llm.aclose()
+        codec.may_go.set()
+        for task in (late, llm.generate(LONG, params())):
+            with pytest.raises(HooklineError, match="the engine is closed"):
+                await task
+
+    run(check, async_llm_with(codec))

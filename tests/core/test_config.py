@@ -201,6 +201,14 @@ def test_an_unknown_name_gets_near_misses_among_presets_too(presets: Path) -> No
         ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs=0 must be at least 1"),
         ({"engine": {"max_num_batched_tokens": 0}}, "engine.max_num_batched_tokens=0 must be at least 1"),
         ({"engine": {"max_model_len": -1}}, "engine.max_model_len=-1 must be at least 1"),
+        (
+            {"engine": {"max_model_len": 1}},
+            "engine.max_model_len=1 must be at least 2: a token of a prompt, and one of",
+        ),
+        (
+            {"engine": {"num_blocks": 1, "block_size": 1}},
+            "engine.num_blocks=1 must be at least 2 with engine.block_size=1",
+        ),
         ({"engine": {"block_size": 0}}, "engine.block_size=0 must be at least 1"),
         ({"engine": {"num_blocks": 0}}, "engine.num_blocks=0 must be at least 1"),
         (
