@@ -1,12 +1,15 @@
-"""How far a GPU has got with what the host launched: marks in its stream, each a copy of eight bytes to the host.
+"""How far a GPU has got with what the host launched: behind each mark, eight bytes are copied to the host.
 
-For steps that the host launches in a moment and the device computes for seconds. Asking takes no call of CUDA, which
-another thread must not make while a graph is captured.
+For steps that the host launches in a moment and the device computes for seconds. The copies have a stream of their own,
+so that computing never waits behind other copies for them. Asking takes no call of CUDA, which another thread must not
+make while a graph is captured.
 """
 
 from __future__ import annotations
 
 import torch
+
+from core.aside import Aside
 
 NUM_NUMBERS = 1 << 16
 """Marks that differ; then they begin again. Far fewer are passed between two looks."""
@@ -19,6 +22,7 @@ class DeviceMarks:
         self._numbers_K = torch.arange(NUM_NUMBERS, device=device)
         self._latest_1 = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._seen_1 = self._latest_1.numpy()
+        self._aside = Aside(device)
         self._next, self._num_reached, self._before = 0, 0, 0
 
     def mark(self) -> None:
@@ -26,12 +30,12 @@ class DeviceMarks:
         if torch.cuda.is_current_stream_capturing():
             return
         self._next = (self._next + 1) % NUM_NUMBERS
-        self._latest_1.copy_(self._numbers_K[self._next : self._next + 1], non_blocking=True)
+        number_1 = self._numbers_K[self._next : self._next + 1]
+        self._aside(lambda: self._latest_1.copy_(number_1, non_blocking=True))
 
     def num_reached(self) -> int:
         """See Marks."""
         latest = int(self._seen_1[0])
-        num_passed = (latest - self._before) % NUM_NUMBERS
-        if num_passed < NUM_NUMBERS // 2:  # else one of another stream came late
-            self._num_reached, self._before = self._num_reached + num_passed, latest
+        self._num_reached += (latest - self._before) % NUM_NUMBERS
+        self._before = latest
         return self._num_reached

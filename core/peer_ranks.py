@@ -59,6 +59,7 @@ class PeerRanks(ProcessRanks):
         """See Ranks."""
         if self.copies is None or len(residual_chunks) == 1:
             return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+        self.reached_collective()
         return self.copies.add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:

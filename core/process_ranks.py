@@ -115,9 +115,13 @@ class ProcessRanks(Ranks):
         self._run(lambda: self.group.allreduce([x], options))
         return x
 
-    def _run(self, start: Callable[[], Any]) -> None:
+    def reached_collective(self) -> None:
+        """Tell who watches this rank that it got as far as its next collective, of whatever kind."""
         if self.pulse is not None:
             self.pulse.reach_collective()
+
+    def _run(self, start: Callable[[], Any]) -> None:
+        self.reached_collective()
         with losing_others():
             work = start()
             if work is not None:

@@ -75,3 +75,14 @@ def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
 def test_a_block_has_a_signal_for_each_area_slot_and_rank_then_two_copies_of_each_slot():
     assert signal_bytes(3, 10) == NUM_AREAS * 10 * 3 * SIGNAL_BYTES
     assert block_bytes(3, 10, 2048) == signal_bytes(3, 10) + NUM_AREAS * 10 * NUM_COPIES * 2048
+
+
+def test_sums_of_many_rows_by_copies_count_as_progress_like_those_of_the_group():
+    reached = []
+    pulse = SimpleNamespace(reach_collective=lambda: reached.append(1))
+    copies = SimpleNamespace(add_rms_norm_each=lambda kernels, partials, *_: iter(partials))
+    ranks, chunks = PeerRanks(0, 2, FakeGroup(), pulse=pulse, copies=copies), [torch.ones(3, 4), torch.ones(3, 4)]
+    assert len(list(ranks.add_rms_norm_each(None, chunks, chunks, torch.ones(4), 1e-6))) == 2
+    assert len(reached) == 1
+    ranks.all_reduce(torch.ones(3, 4))
+    assert len(reached) == 2
