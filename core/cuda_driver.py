@@ -31,19 +31,21 @@ class Driver:
         Raises: CapacityError if there is no room.
         """
         address, size = ctypes.c_uint64(), ctypes.c_size_t(num_bytes)
-        if self._cuda.cuMemAlloc_v2(ctypes.byref(address), size) == _OUT_OF_MEMORY:
+        code = self._cuda.cuMemAlloc_v2(ctypes.byref(address), size)
+        if code == _OUT_OF_MEMORY:
             raise CapacityError(
                 f"the GPU has no room for {num_bytes / _GIB:.2f} GiB that ranks share; lower "
                 "engine.max_num_batched_tokens or free the GPU"
             )
-        self._check("cuMemsetD8_v2", address, ctypes.c_ubyte(0), size)
+        _check("cuMemAlloc_v2", code)
+        self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), size)
         torch.cuda.synchronize()
         return address.value
 
     def handle(self, address: int) -> bytes:
         """What another process needs to open this memory."""
         handle = _Handle()
-        self._check("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
@@ -65,27 +67,25 @@ class Driver:
     def copy(self, to: int, source: int, num_bytes: int) -> None:
         """Copy between GPUs by a copy engine."""
         size = ctypes.c_size_t(num_bytes)
-        self._check("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), size, _stream())
+        self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), size, _stream())
 
     def signal(self, address: int, value: int) -> None:
         """Write a 32-bit word, of any GPU's memory, behind all that the stream has done."""
         no_flags = ctypes.c_uint(0)
-        self._check("cuStreamWriteValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), no_flags)
+        self._call("cuStreamWriteValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), no_flags)
 
     def wait(self, address: int, value: int) -> None:
         """Let the stream wait until a 32-bit word of our own memory is at least the value."""
         at_least = ctypes.c_uint(_AT_LEAST)
-        self._check("cuStreamWaitValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), at_least)
+        self._call("cuStreamWaitValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), at_least)
 
     def fill(self, address: int, value: int, num_words: int) -> None:
         """Fill with a 32-bit value; never raises."""
         words = ctypes.c_size_t(num_words)
         self._cuda.cuMemsetD32Async(ctypes.c_uint64(address), ctypes.c_uint(value), words, _stream())
 
-    def _check(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._cuda, name)(*arguments)
-        if code:
-            raise HooklineError(f"the CUDA driver's {name} failed with code {code} while ranks shared memory")
+    def _call(self, name: str, *arguments: Any) -> None:
+        _check(name, getattr(self._cuda, name)(*arguments))
 
 
 class _Handle(ctypes.Structure):
@@ -94,3 +94,8 @@ class _Handle(ctypes.Structure):
 
 def _stream() -> ctypes.c_void_p:
     return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def _check(name: str, code: int) -> None:
+    if code:
+        raise HooklineError(f"the CUDA driver's {name} failed with code {code} while ranks shared memory")

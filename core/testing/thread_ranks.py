@@ -48,6 +48,10 @@ class ThreadRanks(Ranks):
         """See Ranks."""
         return torch.cat(self.group.exchange(self.rank, x), -1)
 
+    def smallest(self, value: int) -> int:
+        """See Ranks."""
+        return min(int(other) for other in self.group.exchange(self.rank, torch.tensor(value)))
+
 
 def on_ranks(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
     """Run `work` on every rank at once; its results in order of rank. The first rank's error is raised, if any."""

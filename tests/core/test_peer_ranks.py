@@ -7,7 +7,8 @@ import torch
 from core.contracts import AttentionSpec
 from core.parallel import ALONE, Ranks
 from core.peer_memory import NUM_AREAS, NUM_COPIES, SIGNAL_BYTES, block_bytes, signal_bytes
-from core.peer_ranks import PeerRanks, with_exchange
+from core.peer_ranks import PeerRanks, with_copies, with_exchange
+from core.process_ranks import ProcessRanks
 from core.testing.plain_kernels import PlainKernels
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
@@ -63,6 +64,34 @@ def test_the_norm_of_a_sum_is_the_same_either_way():
         actual = ranks.add_rms_norm(kernels, x.clone(), residual.clone(), weight, 1e-6)
         assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
         assert exchange.calls == (["add_rms_norm"] if num_rows == 2 else [])
+
+
+class FakeCopies:
+    """Notes what it is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def add_rms_norm_each(self, kernels, partials, residual_chunks, weight_D, eps):
+        self.given = list(partials)
+        yield from self.given
+
+
+def test_chunks_go_through_copies_and_a_whole_step_does_not():
+    copies, kernels, weight = FakeCopies(), PlainKernels(None, SPEC), torch.ones(4)
+    ranks = PeerRanks(0, 2, FakeGroup(), copies=copies)
+    chunks = [torch.ones(3, 4), torch.ones(2, 4)]
+    assert list(ranks.add_rms_norm_each(kernels, iter(chunks), [torch.zeros(3, 4), torch.zeros(2, 4)], weight, 1e-6))
+    assert copies.given == chunks
+    (normed,) = ranks.add_rms_norm_each(kernels, [torch.ones(3, 4)], residual := [torch.zeros(3, 4)], weight, 1e-6)
+    assert copies.given == chunks and torch.equal(residual[0], torch.full((3, 4), 2.0))
+    torch.testing.assert_close(normed, torch.ones(3, 4))
+
+
+def test_copies_are_for_gpus_alone():
+    assert with_copies(ALONE, SPEC, 64) is ALONE
+    ranks = ProcessRanks(0, 2, FakeGroup())
+    assert with_copies(ranks, SPEC, 64) is ranks
 
 
 def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
