@@ -2,7 +2,7 @@
 
 Plain allocations shared by the driver's own handles: no file, no multicast. What kernels write there, and how they wait
 for each other, is theirs to know; `core.contracts.Exchange` says what they make of it.
-Legend: R ranks, A areas, S slots.
+Legend: R ranks, S slots.
 """
 
 from __future__ import annotations
@@ -19,25 +19,22 @@ from core.errors import HooklineError
 from core.parallel import Ranks
 
 HANDLE_BYTES = 64
-NUM_AREAS = 4
-"""Areas of data, each with a signal of its own for each slot and rank. Exchanges of different kinds take different
-ones, so that each kind uses the two copies of a slot in turn."""
+HEADER_BYTES = 128
+"""Of a block, zero until its rank is let go."""
 NUM_COPIES = 2
-"""Of each slot: an exchange writes one while slower ranks still read the other, from the exchange before."""
+"""Of each slot: the kernels of one exchange fill the other while slower ranks are still in the exchange before."""
 MIN_SLOT_BYTES = 2048
-SIGNAL_BYTES = 8
-LET_GO = 0x4000_0000
-"""In both halves of a signal: larger than any count, so whoever waits for one goes on."""
 _LAZY_PEER_ACCESS = 1
 
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One rank's view. A slot takes what one program exchanges at a time, at most `slot_bytes`.
+    """One rank's view. A slot takes what one program exchanges at a time, at most `slot_bytes`, a multiple
+    of 16, from each rank.
 
-    addresses_R: (R,) int64, each rank's block: signals first, (areas, slots, R) int64, then data, (areas, slots,
-    copies, slot_bytes).
-    counts_AS: (areas, slots) int64, how often this rank has used each slot so far.
+    addresses_R: (R,) int64, each rank's block: a header, whose first 4 bytes become nonzero when the rank is let go,
+    then data, (slots, copies, R + 1, slot_bytes), of which all bytes are 0xFF at first.
+    counts_S: (slots,) int64, how often this rank has used each slot so far.
     """
 
     rank: int
@@ -45,20 +42,15 @@ class PeerMemory:
     num_slots: int
     slot_bytes: int
     addresses_R: Tensor
-    counts_AS: Tensor
+    counts_S: Tensor
     let_go: Callable[[], None] = field(default=lambda: None)
-    """Frees kernels of this rank that wait for signals, from another thread; what they compute is then worthless."""
+    """Frees kernels of this rank that wait for others, from another thread; what they compute is then worthless."""
     close: Callable[[], None] = field(default=lambda: None)
-
-
-def signal_bytes(size: int, num_slots: int) -> int:
-    """Bytes of the signals of a block."""
-    return NUM_AREAS * num_slots * size * SIGNAL_BYTES
 
 
 def block_bytes(size: int, num_slots: int, slot_bytes: int) -> int:
     """Bytes of a rank's block."""
-    return signal_bytes(size, num_slots) + NUM_AREAS * num_slots * NUM_COPIES * slot_bytes
+    return HEADER_BYTES + num_slots * NUM_COPIES * (size + 1) * slot_bytes
 
 
 def share_memory(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.device) -> PeerMemory | None:
@@ -89,7 +81,7 @@ def share_memory(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.de
 
     def let_go() -> None:
         with torch.cuda.device(device):
-            driver.fill(mine, LET_GO, signal_bytes(ranks.size, num_slots) // 4, side.cuda_stream)
+            driver.fill(mine, 1, HEADER_BYTES // 4, side.cuda_stream)
 
     return PeerMemory(
         ranks.rank,
@@ -97,7 +89,7 @@ def share_memory(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.de
         num_slots,
         slot_bytes,
         torch.tensor(addresses, dtype=torch.int64, device=device),
-        torch.zeros(NUM_AREAS, num_slots, dtype=torch.int64, device=device),
+        torch.zeros(num_slots, dtype=torch.int64, device=device),
         let_go,
         close,
     )
@@ -110,10 +102,11 @@ class _Driver:
         self._cuda = ctypes.CDLL("libcuda.so.1")
 
     def allocate(self, num_bytes: int) -> int:
-        """Zeroed device memory; returns its address."""
+        """A block as PeerMemory says; returns its address."""
         address = ctypes.c_uint64()
         self._check("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
-        self._check("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
+        self._check("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), ctypes.c_size_t(num_bytes))
+        self._check("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(HEADER_BYTES))
         torch.cuda.synchronize()
         return address.value
 

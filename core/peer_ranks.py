@@ -81,8 +81,8 @@ def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_si
     offered: Any = getattr(kernels, "exchange", None)
     if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda" or offered is None:
         return ranks
-    num_slots = -(-min(MAX_ROWS, spec.max_num_batched_tokens) // ranks.size) * ranks.size
-    slot_bytes = max(MIN_SLOT_BYTES, hidden_size * spec.dtype.itemsize)
+    num_slots = min(MAX_ROWS, spec.max_num_batched_tokens)
+    slot_bytes = max(MIN_SLOT_BYTES, -(-hidden_size * spec.dtype.itemsize // 16) * 16)
     peers = share_memory(ranks, num_slots, slot_bytes, spec.device)
     if peers is None:
         if ranks.rank == 0:

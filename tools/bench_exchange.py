@@ -1,13 +1,16 @@
 """Sums over ranks of a few rows, each with the norm that follows: nccl, torch's symmetric memory and the exchange.
 
 python tools/bench_exchange.py [NUM_GPUS] [WIDTH]: microseconds a call in a CUDA graph of many, bfloat16, rank 0's
-clock, after checking each against a float32 sum. Torch's one-shot and two-shot run without multicast.
+clock, after checking each against a float32 sum, and many exchanges of all kinds in a random order. Torch's one-shot
+and two-shot run without multicast. "mm" is a product of the rows with one of many matrices, as an output projection's.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
+import threading
 
 import numpy as np
 import torch
@@ -19,11 +22,17 @@ from core.parallel import Ranks
 from core.peer_memory import share_memory
 from core.process_ranks import connect
 from core.pulse import PULSE_WORDS, Pulse
+from plugins.kernels import triton_exchange
 from plugins.kernels.triton_exchange import TritonExchange, Way
 from plugins.kernels.triton_ops import add_rms_norm
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 CALLS, REPLAYS = 64, 20
+MIXED = 300
+"""Exchanges in a random order."""
+MATRICES = 8
+VARIANTS = [tuple(map(int, variant.split(","))) for variant in os.environ.get("VARIANTS", "").split()]
+"""Registers and warps to try beside the module's own, as `VARIANTS="64,16 96,8"`."""
 
 
 def us_a_call(call, device):
@@ -49,6 +58,114 @@ def us_a_call(call, device):
     return sorted(times)[len(times) // 2]
 
 
+def check_mixed(exchange, rank, size, width, device):
+    """Sums of all sizes and types both ways, and draws, on ranks of which each is late at times."""
+    common, own = random.Random(0), random.Random(rank)
+    default, results = exchange.way, []
+    for number in range(MIXED):
+        rows, way = common.choice((1, 3, 16, 40, 100, 300)), common.choice(list(Way))
+        dtype = common.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32))
+        columns = common.choice((width, width // 4, 48)) // (2 if dtype == torch.float32 else 1)
+        exchange.way = lambda num_rows, way=way: way
+        generators = [torch.Generator(device).manual_seed(number * size + peer) for peer in range(size)]
+        parts = [torch.randn(rows, columns, generator=one, device=device).to(dtype) for one in generators]
+        if own.random() < 0.3:
+            torch.cuda._sleep(own.randrange(200_000))
+        expected = torch.zeros(rows, columns, device=device)
+        for part in parts:
+            expected += part.float()
+        results.append((exchange.all_reduce(parts[rank].clone()), expected.to(dtype)))
+        scores = torch.stack([part[:, 0].float() for part in parts])
+        tokens = torch.arange(rows, device=device) + 1000 * torch.arange(size, device=device)[:, None]
+        best = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
+        results.append((best, tokens.gather(0, scores.argmax(0, keepdim=True))[0]))
+    exchange.way = default
+    torch.cuda.synchronize()
+    wrong = [number for number, (found, expected) in enumerate(results) if not torch.equal(found, expected)]
+    assert not wrong, (rank, wrong[:10])
+
+
+def check_way(exchange, own, total, residual, weight, size):
+    """A sum near the float32 one, its norm near the plain one, and both the same bits on all ranks."""
+    summed = exchange.all_reduce(own.clone())
+    error = ((summed.float() - total).norm() / total.norm()).item()
+    assert error < 4e-3, error
+    normed, added = exchange.add_rms_norm(own.clone(), residual.clone(), weight, 1e-6)
+    expected, expected_added = add_rms_norm(summed.clone(), residual.clone(), weight, 1e-6)
+    assert torch.equal(added, expected_added)
+    torch.testing.assert_close(normed, expected, rtol=1e-2, atol=1e-2)
+    for result in (summed, normed):
+        everyone = [torch.empty_like(result) for _ in range(size)]
+        dist.all_gather(everyone, result)
+        assert all(torch.equal(everyone[0], one) for one in everyone)
+
+
+def time_ways(exchange, own, residual, weight, device):
+    """Each way of the exchange, and its variants."""
+    x, r, found = own.clone(), residual.clone(), {}
+    defaults = triton_exchange.REGISTERS, triton_exchange.MOST_WARPS, exchange.way
+    for way in Way:
+        exchange.way = lambda num_rows, way=way: way
+        for registers, warps in [(defaults[0][way], defaults[1]), *VARIANTS]:
+            triton_exchange.REGISTERS, triton_exchange.MOST_WARPS = {way: registers}, warps
+            name = way.value + (f"{registers},{warps}" if VARIANTS else "")
+            found[name] = us_a_call(lambda: exchange.add_rms_norm(x, r, weight, 1e-6), device)
+    triton_exchange.REGISTERS, triton_exchange.MOST_WARPS, exchange.way = defaults
+    return found
+
+
+def time_after_products(exchange, own, residual, weight, size, device):
+    """A product with the plain norm, and with each way."""
+    rows, width = own.shape
+    inner = torch.randn(rows, 8192 // size, device=device).bfloat16()
+    matrices = [torch.randn(width, 8192 // size, device=device).bfloat16() for _ in range(MATRICES)]
+    x, r = own.clone(), residual.clone()
+
+    def calls(then):
+        def call():
+            for matrix in matrices:
+                torch.mm(inner, matrix.t(), out=x)
+                then()
+
+        return us_a_call(call, device) / MATRICES
+
+    found = {"mm,norm": calls(lambda: add_rms_norm(x, r, weight, 1e-6))}
+    default = exchange.way
+    for way in Way:
+        exchange.way = lambda num_rows, way=way: way
+        found[f"mm,{way.value}"] = calls(lambda: exchange.add_rms_norm(x, r, weight, 1e-6))
+    exchange.way = default
+    return found
+
+
+def time_others(ranks, shared, name, own, residual, weight, device):
+    """nccl, the norm alone, and torch's sums without a norm."""
+    x, r = own.clone(), residual.clone()
+    found = {
+        "nccl,norm": us_a_call(lambda: add_rms_norm(ranks.all_reduce(x), r, weight, 1e-6), device),
+        "norm": us_a_call(lambda: add_rms_norm(x, r, weight, 1e-6), device),
+    }
+    if shared is not None:
+        part = shared[: own.numel()].view(own.shape)
+        found["torch1"] = us_a_call(lambda: torch.ops.symm_mem.one_shot_all_reduce(part, "sum", name), device)
+        found["torch2"] = us_a_call(lambda: torch.ops.symm_mem.two_shot_all_reduce_(part, "sum", name), device)
+    return found
+
+
+def check_let_go(exchange, rank, device):
+    """Rank 0 waits for others that never come, until it is let go."""
+    if rank == 0:
+        watchdog = threading.Timer(20, lambda: (print("rank 0 was not let go", flush=True), os._exit(1)))
+        watchdog.start()
+        for way in Way:
+            exchange.way = lambda num_rows, way=way: way
+            exchange.all_reduce(torch.ones(8, 1024, device=device))
+        exchange.peers.let_go()
+        torch.cuda.synchronize(device)
+        watchdog.cancel()
+    dist.barrier()
+
+
 def work(rank, size, width, port):
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
@@ -56,8 +173,7 @@ def work(rank, size, width, port):
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
     ranks = connect(dist.PrefixStore("bench", store), Ranks(rank, size), device, pulse)
-    peers = share_memory(ranks, 512, width * 2, device)
-    exchange = TritonExchange(peers)
+    exchange = TritonExchange(share_memory(ranks, 512, width * 2, device))
     weight = torch.rand(width, device=device).bfloat16()
     name = dist.group.WORLD.group_name
     try:
@@ -66,53 +182,24 @@ def work(rank, size, width, port):
     except Exception as error:
         shared = None
         print("torch's symmetric memory:", error)
+    check_mixed(exchange, rank, size, width, device)
     for rows in ROWS:
-        own = torch.randn(rows, width, device=device).bfloat16()
+        own, residual = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
+        dist.broadcast(residual, 0)
         total = own.float()
         dist.all_reduce(total)
-        x, residual = own.clone(), torch.randn(rows, width, device=device).bfloat16()
-
-        def call_of(way, fused, x=x, residual=residual):
-            def call():
-                exchange.way = lambda num_rows: way
-                if fused:
-                    exchange.add_rms_norm(x, residual, weight, 1e-6)
-                else:
-                    add_rms_norm(exchange.all_reduce(x), residual, weight, 1e-6)
-
-            return call
-
-        found = {}
         for way in Way:
             exchange.way = lambda num_rows, way=way: way
-            result = exchange.all_reduce(own.clone())
-            error = ((result.float() - total).norm() / total.norm()).item()
-            assert error < 4e-3, (way, rows, error)
-            everyone = [torch.empty_like(result) for _ in range(size)]
-            dist.all_gather(everyone, result)
-            assert all(torch.equal(everyone[0], one) for one in everyone), (way, rows)
-            found[way.value] = us_a_call(call_of(way, True), device)
-        found["nccl+norm"] = us_a_call(
-            lambda x=x, r=residual: add_rms_norm(ranks.all_reduce(x), r, weight, 1e-6), device
-        )
-        found["norm"] = us_a_call(lambda x=x, r=residual: add_rms_norm(x, r, weight, 1e-6), device)
-        if shared is not None:
-            part = shared[: rows * width].view(rows, width)
-            for kind, op in (
-                ("torch1", lambda part=part: torch.ops.symm_mem.one_shot_all_reduce(part, "sum", name)),
-                ("torch2", lambda part=part: torch.ops.symm_mem.two_shot_all_reduce_(part, "sum", name)),
-            ):
-                try:
-                    found[kind] = us_a_call(op, device)
-                except Exception as error:
-                    found[kind] = float("nan")
-                    print(kind, str(error)[:200])
+            check_way(exchange, own, total, residual, weight, size)
+        found = time_ways(exchange, own, residual, weight, device)
+        found |= time_others(ranks, shared, name, own, residual, weight, device)
+        if rows >= 32:
+            found |= time_after_products(exchange, own, residual, weight, size, device)
         if rank == 0:
-            print(
-                f"tp={size} rows {rows:4}: " + "  ".join(f"{key} {value:6.1f}" for key, value in found.items()),
-                flush=True,
-            )
-    dist.barrier()
+            print(f"tp={size} rows {rows:3}: " + "  ".join(f"{key} {us:.1f}" for key, us in found.items()), flush=True)
+    check_let_go(exchange, rank, device)
+    if rank == 0:
+        print(f"tp={size}: a rank alone was let go", flush=True)
     os._exit(0)
 
 

@@ -1,10 +1,15 @@
 """Sums over ranks through the GPUs' direct view of each other's memory, fused with the norm that follows.
 
-A program has a row of the tensor and a slot of each rank's block of memory, and meets the other ranks' programs of the
-same row. Every rank adds in order of rank, so all hold the same bits. Counts that only grow, kept on the device, tell
-one exchange from the last, so a captured graph replays. Nothing here uses multicast. Two ways:
-- at once: each rank writes its row into its own memory, signals, and reads all others' rows;
-- by owner: row r is summed up by rank r mod R, which writes the sum to all; fewer bytes for many rows.
+A program has a row, and stores what others need of it straight into their memory; nobody signals. A place that nothing
+has arrived at holds all ones, a NaN that is never sent, so whoever waits looks at the data themselves, takes them, and
+puts all ones back. Two ways, of which each gives all ranks the same bits; nothing here uses multicast:
+- at once: each rank sends its row to all, and adds all rows in order of rank;
+- by parts: each rank adds up one part of every row's columns, and sends the sum to all; fewer bytes, but two trips.
+
+Why two copies of a slot suffice, taken in turn: to complete an exchange a rank needs something of every other rank's
+kernel of that exchange. So when a rank sends for exchange n + 2, all others have begun their kernel of n + 1, and with
+it ended that of n, which left its copy all ones again. Counts that only grow, kept on the device, say whose turn it is:
+a captured graph replays, and slots may be used by different kinds of exchanges, and differently often.
 Legend: T rows, D columns, R ranks, N rows of a draw.
 """
 
@@ -12,6 +17,7 @@ Legend: T rows, D columns, R ranks, N rows of a draw.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import torch
 import triton
@@ -19,186 +25,222 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from core.peer_memory import MIN_SLOT_BYTES, NUM_AREAS, NUM_COPIES, PeerMemory
+from core.peer_memory import HEADER_BYTES, MIN_SLOT_BYTES, NUM_COPIES, PeerMemory
 from plugins.kernels.triton_launch import launch_options
 
-AREAS = tl.constexpr(NUM_AREAS)
-ONCE, PARTS, SUMS, BEST = (tl.constexpr(area) for area in range(NUM_AREAS))
-"""What each area of the memory is for. The two copies of a slot take turns, which `count % 2` says."""
+HEADER = tl.constexpr(HEADER_BYTES)
+COPIES = tl.constexpr(NUM_COPIES)
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""
-PAIR_BYTES = 12
-"""A draw's token and score."""
-assert PAIR_BYTES * BEST_ROWS <= MIN_SLOT_BYTES and NUM_COPIES == 2
+PAIR_BYTES = 8
+"""A draw's score and token."""
+assert PAIR_BYTES * BEST_ROWS <= MIN_SLOT_BYTES
+WORD_BYTES = 4
+"""Of what arrives whole, and is looked at whole: a pair of columns, or one of float32."""
+PART_MULTIPLE = 4
+"""Words of a part, so that each begins where 16 bytes do."""
 MOST_ROWS_AT_ONCE = {2: 512, 3: 64, 4: 32}
-"""By number of ranks; with more rows, each is summed up by its owner. Measured: docs/log.md."""
+"""By number of ranks; of more rows, each rank sums up a part. Measured: docs/log.md."""
 FEW_ROWS_AT_ONCE = 16
 """For more ranks."""
-MOST_ROWS_BY_OWNER = 320
-"""More rows than this, and than those at once, are for nccl."""
+MOST_WARPS = 16
 
 
 class Way(Enum):
     """How rows are summed up, see above."""
 
     AT_ONCE = "once"
-    BY_OWNER = "owner"
+    BY_PARTS = "parts"
+
+
+REGISTERS = {Way.AT_ONCE: 64, Way.BY_PARTS: 48}
+"""Most of a thread, so that a program of the next product finds room beside one of ours."""
 
 
 @triton.jit
-def _data(addresses, peer, slot, count, dtype: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-          SLOT_BYTES: tl.constexpr, AREA: tl.constexpr):  # fmt: skip
-    """A peer's copy of a slot for this count, as a pointer."""
-    at = AREAS * SLOTS * SIZE * 8 + ((AREA * SLOTS + slot) * 2 + count % 2) * SLOT_BYTES
-    return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(dtype)), 16)
+def _place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
+    """Where a slot's data of one source are in a peer's memory, for this count. Source SIZE has the sums of parts."""
+    at = HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
+    return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(word)), 16)
 
 
 @triton.jit
-def _signal_all(addresses, rank, slot, count, SIZE: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr,
-                AREA: tl.constexpr):  # fmt: skip
-    """Tell every rank's program of this slot that what this one stored can be read."""
-    tl.debug_barrier()  # all threads have stored before one of them signals
-    peer = tl.arange(0, LANES)
-    is_peer = peer < SIZE
-    theirs = tl.load(addresses + peer, mask=is_peer, other=0) + ((AREA * SLOTS + slot) * SIZE + rank) * 8
-    tl.atomic_xchg(theirs.to(tl.pointer_type(tl.int64)), count, mask=is_peer, sem="release", scope="sys")
+def _sendable(words):
+    """Never all ones, which is one of many NaNs: another in its stead."""
+    return tl.where(words == -1, -0x8001, words)
 
 
 @triton.jit
-def _signal_one(addresses, peer, rank, slot, count, SIZE: tl.constexpr, SLOTS: tl.constexpr, AREA: tl.constexpr):
-    """Tell one rank's."""
-    tl.debug_barrier()
-    theirs = tl.load(addresses + peer) + ((AREA * SLOTS + slot) * SIZE + rank) * 8
-    tl.atomic_xchg(theirs.to(tl.pointer_type(tl.int64)), count, sem="release", scope="sys")
+def _low(words, dtype: tl.constexpr):
+    """Of each word the first column, or the only one, as float32."""
+    if dtype == tl.bfloat16:
+        return (words << 16).to(tl.float32, bitcast=True)
+    elif dtype == tl.float16:
+        return words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return words.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _wait_for_all(addresses, rank, slot, count, SIZE: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr,
-                  AREA: tl.constexpr):  # fmt: skip
-    """Wait until every rank's program of this slot has signalled here."""
-    peer = tl.arange(0, LANES)
-    is_peer = peer < SIZE
-    mine = (tl.load(addresses + rank) + ((AREA * SLOTS + slot) * SIZE + peer) * 8).to(tl.pointer_type(tl.int64))
-    nothing = tl.zeros((LANES,), dtype=tl.int64)
-    least = count - 1
-    while least < count:
-        seen = tl.atomic_add(mine, nothing, mask=is_peer, sem="acquire", scope="sys")
-        least = tl.min(tl.where(is_peer, seen, count))
-    tl.debug_barrier()
+def _high(words, dtype: tl.constexpr):
+    """The second column, or zeros."""
+    if dtype == tl.bfloat16:
+        return (words & -0x10000).to(tl.float32, bitcast=True)
+    elif dtype == tl.float16:
+        return (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return (words & 0).to(tl.float32)
 
 
 @triton.jit
-def _wait_for_one(addresses, peer, rank, slot, count, SIZE: tl.constexpr, SLOTS: tl.constexpr, AREA: tl.constexpr):
-    """Wait until one rank's has."""
-    mine = (tl.load(addresses + rank) + ((AREA * SLOTS + slot) * SIZE + peer) * 8).to(tl.pointer_type(tl.int64))
-    while tl.atomic_add(mine, 0, sem="acquire", scope="sys") < count:
-        pass
-    tl.debug_barrier()
+def _pack(low, high, dtype: tl.constexpr):
+    """The opposite of both."""
+    if dtype == tl.float32:
+        return low.to(tl.int32, bitcast=True)
+    else:
+        first = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        return first | (high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
-def _norm(x, weight, residual_at, out_at, width, inside, eps):
-    """As triton_ops' norm, of a sum that is not in memory."""
-    tl.store(residual_at, x.to(residual_at.dtype.element_ty), mask=inside)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    tl.store(out_at, (x * scale * weight).to(out_at.dtype.element_ty), mask=inside)
+def _must_wait(is_missing, addresses, rank):
+    """Whether anything is missing, unless this rank was let go, see PeerMemory."""
+    let_go = tl.load(tl.load(addresses + rank).to(tl.pointer_type(tl.int32)), volatile=True)
+    return (tl.max(is_missing.to(tl.int32), axis=0) != 0) & (let_go == 0)
+
+
+@triton.jit
+def _take_sum(here, word, inside, own, rank, addresses, dtype: tl.constexpr, SIZE: tl.constexpr,
+              SLOT_BYTES: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
+    """Wait for what all other ranks sent to `here` and on, add it and our own in order of rank: the sum as words."""
+    ranks = tl.full((WORDS,), rank, tl.int32)
+    low, high = tl.zeros((WORDS,), dtype=tl.float32), tl.zeros((WORDS,), dtype=tl.float32)
+    waiting = True
+    while waiting:
+        low, high = tl.zeros((WORDS,), dtype=tl.float32), tl.zeros((WORDS,), dtype=tl.float32)
+        is_missing = word < 0
+        for source in tl.static_range(SIZE):
+            at = here + source * (SLOT_BYTES // 4) + word
+            words = tl.load(at, mask=inside & (ranks != source), other=own, volatile=True)
+            is_missing |= words == -1
+            low += _low(words, dtype)
+            high += _high(words, dtype)
+        waiting = _must_wait(is_missing, addresses, rank)
+    empty = tl.full((WORDS,), -1, tl.int32)
+    for source in tl.static_range(SIZE):
+        tl.store(here + source * (SLOT_BYTES // 4) + word, empty, mask=inside & (ranks != source))
+    return _pack(low, high, dtype)
+
+
+@triton.jit
+def _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype: tl.constexpr, NORM: tl.constexpr):
+    """Store the sum, or as triton_ops' norm with a residual does."""
+    if NORM:
+        low = _low(total, dtype) + _low(residual, dtype)
+        high = _high(total, dtype) + _high(residual, dtype)
+        tl.store(residual_at, _pack(low, high, dtype), mask=inside)
+        scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / width + eps)
+        out = _pack(low * scale * _low(weight, dtype), high * scale * _high(weight, dtype), dtype)
+        tl.store(out_at, out, mask=inside)
+    else:
+        tl.store(out_at, total, mask=inside)
+
+
+@triton.jit
+def _as_words(pointer):
+    return pointer.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def _sum_once_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, num_rows, width, eps,
-    SIZE: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, LANES: tl.constexpr,
-    NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, width, num_words, eps,
+    SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+    NORM: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
     dtype = x_ptr.dtype.element_ty
-    weight = tl.zeros((BLOCK,), dtype=tl.float32)
+    word = tl.arange(0, WORDS)
+    inside = word < num_words
+    at = row * num_words + word
+    weight = tl.zeros((WORDS,), dtype=tl.int32)
     if NORM:
-        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(_as_words(weight_ptr) + word, mask=inside, other=0)
     if PDL:
         gdc_wait()
-    count = tl.load(counts + ONCE * SLOTS + row) + 1
-    x = tl.load(x_ptr + row * width + column, mask=inside, other=0.0)
-    mine = _data(addresses, rank, row, count, dtype, SIZE, SLOTS, SLOT_BYTES, ONCE)
-    tl.store(mine + column, x, mask=inside)
-    residual_at = residual_ptr + row * width + column
+    count = tl.load(counts + row)
+    own = _sendable(tl.load(_as_words(x_ptr) + at, mask=inside, other=0))
     residual = weight
     if NORM:
-        residual = tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
-    _signal_all(addresses, rank, row, count, SIZE, SLOTS, LANES, ONCE)
-    _wait_for_all(addresses, rank, row, count, SIZE, SLOTS, LANES, ONCE)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for peer in tl.static_range(SIZE):
-        theirs = _data(addresses, peer, row, count, dtype, SIZE, SLOTS, SLOT_BYTES, ONCE)
-        total += tl.load(theirs + column, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-    total = total.to(dtype)
-    out_at = out_ptr + row * width + column
-    if NORM:
-        _norm(total.to(tl.float32) + residual, weight, residual_at, out_at, width, inside, eps)
-    else:
-        tl.store(out_at, total, mask=inside)
-    tl.store(counts + ONCE * SLOTS + row, count)
+        residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0)
+    for step in tl.static_range(1, SIZE):
+        theirs = _place(addresses, (rank + step) % SIZE, row, count, rank, tl.int32, SIZE, SLOT_BYTES)
+        tl.store(theirs + word, own, mask=inside)
+    here = _place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
+    total = _take_sum(here, word, inside, own, rank, addresses, dtype, SIZE, SLOT_BYTES, WORDS)
+    residual_at, out_at = _as_words(residual_ptr) + at, _as_words(out_ptr) + at
+    _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
+    tl.store(counts + row, count + 1)
 
 
 @triton.jit
-def _sum_by_owner_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, num_rows, width, eps,
-    SIZE: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, LANES: tl.constexpr,
-    NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def _sum_by_parts_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, width, num_words, eps,
+    SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+    NORM: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    owner = row % SIZE
-    column = tl.arange(0, BLOCK)
-    inside = column < width
     dtype = x_ptr.dtype.element_ty
-    weight = tl.zeros((BLOCK,), dtype=tl.float32)
+    word = tl.arange(0, WORDS)
+    inside = word < num_words
+    at = row * num_words + word
+    weight = tl.zeros((WORDS,), dtype=tl.int32)
     if NORM:
-        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(_as_words(weight_ptr) + word, mask=inside, other=0)
+    peer = tl.arange(0, LANES)
+    is_other = (peer < SIZE) & (peer != rank)
+    address = tl.load(addresses + peer, mask=is_other, other=0)
+    of_part = tl.arange(0, TILE)
+    owned = rank * PART + of_part
+    is_owned = (of_part < PART) & (owned < num_words)
     if PDL:
         gdc_wait()
-    count = tl.load(counts + PARTS * SLOTS + row) + 1
-    x = tl.load(x_ptr + row * width + column, mask=inside, other=0.0)
-    mine = _data(addresses, rank, row, count, dtype, SIZE, SLOTS, SLOT_BYTES, PARTS)
-    tl.store(mine + column, x, mask=inside)
-    _signal_one(addresses, owner, rank, row, count, SIZE, SLOTS, PARTS)
-    residual_at = residual_ptr + row * width + column
+    count = tl.load(counts + row)
+    theirs = peer[:, None] * PART + of_part[None, :]
+    is_theirs = is_other[:, None] & (of_part[None, :] < PART) & (theirs < num_words)
+    parts = _sendable(tl.load(_as_words(x_ptr) + row * num_words + theirs, mask=is_theirs, other=0))
+    own = _sendable(tl.load(_as_words(x_ptr) + row * num_words + owned, mask=is_owned, other=0))
     residual = weight
     if NORM:
-        residual = tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
-    if rank == owner:
-        _wait_for_all(addresses, rank, row, count, SIZE, SLOTS, LANES, PARTS)
-        total = tl.zeros((BLOCK,), dtype=tl.float32)
-        for peer in tl.static_range(SIZE):
-            theirs = _data(addresses, peer, row, count, dtype, SIZE, SLOTS, SLOT_BYTES, PARTS)
-            total += tl.load(theirs + column, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-        x = total.to(dtype)
-        for peer in tl.static_range(SIZE):
-            theirs = _data(addresses, peer, row, count, dtype, SIZE, SLOTS, SLOT_BYTES, SUMS)
-            tl.store(theirs + column, x, mask=inside)
-        _signal_all(addresses, rank, row, count, SIZE, SLOTS, LANES, SUMS)
-    else:
-        _wait_for_one(addresses, owner, rank, row, count, SIZE, SLOTS, SUMS)
-        summed = _data(addresses, rank, row, count, dtype, SIZE, SLOTS, SLOT_BYTES, SUMS)
-        x = tl.load(summed + column, mask=inside, other=0.0, cache_modifier=".cg")
-    out_at = out_ptr + row * width + column
-    if NORM:
-        _norm(x.to(tl.float32) + residual, weight, residual_at, out_at, width, inside, eps)
-    else:
-        tl.store(out_at, x, mask=inside)
-    tl.store(counts + PARTS * SLOTS + row, count)
+        residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0)
+    to_place = HEADER + ((row * COPIES + count % COPIES) * (SIZE + 1) + rank) * SLOT_BYTES
+    places = tl.multiple_of((address + to_place)[:, None].to(tl.pointer_type(tl.int32)), (16, 16))
+    tl.store(places + of_part[None, :], parts, mask=is_theirs)
+    here = _place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
+    summed = _take_sum(here, of_part, is_owned, own, rank, addresses, dtype, SIZE, SLOT_BYTES, TILE)
+    summed = _sendable(summed)
+    for step in tl.static_range(SIZE):
+        sums = _place(addresses, (rank + step) % SIZE, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
+        tl.store(sums + owned, summed, mask=is_owned)
+    sums = _place(addresses, rank, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
+    total = weight
+    waiting = True
+    while waiting:
+        total = tl.load(sums + word, mask=inside, other=0, volatile=True)
+        waiting = _must_wait(total == -1, addresses, rank)
+    tl.store(sums + word, tl.full((WORDS,), -1, tl.int32), mask=inside)
+    residual_at, out_at = _as_words(residual_ptr) + at, _as_words(out_ptr) + at
+    _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
+    tl.store(counts + row, count + 1)
 
 
 @triton.jit
 def _best_kernel(
     scores_ptr, tokens_ptr, out_ptr, addresses, counts, rank, num_rows,
-    SIZE: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, LANES: tl.constexpr,
-    ROWS: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -207,30 +249,39 @@ def _best_kernel(
     lane = tl.arange(0, ROWS)
     rows = slot * ROWS + lane
     is_row = rows < num_rows
-    count = tl.load(counts + BEST * SLOTS + slot) + 1
-    my_tokens = _data(addresses, rank, slot, count, tl.int64, SIZE, SLOTS, SLOT_BYTES, BEST)
-    my_scores = (my_tokens + ROWS).to(tl.pointer_type(tl.float32))
-    tl.store(my_tokens + lane, tl.load(tokens_ptr + rows, mask=is_row, other=0), mask=is_row)
-    tl.store(my_scores + lane, tl.load(scores_ptr + rows, mask=is_row, other=0.0), mask=is_row)
-    _signal_all(addresses, rank, slot, count, SIZE, SLOTS, LANES, BEST)
-    _wait_for_all(addresses, rank, slot, count, SIZE, SLOTS, LANES, BEST)
-    best = tl.full((ROWS,), -float("inf"), tl.float32)
-    winner = tl.full((ROWS,), -1, tl.int64)
-    for peer in tl.static_range(SIZE):
-        their_tokens = _data(addresses, peer, slot, count, tl.int64, SIZE, SLOTS, SLOT_BYTES, BEST)
-        their_scores = (their_tokens + ROWS).to(tl.pointer_type(tl.float32))
-        token = tl.load(their_tokens + lane, mask=is_row, other=0, cache_modifier=".cg")
-        score = tl.load(their_scores + lane, mask=is_row, other=0.0, cache_modifier=".cg")
-        is_better = (score > best) | (winner < 0)  # of equal ones the lowest rank's
-        best = tl.where(is_better, score, best)
-        winner = tl.where(is_better, token, winner)
+    count = tl.load(counts + slot)
+    bits = tl.load(scores_ptr + rows, mask=is_row, other=0.0).to(tl.int32, bitcast=True).to(tl.int64)
+    own = (bits << 32) | tl.load(tokens_ptr + rows, mask=is_row, other=0)  # no token is all ones
+    for step in tl.static_range(1, SIZE):
+        theirs = _place(addresses, (rank + step) % SIZE, slot, count, rank, tl.int64, SIZE, SLOT_BYTES)
+        tl.store(theirs + lane, own, mask=is_row)
+    here = _place(addresses, rank, slot, count, 0, tl.int64, SIZE, SLOT_BYTES)
+    stride = SLOT_BYTES // 8
+    ranks = tl.full((ROWS,), rank, tl.int32)
+    winner = tl.zeros((ROWS,), dtype=tl.int64)
+    waiting = True
+    while waiting:
+        best = tl.full((ROWS,), -float("inf"), tl.float32)
+        winner = tl.full((ROWS,), -1, tl.int64)
+        is_missing = lane < 0
+        for source in tl.static_range(SIZE):
+            pair = tl.load(here + source * stride + lane, mask=is_row & (ranks != source), other=own, volatile=True)
+            is_missing |= pair == -1
+            score = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+            is_better = (score > best) | (winner < 0)  # of equal ones the lowest rank's
+            best = tl.where(is_better, score, best)
+            winner = tl.where(is_better, pair & 0xFFFFFFFF, winner)
+        waiting = _must_wait(is_missing, addresses, rank)
+    empty = tl.full((ROWS,), -1, tl.int64)
+    for source in tl.static_range(SIZE):
+        tl.store(here + source * stride + lane, empty, mask=is_row & (ranks != source))
     tl.store(out_ptr + rows, winner, mask=is_row)
-    tl.store(counts + BEST * SLOTS + slot, count)
+    tl.store(counts + slot, count + 1)
 
 
 _KERNELS = {
     Way.AT_ONCE: _sum_once_kernel,
-    Way.BY_OWNER: _sum_by_owner_kernel,
+    Way.BY_PARTS: _sum_by_parts_kernel,
 }
 
 
@@ -244,8 +295,9 @@ class TritonExchange:
         """See Exchange."""
         return (
             x_TD.dim() == 2
-            and 0 < x_TD.shape[0] <= min(self.peers.num_slots, max(self._most_at_once, MOST_ROWS_BY_OWNER))
+            and 0 < x_TD.shape[0] <= self.peers.num_slots
             and x_TD.shape[1] * x_TD.element_size() <= self.peers.slot_bytes
+            and x_TD.shape[1] * x_TD.element_size() % WORD_BYTES == 0
             and x_TD.is_contiguous()
             and x_TD.dtype in (torch.bfloat16, torch.float16, torch.float32)
         )
@@ -275,24 +327,23 @@ class TritonExchange:
         self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, out_TD: Tensor, eps: float, *, norm: bool
     ) -> None:
         num_rows, width = x_TD.shape
-        block = triton.next_power_of_2(width)
+        num_words = width * x_TD.element_size() // WORD_BYTES
+        part = triton.cdiv(triton.cdiv(num_words, self.peers.size), PART_MULTIPLE) * PART_MULTIPLE
+        words = triton.next_power_of_2(num_words)
         _KERNELS[self.way(num_rows)][(num_rows,)](
-            x_TD, residual_TD, weight_D, out_TD, *self._place(), num_rows, width, eps, **self._sizes(),
-            NORM=norm, BLOCK=block, num_warps=max(1, min(16, block // 256)), **launch_options(x_TD.device),
+            x_TD, residual_TD, weight_D, out_TD, *self._place(), width, num_words, eps, **self._sizes(),
+            PART=part, TILE=triton.next_power_of_2(part), LANES=triton.next_power_of_2(self.peers.size),
+            NORM=norm, WORDS=words, num_warps=max(1, min(MOST_WARPS, words // 128)),
+            maxnreg=REGISTERS[self.way(num_rows)], **launch_options(x_TD.device),
         )  # fmt: skip
 
     def way(self, num_rows: int) -> Way:
         """How so many rows are summed up."""
-        return Way.AT_ONCE if num_rows <= self._most_at_once else Way.BY_OWNER
-
-    @property
-    def _most_at_once(self) -> int:
-        return MOST_ROWS_AT_ONCE.get(self.peers.size, FEW_ROWS_AT_ONCE)
+        few = MOST_ROWS_AT_ONCE.get(self.peers.size, FEW_ROWS_AT_ONCE)
+        return Way.AT_ONCE if num_rows <= few else Way.BY_PARTS
 
     def _place(self) -> tuple[Tensor, Tensor, int]:
-        return self.peers.addresses_R, self.peers.counts_AS, self.peers.rank
+        return self.peers.addresses_R, self.peers.counts_S, self.peers.rank
 
-    def _sizes(self) -> dict[str, int]:
-        peers = self.peers
-        lanes = triton.next_power_of_2(peers.size)
-        return {"SIZE": peers.size, "SLOTS": peers.num_slots, "SLOT_BYTES": peers.slot_bytes, "LANES": lanes}
+    def _sizes(self) -> dict[str, Any]:
+        return {"SIZE": self.peers.size, "SLOT_BYTES": self.peers.slot_bytes}

@@ -1,7 +1,8 @@
 """One rank of tests/plugins/test_triton_exchange.py: a process, since the interpreter runs one kernel at a time.
 
 python -m tests.plugins.exchange_rank RANK SIZE FD: runs the same exchanges as the other ranks over shared memory, and
-ends with code 0 if every result is the sum, norm or winner of all ranks' inputs, bit for bit.
+ends with code 0 if every result is the sum, norm or winner of all ranks' inputs, bit for bit. Alone, with the others
+missing, it ends only if it was let go.
 """
 
 import os
@@ -12,61 +13,109 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import numpy as np
 import torch
 
-from core.peer_memory import NUM_AREAS, PeerMemory, block_bytes
+from core.peer_memory import HEADER_BYTES, PeerMemory, block_bytes
 from core.shared_words import WORD, SharedWords
 from plugins.kernels import triton_exchange
-from plugins.kernels.triton_exchange import TritonExchange
+from plugins.kernels.triton_exchange import TritonExchange, Way
 
-WIDTH, SLOTS, SLOT_BYTES = 24, 12, 2048
-ROWS = [1, 6, 3, 7, 2]
-"""Of consecutive sums; up to four are summed up at once, the others by their owners."""
+SLOTS, SLOT_BYTES = 12, 2048
+STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]
+"""Rows and columns of consecutive sums; up to four rows are summed up at once, more by parts."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ALL_ONES = {torch.float32: (torch.int32, -1), torch.bfloat16: (torch.int16, -1), torch.float16: (torch.int16, -1)}
 
 
 def num_words(size):
     return size * block_bytes(size, SLOTS, SLOT_BYTES) // WORD
 
 
-def inputs(rank, step, rows):
+def fill(words, size):
+    """As core.peer_memory does it: all ones but for the header."""
+    words[:] = -1
+    for block in words.reshape(size, -1):
+        block[: HEADER_BYTES // WORD] = 0
+
+
+def let_go(words, size, rank):
+    """As core.peer_memory does it."""
+    words.reshape(size, -1)[rank, : HEADER_BYTES // WORD] = 1
+
+
+def make(rank, size, words):
+    first, step_bytes = words.ctypes.data, block_bytes(size, SLOTS, SLOT_BYTES)
+    addresses = torch.tensor([first + peer * step_bytes for peer in range(size)])
+    counts = torch.zeros(SLOTS, dtype=torch.int64)
+    return TritonExchange(PeerMemory(rank, size, SLOTS, SLOT_BYTES, addresses, counts))
+
+
+def inputs(rank, step):
+    rows, width = STEPS[step]
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    if step % 2:  # sums that bfloat16 holds: the interpreter rounds to it in a way of its own
-        return torch.randint(-31, 32, (rows, WIDTH), generator=generator).div(8).bfloat16()
-    return torch.randn(rows, WIDTH, generator=generator)
+    if DTYPES[step % 3] is torch.bfloat16:  # sums that it holds: the interpreter rounds to it in a way of its own
+        return torch.randint(-31, 32, (rows, width), generator=generator).div(8).bfloat16()
+    return torch.randn(rows, width, generator=generator).to(DTYPES[step % 3])
+
+
+def check_step(exchange, rank, size, step):
+    parts = [inputs(peer, step) for peer in range(size)]
+    (rows, width), dtype = STEPS[step], parts[0].dtype
+    weight = torch.linspace(0.5, 1.5, width).to(dtype)
+    total = torch.zeros(rows, width)
+    for part in parts:
+        total += part.float()  # in order of rank
+    total = total.to(dtype)
+    mine = parts[rank].clone()
+    assert exchange.fits(mine)
+    assert exchange.way(rows) is (Way.AT_ONCE if rows <= 4 else Way.BY_PARTS)
+    assert exchange.all_reduce(mine) is mine
+    assert torch.equal(mine, total), (step, rows)
+
+    residual = inputs(9, step)
+    out, new_residual = exchange.add_rms_norm(parts[rank].clone(), residual.clone(), weight, 1e-6)
+    whole = total.float() + residual.float()
+    assert torch.equal(new_residual, whole.to(dtype))
+    expected = whole * torch.rsqrt(whole.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+    tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]  # of a rounding
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=1e-6)
+
+    scores = torch.stack([part[:, 0].float().round() for part in parts])  # rounded, so that some are equal
+    tokens = torch.arange(size)[:, None] * 100 + torch.arange(rows)
+    best = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
+    assert torch.equal(best, tokens.gather(0, scores.argmax(0, keepdim=True))[0])
+
+
+def check_what_looks_like_nothing(exchange, rank, size):
+    """The NaN whose bits are all ones stands for 'not there yet': a sum of it must end, and be a NaN there alone."""
+    for dtype, (bits, ones) in ALL_ONES.items():
+        for rows in (1, 5):
+            x = torch.ones(rows, 8, dtype=dtype)
+            if rank == size - 1:
+                x.view(bits)[:, 2:4] = ones
+            exchange.all_reduce(x)
+            assert x.isnan()[:, 2:4].all() and (x[:, [0, 1, 4, 5, 6, 7]] == size).all()
+
+
+def check_what_fits(exchange):
+    assert not exchange.fits(torch.zeros(SLOTS + 1, 24)) and not exchange.fits(torch.zeros(2, 48)[:, ::2])
+    assert not exchange.fits(torch.zeros(1, SLOT_BYTES)) and not exchange.fits(torch.zeros(0, 24))
+    assert not exchange.fits(torch.zeros(1, 23).half()) and exchange.fits(torch.zeros(1, 23))
 
 
 def main(rank, size, fd):
     triton_exchange.MOST_ROWS_AT_ONCE, triton_exchange.FEW_ROWS_AT_ONCE = {}, 4
     words = SharedWords.attach(fd, num_words(size)).words
-    first, step_bytes = words.ctypes.data, block_bytes(size, SLOTS, SLOT_BYTES)
-    addresses = torch.tensor([first + peer * step_bytes for peer in range(size)])
-    counts = torch.zeros(NUM_AREAS, SLOTS, dtype=torch.int64)
-    exchange = TritonExchange(PeerMemory(rank, size, SLOTS, SLOT_BYTES, addresses, counts))
-    for step, rows in enumerate(ROWS):
-        parts = [inputs(peer, step, rows) for peer in range(size)]
-        dtype = parts[0].dtype
-        weight = torch.linspace(0.5, 1.5, WIDTH).to(dtype)
-        total = torch.zeros(rows, WIDTH)
-        for part in parts:
-            total += part.float()  # in order of rank
-        total = total.to(dtype)
-        mine = parts[rank].clone()
-        assert exchange.fits(mine)
-        assert exchange.all_reduce(mine) is mine
-        assert torch.equal(mine, total), (step, rows)
-
-        residual = inputs(9, step, rows)
-        out, new_residual = exchange.add_rms_norm(parts[rank].clone(), residual.clone(), weight, 1e-6)
-        whole = total.float() + residual.float()
-        assert torch.equal(new_residual, whole.to(dtype))
-        expected = whole * torch.rsqrt(whole.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
-        torch.testing.assert_close(out.float(), expected, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6)
-
-        scores = torch.stack([part[:, 0].float().round() for part in parts])  # rounded, so that some are equal
-        tokens = torch.arange(size)[:, None] * 100 + torch.arange(rows)
-        best = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
-        assert torch.equal(best, tokens.gather(0, scores.argmax(0, keepdim=True))[0])
-    assert not exchange.fits(torch.zeros(SLOTS + 1, WIDTH)) and not exchange.fits(torch.zeros(2, 2 * WIDTH)[:, ::2])
-    assert not exchange.fits(torch.zeros(1, SLOT_BYTES)) and not exchange.fits(torch.zeros(0, WIDTH))
-    assert np.count_nonzero(words) > 0
+    exchange = make(rank, size, words)
+    if words[0] != 0:  # let go from the start
+        exchange.all_reduce(inputs(rank, 0))
+        exchange.all_reduce(inputs(rank, 1))
+        exchange.best_tokens(torch.zeros(3), torch.arange(3))
+        return
+    for step in range(len(STEPS)):
+        check_step(exchange, rank, size, step)
+    check_what_looks_like_nothing(exchange, rank, size)
+    check_what_fits(exchange)
+    mine = words.reshape(size, -1)[rank]
+    assert np.count_nonzero(mine) > 0
 
 
 if __name__ == "__main__":

@@ -2,32 +2,122 @@
 
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
 
-from core.shared_words import SharedWords
-from tests.plugins.exchange_rank import num_words
+from core.peer_memory import HEADER_BYTES, NUM_COPIES
+from core.shared_words import WORD, SharedWords
+from tests.plugins.exchange_rank import fill, let_go, num_words
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU, tests/test_gpu_ranks.py does this for real"
+)
+SIZE = 3
+"""Not a power of two, and with widths of which some ranks own no part."""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/test_gpu_ranks.py does this for real")
-def test_sums_norms_and_winners_are_those_of_all_ranks_in_order():
-    size = 3  # not a power of two, and each rank owns some rows
-    memory = SharedWords.create(num_words(size))
-    ranks = [
+def run(ranks, memory):
+    """Whether each of these ranks ended well, by what it wrote to stderr otherwise."""
+    processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.plugins.exchange_rank", str(rank), str(size), str(memory.fd)],
+            [sys.executable, "-m", "tests.plugins.exchange_rank", str(rank), str(SIZE), str(memory.fd)],
             pass_fds=(memory.fd,),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(size)
+        for rank in ranks
     ]
     try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=250)
-            assert rank.returncode == 0, errors
+        for process in processes:
+            _, errors = process.communicate(timeout=250)
+            assert process.returncode == 0, errors
     finally:
-        for rank in ranks:
-            rank.kill()
+        for process in processes:
+            process.kill()
+            process.communicate()
         memory.close()
+
+
+def test_sums_norms_and_winners_are_those_of_all_ranks_in_order():
+    memory = SharedWords.create(num_words(SIZE))
+    fill(memory.words, SIZE)
+    run(range(SIZE), memory)
+    # Every place is as it was before the first exchange, ready for the next.
+    assert (memory.words.reshape(SIZE, -1)[:, HEADER_BYTES // WORD :] == -1).all()
+
+
+def test_a_rank_that_is_let_go_does_not_wait_for_the_others():
+    memory = SharedWords.create(num_words(SIZE))
+    fill(memory.words, SIZE)
+    let_go(memory.words, SIZE, 0)
+    run([0], memory)
+
+
+class Model:
+    """The protocol of a slot, its sends and waits in any order that the ranks' own order allows.
+
+    `kinds` has an exchange each: "once", or "parts" with as many owners of parts as the digit after it.
+    """
+
+    def __init__(self, size, num_copies, kinds):
+        self.size, self.num_copies, self.kinds = size, num_copies, kinds
+
+    def script(self, rank):
+        """What a rank does: it sends to a place of another, and waits for places of its own, which it empties."""
+        for number, kind in enumerate(self.kinds):
+            copy = number % self.num_copies
+            everyone = set(range(self.size))
+            owners = everyone if kind == "once" else set(range(int(kind[-1])))
+            yield from (("send", peer, (copy, "part", rank), number) for peer in sorted(owners - {rank}))
+            if rank in owners:
+                yield ("take", rank, [(copy, "part", peer) for peer in sorted(everyone - {rank})], number)
+            if kind != "once":
+                if rank in owners:
+                    yield from (("send", peer, (copy, "sum", rank), number) for peer in sorted(everyone - {rank}))
+                yield ("take", rank, [(copy, "sum", peer) for peer in sorted(owners - {rank})], number)
+
+    def explore(self):
+        """How many states some order of steps reaches. Raises AssertionError where a send or a take goes wrong."""
+        scripts = [list(self.script(rank)) for rank in range(self.size)]
+        todo, seen = [((0,) * self.size, frozenset())], set()
+        while todo:
+            state = todo.pop()
+            if state in seen:
+                continue
+            seen.add(state)
+            at, held = state
+            moves = [self.after(scripts, at, dict(held), rank) for rank in range(self.size)]
+            assert any(moves) or all(len(script) == done for script, done in zip(scripts, at, strict=True)), "stuck"
+            todo += [move for move in moves if move]
+        return len(seen)
+
+    def after(self, scripts, at, held, rank):
+        """The state after a rank's next step; None if it has none, or waits."""
+        if at[rank] == len(scripts[rank]):
+            return None
+        kind, owner, place, number = scripts[rank][at[rank]]
+        if kind == "send":
+            assert (owner, place) not in held, "sent to a place that was not yet emptied"
+            held[owner, place] = number
+        else:
+            if not all((owner, one) in held for one in place):
+                return None
+            assert all(held.pop((owner, one)) == number for one in place), "took what another exchange sent"
+        return (*at[:rank], at[rank] + 1, *at[rank + 1 :]), frozenset(held.items())
+
+
+KINDS = ("once", "parts1", "parts2")
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_two_copies_of_a_slot_suffice_in_any_order_of_the_ranks_steps(size):
+    for kinds in product((*KINDS, "parts3") if size == 3 else KINDS, repeat=4):
+        Model(size, NUM_COPIES, kinds).explore()
+
+
+def test_the_model_finds_that_one_copy_is_too_few():
+    for kinds in (("once", "once"), ("once", "parts2")):
+        with pytest.raises(AssertionError, match="not yet emptied"):
+            Model(3, 1, kinds).explore()
