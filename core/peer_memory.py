@@ -79,9 +79,12 @@ def share_memory(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.de
         return None
     side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def let_go() -> None:
+    def fill_header(value: int) -> None:
         with torch.cuda.device(device):
-            driver.fill(mine, 1, HEADER_BYTES // 4, side.cuda_stream)
+            driver.fill(mine, value, HEADER_BYTES // 4, side.cuda_stream)
+
+    fill_header(0)  # so that the driver has loaded what it needs for it: beside a kernel that waits it might not
+    side.synchronize()
 
     return PeerMemory(
         ranks.rank,
@@ -90,7 +93,7 @@ def share_memory(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.de
         slot_bytes,
         torch.tensor(addresses, dtype=torch.int64, device=device),
         torch.zeros(num_slots, dtype=torch.int64, device=device),
-        let_go,
+        lambda: fill_header(1),
         close,
     )
 

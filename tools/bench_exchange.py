@@ -26,13 +26,14 @@ from plugins.kernels import triton_exchange
 from plugins.kernels.triton_exchange import TritonExchange, Way
 from plugins.kernels.triton_ops import add_rms_norm
 
-ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
+ROWS = (1, 8, 32, 64, 128, 256, 512, 1024)
+MOST_ROWS = max(ROWS)
 CALLS, REPLAYS = 64, 20
 MIXED = 300
 """Exchanges in a random order."""
 MATRICES = 8
 VARIANTS = [tuple(map(int, variant.split(","))) for variant in os.environ.get("VARIANTS", "").split()]
-"""Registers and warps to try beside the module's own, as `VARIANTS="64,16 96,8"`."""
+"""Warps and registers to try beside the module's own, as `VARIANTS="16,64 8,96"`."""
 
 
 def us_a_call(call, device):
@@ -103,14 +104,15 @@ def check_way(exchange, own, total, residual, weight, size):
 def time_ways(exchange, own, residual, weight, device):
     """Each way of the exchange, and its variants."""
     x, r, found = own.clone(), residual.clone(), {}
-    defaults = triton_exchange.REGISTERS, triton_exchange.MOST_WARPS, exchange.way
-    for way in Way:
+    default = exchange.way
+    for way, launch in list(triton_exchange.LAUNCHES.items()):
         exchange.way = lambda num_rows, way=way: way
-        for registers, warps in [(defaults[0][way], defaults[1]), *VARIANTS]:
-            triton_exchange.REGISTERS, triton_exchange.MOST_WARPS = {way: registers}, warps
-            name = way.value + (f"{registers},{warps}" if VARIANTS else "")
+        for variant in (launch, *VARIANTS):
+            triton_exchange.LAUNCHES[way] = variant
+            name = way.value + (str(variant) if VARIANTS else "")
             found[name] = us_a_call(lambda: exchange.add_rms_norm(x, r, weight, 1e-6), device)
-    triton_exchange.REGISTERS, triton_exchange.MOST_WARPS, exchange.way = defaults
+        triton_exchange.LAUNCHES[way] = launch
+    exchange.way = default
     return found
 
 
@@ -154,12 +156,22 @@ def time_others(ranks, shared, name, own, residual, weight, device):
 
 def check_let_go(exchange, rank, device):
     """Rank 0 waits for others that never come, until it is let go."""
+    x = torch.ones(8, 1024, device=device)
+    for way in Way:  # once with all, so that nothing is loaded while a kernel waits
+        exchange.way = lambda num_rows, way=way: way
+        exchange.all_reduce(x)
+    torch.cuda.synchronize(device)
+    dist.barrier()
+    torch.cuda.synchronize(device)
     if rank == 0:
-        watchdog = threading.Timer(20, lambda: (print("rank 0 was not let go", flush=True), os._exit(1)))
+        watchdog = threading.Timer(10, lambda: (print("rank 0 was not let go", flush=True), os._exit(1)))
         watchdog.start()
         for way in Way:
             exchange.way = lambda num_rows, way=way: way
-            exchange.all_reduce(torch.ones(8, 1024, device=device))
+            exchange.all_reduce(x)
+        done = torch.cuda.Event()
+        done.record()
+        assert not done.query()
         exchange.peers.let_go()
         torch.cuda.synchronize(device)
         watchdog.cancel()
@@ -173,11 +185,12 @@ def work(rank, size, width, port):
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
     ranks = connect(dist.PrefixStore("bench", store), Ranks(rank, size), device, pulse)
-    exchange = TritonExchange(share_memory(ranks, 512, width * 2, device))
+    exchange = TritonExchange(share_memory(ranks, MOST_ROWS, width * 2, device))
     weight = torch.rand(width, device=device).bfloat16()
+    dist.broadcast(weight, 0)
     name = dist.group.WORLD.group_name
     try:
-        shared = symmetric.empty(512 * width, dtype=torch.bfloat16, device=device)
+        shared = symmetric.empty(MOST_ROWS * width, dtype=torch.bfloat16, device=device)
         symmetric.rendezvous(shared, name)
     except Exception as error:
         shared = None

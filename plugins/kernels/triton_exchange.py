@@ -39,11 +39,8 @@ WORD_BYTES = 4
 """Of what arrives whole, and is looked at whole: a pair of columns, or one of float32."""
 PART_MULTIPLE = 4
 """Words of a part, so that each begins where 16 bytes do."""
-MOST_ROWS_AT_ONCE = {2: 512, 3: 64, 4: 32}
-"""By number of ranks; of more rows, each rank sums up a part. Measured: docs/log.md."""
-FEW_ROWS_AT_ONCE = 16
-"""For more ranks."""
-MOST_WARPS = 16
+RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
+"""Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
 
 
 class Way(Enum):
@@ -53,8 +50,8 @@ class Way(Enum):
     BY_PARTS = "parts"
 
 
-REGISTERS = {Way.AT_ONCE: 64, Way.BY_PARTS: 48}
-"""Most of a thread, so that a program of the next product finds room beside one of ours."""
+LAUNCHES = {Way.AT_ONCE: (16, 64), Way.BY_PARTS: (8, 96)}
+"""Most warps of a program and most registers of a thread, few enough that one of the next product fits in beside it."""
 
 
 @triton.jit
@@ -62,6 +59,12 @@ def _place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.co
     """Where a slot's data of one source are in a peer's memory, for this count. Source SIZE has the sums of parts."""
     at = HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
     return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(word)), 16)
+
+
+@triton.jit
+def _go_at(addresses, rank):
+    """Where this rank is let go, see PeerMemory."""
+    return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
@@ -103,14 +106,14 @@ def _pack(low, high, dtype: tl.constexpr):
 
 
 @triton.jit
-def _must_wait(is_missing, addresses, rank):
-    """Whether anything is missing, unless this rank was let go, see PeerMemory."""
-    let_go = tl.load(tl.load(addresses + rank).to(tl.pointer_type(tl.int32)), volatile=True)
+def _must_wait(is_missing, go_at):
+    """Whether anything is missing, unless this rank was let go."""
+    let_go = tl.load(go_at, volatile=True)
     return (tl.max(is_missing.to(tl.int32), axis=0) != 0) & (let_go == 0)
 
 
 @triton.jit
-def _take_sum(here, word, inside, own, rank, addresses, dtype: tl.constexpr, SIZE: tl.constexpr,
+def _take_sum(here, go_at, word, inside, own, rank, dtype: tl.constexpr, SIZE: tl.constexpr,
               SLOT_BYTES: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
     """Wait for what all other ranks sent to `here` and on, add it and our own in order of rank: the sum as words."""
     ranks = tl.full((WORDS,), rank, tl.int32)
@@ -125,7 +128,7 @@ def _take_sum(here, word, inside, own, rank, addresses, dtype: tl.constexpr, SIZ
             is_missing |= words == -1
             low += _low(words, dtype)
             high += _high(words, dtype)
-        waiting = _must_wait(is_missing, addresses, rank)
+        waiting = _must_wait(is_missing, go_at)
     empty = tl.full((WORDS,), -1, tl.int32)
     for source in tl.static_range(SIZE):
         tl.store(here + source * (SLOT_BYTES // 4) + word, empty, mask=inside & (ranks != source))
@@ -167,6 +170,7 @@ def _sum_once_kernel(
     weight = tl.zeros((WORDS,), dtype=tl.int32)
     if NORM:
         weight = tl.load(_as_words(weight_ptr) + word, mask=inside, other=0)
+    go_at = _go_at(addresses, rank)
     if PDL:
         gdc_wait()
     count = tl.load(counts + row)
@@ -178,7 +182,7 @@ def _sum_once_kernel(
         theirs = _place(addresses, (rank + step) % SIZE, row, count, rank, tl.int32, SIZE, SLOT_BYTES)
         tl.store(theirs + word, own, mask=inside)
     here = _place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
-    total = _take_sum(here, word, inside, own, rank, addresses, dtype, SIZE, SLOT_BYTES, WORDS)
+    total = _take_sum(here, go_at, word, inside, own, rank, dtype, SIZE, SLOT_BYTES, WORDS)
     residual_at, out_at = _as_words(residual_ptr) + at, _as_words(out_ptr) + at
     _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
     tl.store(counts + row, count + 1)
@@ -206,6 +210,7 @@ def _sum_by_parts_kernel(
     of_part = tl.arange(0, TILE)
     owned = rank * PART + of_part
     is_owned = (of_part < PART) & (owned < num_words)
+    go_at = _go_at(addresses, rank)
     if PDL:
         gdc_wait()
     count = tl.load(counts + row)
@@ -220,7 +225,7 @@ def _sum_by_parts_kernel(
     places = tl.multiple_of((address + to_place)[:, None].to(tl.pointer_type(tl.int32)), (16, 16))
     tl.store(places + of_part[None, :], parts, mask=is_theirs)
     here = _place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
-    summed = _take_sum(here, of_part, is_owned, own, rank, addresses, dtype, SIZE, SLOT_BYTES, TILE)
+    summed = _take_sum(here, go_at, of_part, is_owned, own, rank, dtype, SIZE, SLOT_BYTES, TILE)
     summed = _sendable(summed)
     for step in tl.static_range(SIZE):
         sums = _place(addresses, (rank + step) % SIZE, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
@@ -230,7 +235,7 @@ def _sum_by_parts_kernel(
     waiting = True
     while waiting:
         total = tl.load(sums + word, mask=inside, other=0, volatile=True)
-        waiting = _must_wait(total == -1, addresses, rank)
+        waiting = _must_wait(total == -1, go_at)
     tl.store(sums + word, tl.full((WORDS,), -1, tl.int32), mask=inside)
     residual_at, out_at = _as_words(residual_ptr) + at, _as_words(out_ptr) + at
     _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
@@ -249,6 +254,7 @@ def _best_kernel(
     lane = tl.arange(0, ROWS)
     rows = slot * ROWS + lane
     is_row = rows < num_rows
+    go_at = _go_at(addresses, rank)
     count = tl.load(counts + slot)
     bits = tl.load(scores_ptr + rows, mask=is_row, other=0.0).to(tl.int32, bitcast=True).to(tl.int64)
     own = (bits << 32) | tl.load(tokens_ptr + rows, mask=is_row, other=0)  # no token is all ones
@@ -271,7 +277,7 @@ def _best_kernel(
             is_better = (score > best) | (winner < 0)  # of equal ones the lowest rank's
             best = tl.where(is_better, score, best)
             winner = tl.where(is_better, pair & 0xFFFFFFFF, winner)
-        waiting = _must_wait(is_missing, addresses, rank)
+        waiting = _must_wait(is_missing, go_at)
     empty = tl.full((ROWS,), -1, tl.int64)
     for source in tl.static_range(SIZE):
         tl.store(here + source * stride + lane, empty, mask=is_row & (ranks != source))
@@ -330,17 +336,19 @@ class TritonExchange:
         num_words = width * x_TD.element_size() // WORD_BYTES
         part = triton.cdiv(triton.cdiv(num_words, self.peers.size), PART_MULTIPLE) * PART_MULTIPLE
         words = triton.next_power_of_2(num_words)
-        _KERNELS[self.way(num_rows)][(num_rows,)](
+        way = self.way(num_rows)
+        most_warps, most_registers = LAUNCHES[way]
+        _KERNELS[way][(num_rows,)](
             x_TD, residual_TD, weight_D, out_TD, *self._place(), width, num_words, eps, **self._sizes(),
             PART=part, TILE=triton.next_power_of_2(part), LANES=triton.next_power_of_2(self.peers.size),
-            NORM=norm, WORDS=words, num_warps=max(1, min(MOST_WARPS, words // 128)),
-            maxnreg=REGISTERS[self.way(num_rows)], **launch_options(x_TD.device),
+            NORM=norm, WORDS=words, num_warps=max(1, min(most_warps, words // 128)), maxnreg=most_registers,
+            **launch_options(x_TD.device),
         )  # fmt: skip
 
     def way(self, num_rows: int) -> Way:
         """How so many rows are summed up."""
-        few = MOST_ROWS_AT_ONCE.get(self.peers.size, FEW_ROWS_AT_ONCE)
-        return Way.AT_ONCE if num_rows <= few else Way.BY_PARTS
+        is_small = self.peers.size <= RANKS_AT_ONCE and num_rows <= MOST_ROWS_AT_ONCE
+        return Way.AT_ONCE if is_small else Way.BY_PARTS
 
     def _place(self) -> tuple[Tensor, Tensor, int]:
         return self.peers.addresses_R, self.peers.counts_S, self.peers.rank

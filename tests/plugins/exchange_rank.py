@@ -102,7 +102,7 @@ def check_what_fits(exchange):
 
 
 def main(rank, size, fd):
-    triton_exchange.MOST_ROWS_AT_ONCE, triton_exchange.FEW_ROWS_AT_ONCE = {}, 4
+    triton_exchange.RANKS_AT_ONCE, triton_exchange.MOST_ROWS_AT_ONCE = size, 4
     words = SharedWords.attach(fd, num_words(size)).words
     exchange = make(rank, size, words)
     if words[0] != 0:  # let go from the start
