@@ -91,7 +91,7 @@ class _Sum:
     """One chunk's way: partials to their owners, sums and norms there, results to everybody."""
 
     def __init__(self, copies: PeerCopies, chunk: int, first_row: int, partial_TD: Tensor) -> None:
-        self.copies, self.chunk, self.first_row, self.partial_TD = copies, chunk, first_row, partial_TD
+        self.copies, self.chunk, self.first_row, self.partial_TD = copies, chunk, first_row, partial_TD.contiguous()
         self.share, self.count = -(-len(partial_TD) // copies.size), copies.count(chunk)
         self.result_TD = copies.rows(copies.layout.results, first_row, len(partial_TD), partial_TD)
         self._added: Callable[[], None] | None = None

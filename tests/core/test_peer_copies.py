@@ -197,6 +197,15 @@ def test_a_rank_that_is_let_go_ends_its_step_without_the_others() -> None:
     assert run(gpus[:1], random.Random(0)) == 0 and LET_GO > 1 << 29
 
 
+def test_a_partial_whose_rows_lie_apart_is_summed_all_the_same() -> None:
+    gpus, (rank,), _ = make(1, 6, 1)
+    partial_TD, residual_TD = torch.randn(WIDTH, 6).double().T, torch.randn(6, WIDTH).double()
+    expected_TD = PLAIN.add_rms_norm(partial_TD, residual_TD.clone(), WEIGHT_D, EPS)[0]
+    kernels = QueueingKernels(gpus[0])
+    (normed_TD,) = rank.copies.add_rms_norm_each(kernels, [partial_TD], [residual_TD], WEIGHT_D, EPS)
+    assert run(gpus, random.Random(0)) == 0 and torch.equal(normed_TD, expected_TD)
+
+
 def test_kernels_that_add_up_no_parts_give_the_same() -> None:
     parts_RPD, residual_PD = torch.randn(2, 4, WIDTH).double(), torch.randn(4, WIDTH).double()
     expected_PD, expected_sum_PD = PLAIN.add_rms_norm(parts_RPD.sum(0), residual_PD.clone(), WEIGHT_D, EPS)
