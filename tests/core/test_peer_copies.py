@@ -202,7 +202,8 @@ def test_a_partial_whose_rows_lie_apart_is_summed_all_the_same() -> None:
     partial_TD, residual_TD = torch.randn(WIDTH, 6).double().T, torch.randn(6, WIDTH).double()
     expected_TD = PLAIN.add_rms_norm(partial_TD, residual_TD.clone(), WEIGHT_D, EPS)[0]
     kernels = QueueingKernels(gpus[0])
-    (normed_TD,) = rank.copies.add_rms_norm_each(kernels, [partial_TD], [residual_TD], WEIGHT_D, EPS)
+    norms = rank.copies.add_rms_norm_each(kernels, [partial_TD], [residual_TD], WEIGHT_D, EPS)
+    normed_TD = next(norms)
     assert run(gpus, random.Random(0)) == 0 and torch.equal(normed_TD, expected_TD)
 
 
