@@ -77,18 +77,22 @@ class PeerRanks(ProcessRanks):
 
 
 def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> Ranks:
-    """The same ranks with an exchange, if they are GPUs that reach each other and the kernels offer one."""
+    """The same ranks with an exchange, if they are GPUs that reach each other and the kernels offer one.
+
+    Raises: CapacityError if there is no room for what it exchanges.
+    """
     offered: Any = getattr(kernels, "exchange", None)
     if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda" or offered is None:
         return ranks
     num_slots = min(MAX_ROWS, spec.max_num_batched_tokens)
     slot_bytes = max(MIN_SLOT_BYTES, -(-hidden_size * spec.dtype.itemsize // 16) * 16)
-    peers = share_memory(ranks, num_slots, slot_bytes, spec.device)
+    reachable = all_reach_each_other(ranks, spec.device)
+    peers = share_memory(ranks, num_slots, slot_bytes, spec.device, Driver()) if reachable else None
     if peers is None:
         if ranks.rank == 0:
             logger.warning("the GPUs cannot read each other's memory, so nccl alone sums over the ranks")
         return ranks
-    ranks.releases.append(peers.let_go)
+    ranks.releases.append(_on_a_stream_of_its_own(peers.let_go, spec.device))
     return _extended(ranks, exchange=offered(peers), peers=peers)
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 import torch.multiprocessing
 
+from core.cuda_driver import Driver
 from core.parallel import Ranks
 from core.peer_memory import share_memory
 from core.process_ranks import connect
@@ -172,7 +173,8 @@ def check_let_go(exchange, rank, device):
         done = torch.cuda.Event()
         done.record()
         assert not done.query()
-        exchange.peers.let_go()
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            exchange.peers.let_go()
         torch.cuda.synchronize(device)
         watchdog.cancel()
     dist.barrier()
@@ -185,7 +187,7 @@ def work(rank, size, width, port):
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
     ranks = connect(dist.PrefixStore("bench", store), Ranks(rank, size), device, pulse)
-    exchange = TritonExchange(share_memory(ranks, MOST_ROWS, width * 2, device))
+    exchange = TritonExchange(share_memory(ranks, MOST_ROWS, width * 2, device, Driver()))
     weight = torch.rand(width, device=device).bfloat16()
     dist.broadcast(weight, 0)
     name = dist.group.WORLD.group_name

@@ -49,6 +49,7 @@ def test_no_room_says_how_much_was_asked_for_and_what_to_lower(driver: Any) -> N
     ("name", "call"),
     [
         ("cuMemAlloc_v2", lambda made: made.allocate(64)),
+        ("cuMemsetD8_v2", lambda made: made.allocate(64)),
         ("cuIpcGetMemHandle", lambda made: made.handle(1)),
         ("cuMemcpyDtoDAsync_v2", lambda made: made.copy(1, 2, 3)),
         ("cuStreamWriteValue32_v2", lambda made: made.signal(1, 2)),

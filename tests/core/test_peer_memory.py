@@ -1,45 +1,73 @@
-"""What the driver refuses while ranks share memory is named with its code; memory that cannot be opened is no error."""
+"""What the ranks' blocks hold before the first exchange, and how a rank is let go, by plain memory and a driver."""
 
-import ctypes
+from typing import Any, cast
 
 import pytest
 import torch
 
-from core.errors import HooklineError
-from core.peer_memory import HANDLE_BYTES, _Driver
+from core.cuda_driver import HANDLE_BYTES
+from core.parallel import Ranks
+from core.peer_blocks import PeerBlocks
+from core.peer_memory import EMPTY, HEADER_BYTES, NUM_COPIES, PeerMemory, block_bytes, share_memory
+from core.testing.thread_ranks import on_ranks
+
+CPU = torch.device("cpu")
 
 
-class FakeCuda:
-    """A CUDA driver in which the named calls fail with code 2."""
+class PlainDriver:
+    """A rank's block is a tensor, which starts as something other than it should; all ranks see it by its address."""
 
-    def __init__(self, *failing):
-        self.failing, self.called = failing, []
+    def __init__(self, unreachable: bool = False) -> None:
+        self.unreachable = unreachable
 
-    def __getattr__(self, name):
-        def call(*arguments):
-            self.called.append(name)
-            return 2 if name in self.failing else 0
+    def allocate(self, num_bytes: int) -> int:
+        self.block = torch.full((num_bytes,), 0x55, dtype=torch.uint8)
+        return self.block.data_ptr()
 
-        return call
+    def handle(self, address: int) -> bytes:
+        return address.to_bytes(HANDLE_BYTES, "little")
 
+    def open(self, handle: bytes) -> int:
+        return 0 if self.unreachable else int.from_bytes(handle, "little")
 
-def driver(monkeypatch, *failing):
-    fake = FakeCuda(*failing)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return _Driver(), fake
+    def close(self, address: int) -> None:
+        pass
 
+    free = close
 
-@pytest.mark.parametrize("name", ["cuMemAlloc_v2", "cuMemsetD8_v2", "cuIpcGetMemHandle"])
-def test_a_call_of_the_driver_that_fails_is_named_with_its_code(monkeypatch, name):
-    one, fake = driver(monkeypatch, name)
-    with pytest.raises(HooklineError, match=f"the CUDA driver's {name} failed with code 2 while ranks shared memory"):
-        one.handle(one.allocate(1 << 20))
-    assert fake.called[-1] == name
+    def fill(self, address: int, value: int, num_words: int) -> None:
+        assert address == self.block.data_ptr()
+        self.block[: 4 * num_words].view(torch.int32).fill_(value)
 
 
-def test_memory_of_another_process_that_cannot_be_opened_has_no_address(monkeypatch):
-    one, fake = driver(monkeypatch, "cuIpcOpenMemHandle_v2")
-    assert one.open(bytes(HANDLE_BYTES)) == 0
-    one.close(0)
-    assert fake.called == ["cuIpcOpenMemHandle_v2"], "nothing was opened, so nothing is closed"
+@pytest.fixture(autouse=True)
+def plain_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeerBlocks, "memory", lambda blocks, device: cast(Any, blocks.driver).block)
+
+
+def share(ranks: Ranks, driver: PlainDriver) -> PeerMemory | None:
+    return share_memory(ranks, 10, 2048, CPU, cast(Any, driver))
+
+
+def test_a_block_is_a_header_then_two_copies_of_each_slot_with_a_place_for_each_rank_and_one_for_sums() -> None:
+    assert block_bytes(3, 10, 2048) == HEADER_BYTES + 10 * NUM_COPIES * (3 + 1) * 2048
+
+
+def test_data_are_empty_at_first_and_the_header_says_when_a_rank_is_let_go() -> None:
+    def work(ranks: Ranks) -> list[int]:
+        driver = PlainDriver()
+        peers = share(ranks, driver)
+        assert peers is not None and peers.counts_S.tolist() == [0] * 10
+        assert len(driver.block) == block_bytes(2, 10, 2048) and not driver.block[:HEADER_BYTES].any()
+        assert (driver.block[HEADER_BYTES:] == EMPTY).all()
+        assert peers.addresses_R[ranks.rank] == driver.block.data_ptr()
+        peers.let_go()
+        assert driver.block[:4].view(torch.int32).item() == 1 and (driver.block[HEADER_BYTES:] == EMPTY).all()
+        return [int(address) for address in peers.addresses_R]
+
+    first, second = on_ranks(2, work)
+    assert first == second and len(set(first)) == 2
+
+
+def test_blocks_that_cannot_be_opened_are_no_memory() -> None:
+    assert on_ranks(2, lambda ranks: share(ranks, PlainDriver(unreachable=ranks.rank == 1))) == [None, None]

@@ -6,7 +6,6 @@ import torch
 
 from core.contracts import AttentionSpec
 from core.parallel import ALONE, Ranks
-from core.peer_memory import HEADER_BYTES, NUM_COPIES, block_bytes
 from core.peer_ranks import PeerRanks, with_copies, with_exchange
 from core.process_ranks import ProcessRanks
 from core.testing.plain_kernels import PlainKernels
@@ -99,10 +98,6 @@ def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
     assert with_exchange(ALONE, offering, SPEC, 64) is ALONE
     ranks = Ranks(0, 2)
     assert with_exchange(ranks, offering, SPEC, 64) is ranks
-
-
-def test_a_block_has_a_header_then_two_copies_of_each_slot_with_a_place_for_each_rank_and_one_for_sums():
-    assert block_bytes(3, 10, 2048) == HEADER_BYTES + 10 * NUM_COPIES * (3 + 1) * 2048
 
 
 def test_sums_of_many_rows_by_copies_count_as_progress_like_those_of_the_group():
