@@ -1,8 +1,7 @@
 """Fits a cost model to the steps that benchmarks recorded: least squares with coefficients that are never negative.
 
-The curves are straight lines between powers of two. Steps whose time is the host's launching show what launches take,
-the others what the device computes. Hiccups of the machine count less. Knows recordings and result lines; needs SciPy
-(the extra `simulate`).
+Steps whose time is the host's launching show what launches take, the others what the device computes. Knows recordings
+and result lines; `core.cost_curves` has the arithmetic, which needs SciPy (the extra `simulate`).
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from core.cost import CAPTURED, DECODE, KINDS_OF_STEPS, MIXED, PREFILL, CostModel, Curve, HostCost, Shapes
+from core.cost_curves import Column, block_diagonal, curve_through, knots_around, segments, smoothness, solve
 from core.errors import ConfigError
 from core.failures import DONE
 from core.recording import Recording
 from core.records import RESULTS, STEPS, read_lines, read_recording
 from core.step_counts import StepCounts
 
-Column = np.ndarray[Any, Any]
 MANY = 10
 """Steps from which a mean is taken."""
 ATTENTION = {
@@ -30,13 +29,8 @@ ATTENTION = {
     "shared_token_s": "decode_shared_tokens",
 }
 """Coefficients of a cost model, and the columns that they multiply."""
-NUM_REWEIGHTINGS = 4
-OUTLIER = 1.0
-"""Errors beyond so many times what is predicted count less."""
 LAUNCH_BOUND = 1.5
 """A step that is not captured and takes the device less than so many launches is the host's doing."""
-SMOOTHNESS = 1e-3
-"""How much neighbouring slopes want to be alike, beside what the steps say: decides where there are none."""
 SAME = ("device", "kernels", "block_size")
 """What all jobs of a fit must have in common, besides the model."""
 
@@ -166,82 +160,16 @@ def _fit_device(steps: _Steps) -> tuple[Curve, Curve, dict[str, float]]:
     if not (is_shown & steps.prompts).any():  # then the host is all there is to see
         is_shown |= steps.prompts
     for chosen in (~steps.prompts, steps.prompts):
-        knots = _knots(steps["num_tokens"][chosen & is_shown])
-        blocks.append(_segments(steps["num_tokens"], knots) * chosen[:, None])
-        smooth.append(_smoothness(knots, float(np.median(steps["seconds"][chosen]))))
+        knots = knots_around(steps["num_tokens"][chosen & is_shown])
+        blocks.append(segments(steps["num_tokens"], knots) * chosen[:, None])
+        smooth.append(smoothness(knots, float(np.median(steps["seconds"][chosen]))))
         all_knots.append(knots)
     attention = np.stack([steps[name] for name in ATTENTION.values()], axis=1).astype(np.float64)
     matrix = np.concatenate([*blocks, attention], axis=1)
-    found = _solve(matrix[is_shown], steps["seconds"][is_shown], _diagonal(smooth, matrix.shape[1]))
+    found = solve(matrix[is_shown], steps["seconds"][is_shown], block_diagonal(smooth, matrix.shape[1]))
     middle, last = len(all_knots[0]), len(found) - len(ATTENTION)
-    decode, prompt = _curve(all_knots[0], found[:middle]), _curve(all_knots[1], found[middle:last])
+    decode, prompt = curve_through(all_knots[0], found[:middle]), curve_through(all_knots[1], found[middle:last])
     return decode, prompt, dict(zip(ATTENTION, map(float, found[last:]), strict=True))
-
-
-def _knots(tokens: Column) -> list[int]:
-    """Powers of two around what was measured."""
-    low, high = int(tokens.min()), int(tokens.max())
-    powers = [1 << power for power in range(32)]
-    return [one for one in powers if one * 2 > low and one < high * 2] or [powers[0]]
-
-
-def _segments(tokens: Column, knots: Sequence[int]) -> Column:
-    """One, and how far the tokens reach into each segment between two knots; into the last one without end."""
-    ends = [*knots[1:-1], np.inf]
-    parts = [np.clip(tokens - start, 0, end - start) for start, end in zip(knots, ends, strict=False)]
-    return np.stack([np.ones(len(tokens)), *parts[: len(knots) - 1]], axis=1).astype(np.float64)
-
-
-def _smoothness(knots: Sequence[int], scale_s: float) -> Column:
-    """Rows that are zero if neighbouring slopes are alike."""
-    rows = np.zeros((max(len(knots) - 2, 0), len(knots)))
-    for row in range(len(rows)):
-        width = knots[row + 1] - knots[row]
-        rows[row, row + 1], rows[row, row + 2] = -width, width
-    return rows * SMOOTHNESS / scale_s
-
-
-def _diagonal(blocks: Sequence[Column], width: int) -> Column:
-    rows, column = [], 0
-    for block in blocks:
-        rows.append(np.pad(block, ((0, 0), (column, width - column - block.shape[1]))))
-        column += block.shape[1]
-    return np.concatenate(rows)
-
-
-def _curve(knots: Sequence[int], found: Column) -> Curve:
-    widths = np.diff(knots)
-    seconds = found[0] + np.concatenate([[0.0], np.cumsum(found[1:] * widths)])
-    return Curve([float(knot) for knot in knots], [float(value) for value in seconds])
-
-
-def _solve(matrix: Column, seconds: Column, extra: Column) -> Column:
-    """Non-negative least squares of relative errors, reweighted so that outliers count less.
-
-    extra: rows whose product with the coefficients should be zero.
-    """
-    nnls = _nnls()
-    scale = np.maximum(np.abs(matrix).max(0), 1e-30)
-    extra = extra * np.sqrt(len(seconds))
-    found, expected, trust = np.zeros(matrix.shape[1]), np.maximum(seconds, 1e-9), np.ones(len(seconds))
-    for _ in range(NUM_REWEIGHTINGS):
-        weights = trust / expected
-        rows = np.concatenate([matrix * weights[:, None], extra]) / scale
-        wanted = np.concatenate([seconds * weights, np.zeros(len(extra))])
-        # The triangle has the same solution as all rows, and only as many rows as columns.
-        triangle: Column = np.asarray(np.linalg.qr(np.column_stack([rows, wanted]), mode="r"))
-        found = nnls(triangle[:, :-1], triangle[:, -1], maxiter=1000)[0] / scale
-        expected = np.maximum(matrix @ found, 1e-9)
-        trust = np.sqrt(np.minimum(1, OUTLIER / np.maximum(np.abs(seconds / expected - 1), 1e-9)))
-    return np.asarray(found)
-
-
-def _nnls() -> Any:
-    try:
-        from scipy.optimize import nnls
-    except ImportError:
-        raise ConfigError("fit= needs SciPy: pip install 'hookline[simulate]'") from None
-    return nnls
 
 
 # ---------------------------------------------------------------------------------------------------------------- host
@@ -252,7 +180,7 @@ def _fit_host(steps: _Steps) -> HostCost:
     names = ("decode_rows", "prefill_chunks", "prefill_tokens")
     before_s = steps["before_s"]
     matrix = np.stack([np.ones(len(before_s)), *(steps[name] for name in names)], axis=1).astype(np.float64)
-    step_s, row_s, chunk_s, token_s = map(float, _solve(matrix, before_s, np.zeros((0, matrix.shape[1]))))
+    step_s, row_s, chunk_s, token_s = map(float, solve(matrix, before_s, np.zeros((0, matrix.shape[1]))))
     kinds = {kind: steps.of_kind(kind) for kind in KINDS_OF_STEPS}
     launches = {kind: _launch_s(steps, chosen) for kind, chosen in kinds.items() if chosen.any()}
     for kind, likely in ((PREFILL, MIXED), (MIXED, PREFILL), (CAPTURED, DECODE)):

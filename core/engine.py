@@ -18,7 +18,7 @@ from core.arguments import scored_chunks
 from core.block_pool import BlockPool
 from core.budget import Ledger
 from core.contracts import Plan, Scheduler, SchedulerView
-from core.dispatch import Dispatched, Dispatcher
+from core.dispatch import Dispatcher
 from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.observers import Observers
 from core.outputs import FinishReason, RequestOutput
@@ -28,6 +28,7 @@ from core.request import Request, Watcher
 from core.sampling import SamplingParams
 from core.step import IntArray, Step, no_ints
 from core.step_watch import Clock, StepWatch
+from core.step_writer import Dispatched
 
 MAX_FRUITLESS_PLANS = 1000
 """Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""

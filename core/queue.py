@@ -12,7 +12,8 @@ from itertools import islice
 from typing import overload
 
 from core.contracts import RequestView
-from core.request import Request, RequestFacade
+from core.request import Request
+from core.request_view import RequestFacade
 from core.slots import Slots
 from core.step import IntArray, ints
 

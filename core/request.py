@@ -8,7 +8,6 @@ block's content is a slice and never a conversion. The counts that change with e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +16,11 @@ from core.block_pool import ROOT, hash_block
 from core.logprobs import Scores
 from core.outputs import FinishReason, RequestOutput, Timings
 from core.processing import NOTHING, Prepared
+from core.request_view import RequestFacade
 from core.sampling import SamplingParams
 from core.step import IntArray
 
-__all__ = ["FinishReason", "Request", "RequestFacade", "RequestOutput", "TokenArray", "Watcher"]
+__all__ = ["FinishReason", "Request", "RequestOutput", "TokenArray", "Watcher"]
 
 TokenArray = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -243,55 +243,3 @@ class Request:
     def _stop_reason(self) -> str | int | None:
         last = int(self.tokens[self.num_known_tokens - 1])
         return self.stop_string or (last if last in self.params.stop_token_ids else None)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFacade:
-    """`core.contracts.RequestView` over a live request: it shows, and cannot set."""
-
-    _request: Request = field(repr=False)
-
-    @property
-    def id(self) -> int:
-        """See RequestView."""
-        return self._request.id
-
-    @property
-    def arrival_s(self) -> float:
-        """See RequestView."""
-        return self._request.arrival_s
-
-    @property
-    def priority(self) -> int:
-        """See RequestView."""
-        return self._request.priority
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_prompt_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_output_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.max_tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_tokens
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_computed_tokens
-
-    @property
-    def is_prefilling(self) -> bool:
-        """See RequestView."""
-        return self._request.is_prefilling

@@ -40,7 +40,8 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
-    from core.bench import describe, outcome, run_load, validate_bench
+    from core.bench import outcome, run_load, validate_bench
+    from core.bench_facts import describe
     from core.errors import ConfigError
     from core.metrics import MACHINE, summarise
     from core.simulation import check_machine, simulated_engine

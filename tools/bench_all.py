@@ -12,7 +12,8 @@ from dataclasses import asdict
 
 import yaml
 
-from core.bench import describe, describe_engine, first_token_s, run_load
+from core.bench import run_load
+from core.bench_facts import describe, describe_engine, first_token_s
 from core.compose import compose
 from core.config import ENGINE_KEYS, validate
 from core.llm import LLM

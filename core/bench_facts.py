@@ -1,0 +1,81 @@
+"""What a result line says beside the figures of a load: what was asked for, of which code, on which machine.
+
+Bare at import.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from core.llm import LLM
+
+
+def first_token_s(llm: LLM) -> float:
+    """Seconds from the start of this process to the first token, which this draws."""
+    from core.sampling import SamplingParams
+
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, ignore_eos=True))
+    started = process_age_s()
+    llm.generate([[4, 5, 6]], SamplingParams(max_tokens=8, ignore_eos=True))
+    return started
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, imports included; since the first call where the system cannot tell."""
+    try:
+        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        import os
+
+        return uptime - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.process_time()
+
+
+def peak_memory(llm: LLM) -> dict[str, float | None]:
+    """Most memory so far, in GiB: reserved on the GPU, resident in this process."""
+    import resource
+
+    import torch
+
+    on_gpu = llm.device.type == "cuda"
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {
+        "peak_memory_gib": round(torch.cuda.max_memory_reserved(llm.device) / 2**30, 2) if on_gpu else None,
+        "peak_host_memory_gib": round(resident / 2**30, 2),
+    }
+
+
+def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and of which code."""
+    from importlib.metadata import version
+
+    from core.config import ENGINE_KEYS
+    from core.records import FORMAT
+    from core.revision import revision
+
+    config = {key: tree.get(key) for key in (*ENGINE_KEYS, "workload", "slo", "repeats")}
+    versions = {name: version(name) for name in ("hookline", "torch")}
+    return {"format": FORMAT, "revision": revision(), "versions": versions, "config": config}
+
+
+def describe_engine(llm: LLM) -> dict[str, Any]:
+    """What the configuration came to on this machine."""
+    import torch
+
+    on_gpu = llm.device.type == "cuda"
+    limits = llm.engine.limits
+    return {
+        "device": torch.cuda.get_device_name(llm.device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
+        "kernels": llm.kernels_name,
+        "scheduler": llm.config.scheduler.name,
+        "block_size": limits.plan.block_size,
+        "num_blocks": limits.plan.num_blocks,
+        "vocab_size": limits.vocab_size,
+        "overlap": limits.overlap,
+    }
