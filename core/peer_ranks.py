@@ -109,6 +109,8 @@ def with_copies(ranks: Ranks, spec: AttentionSpec, hidden_size: int) -> Ranks:
     blocks = share_blocks(ranks, layout.num_bytes, spec.device, Driver())
     if blocks is None:
         return ranks
+    # So that what the driver needs to let go is loaded: beside streams that wait it might not be.
+    blocks.driver.fill(blocks.addresses[ranks.rank], 0, layout.num_signals)
     if not signals_arrive(ranks, blocks, [layout.check_signal(rank) for rank in range(ranks.size)]):
         if ranks.rank == 0:
             logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
