@@ -11,7 +11,7 @@ from core.errors import CapacityError
 from plugins.models.qwen3 import Qwen3
 from tests.faulty_rank import fault
 
-SLOW_S = 3.0
+SLOW_S = 4.0
 SPIN_CYCLES = 60_000_000_000
 """Half a minute of a GPU."""
 
