@@ -62,6 +62,8 @@ class DecodeTiling:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    eager: bool = False
+    """Whether a program asks for its first tile before it knows the newest token, which takes registers."""
 
 
 def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dtype) -> DecodeTiling:
@@ -71,13 +73,15 @@ def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dty
     cut at all, and finer items only catch its longest rows. Merging costs a wide group of query heads more, too.
     """
     pairs = num_rows * num_kv_heads
-    if group >= WIDE_GROUP:
-        programs_per_sm = 2 if pairs <= 128 else 3 if pairs <= 256 else 4 if pairs <= 512 else 6
-    else:
-        programs_per_sm = 3 if pairs <= 256 else 16
+    # Up to so many pairs: programs aimed at per multiprocessor.
+    wide, narrow = ((64, 2), (256, 3), (511, 4), (1024, 2)), ((192, 3), (256, 6), (512, 4), (1024, 2))
+    choices = wide if group >= WIDE_GROUP else narrow
+    programs_per_sm = next((programs for most, programs in choices if pairs <= most), 6 if group >= WIDE_GROUP else 16)
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
-    return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
+    if 512 <= pairs <= 1024:
+        return DecodeTiling(tile=64, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
+    return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm, eager=pairs <= 256)
 
 
 @dataclass
@@ -142,11 +146,19 @@ def max_num_items(num_rows: int, num_kv_heads: int, num_sms: int, programs_per_s
     return max(target_items(num_kv_heads, num_sms, programs_per_sm), num_rows + num_rows // 4)
 
 
+@triton.jit
+def _even_parts(tiles, tiles_an_item):
+    """Parts of equal length, and as many as that takes: (parts, tiles of a part)."""
+    even = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, tiles_an_item), 1))
+    return tl.where(tiles > 0, tl.cdiv(tiles, tl.maximum(even, 1)), 0), even
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_items", "target"])
 def _schedule_kernel(
     context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target,
     TILE: tl.constexpr, MIN_TILES: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
-    SHARED_PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, ITEM_WIDTH: tl.constexpr,
+    SHARED_PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
+    ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
     row = tl.arange(0, BLOCK_ROWS)
@@ -165,13 +177,21 @@ def _schedule_kernel(
             tl.store(shared_info_ptr + 3, tiles_a_part * SHARED_TILE)
     tiles = tl.cdiv(length, TILE)
     tiles_an_item = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target), MIN_TILES)
-    parts = tl.cdiv(tiles, tiles_an_item)
-    while tl.sum(parts, axis=0) > num_items:
+    while tl.sum(tl.cdiv(tiles, tiles_an_item), axis=0) > num_items:
         tiles_an_item += tl.cdiv(tiles_an_item, 4)
-        parts = tl.cdiv(tiles, tiles_an_item)
-    even = tl.cdiv(tiles, tl.maximum(parts, 1))  # parts of equal length, and as many as that takes
-    parts = tl.where(tiles > 0, tl.cdiv(tiles, tl.maximum(even, 1)), 0)
-    end = tl.cumsum(parts, axis=0)
+    parts, even = _even_parts(tiles, tiles_an_item)
+    # Long items come first, so that short ones fill up the end; of equal ones the earlier row's.
+    first_item = tl.zeros([BLOCK_ROWS], tl.int32)
+    for begin_other in range(0, num_rows, BLOCK_OTHERS):
+        other = begin_other + tl.arange(0, BLOCK_OTHERS)
+        other_length = tl.load(context_lens_ptr + other, mask=other < num_rows, other=0)
+        if SHARED:
+            other_length -= tl.load(shared_lens_ptr + other, mask=other < num_rows, other=0)
+        other_parts, other_even = _even_parts(tl.cdiv(other_length, TILE), tiles_an_item)
+        is_earlier = (other_even[None, :] == even[:, None]) & (other[None, :] < row[:, None])
+        is_before = (other_even[None, :] > even[:, None]) | is_earlier
+        first_item += tl.sum(tl.where(is_before, other_parts[None, :], 0), axis=1)
+    end = first_item + parts
 
     item = tl.program_id(0) * BLOCK_ITEMS + tl.arange(0, BLOCK_ITEMS)
     mine = (item[:, None] >= (end - parts)[None, :]) & (item[:, None] < end[None, :])
@@ -217,9 +237,9 @@ def schedule_decode(
         scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
         target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm),
         TILE=tiling.tile, MIN_TILES=max(1, MIN_ITEM_TOKENS // tiling.tile), SHARED=shared_lens_B is not None,
-        SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts, BLOCK_ROWS=block_rows,
+        SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts, BLOCK_ROWS=block_rows, BLOCK_OTHERS=16,
         BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
-        num_warps=4,
+        num_warps=4 if block_rows <= FEW_ROWS else 8,
     )  # fmt: skip
     return num_items
 
@@ -286,6 +306,19 @@ def _rotated(
     return x
 
 
+@triton.jit
+def _attend_tile(q, k, v, inside, maximum, total, acc, scale_log2, PRECISION: tl.constexpr):
+    """Take a tile of keys and values into the running (maximum, sum, weighted values)."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    scores = tl.where(inside[None, :], scores, -float("inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_maximum[:, None])
+    rescale = tl.exp2(maximum - new_maximum)
+    total = total * rescale + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+    return new_maximum, total, acc
+
+
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,
@@ -293,7 +326,7 @@ def _decode_kernel(
     q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
     context_lens_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, rope_stride, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    FUSED: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
     PARTS: tl.constexpr, SHARED_PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr, LATE: tl.constexpr,
@@ -318,6 +351,18 @@ def _decode_kernel(
     row64 = row.to(tl.int64)
     table_row_ptr = table_ptr + row64 * table_stride
     end = stop
+    head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
+    first_position = begin + tl.arange(0, TILE)
+    if EAGER:
+        # The first tile is on its way while the row's newest token is still computed: its older tokens are from earlier
+        # steps. The newest one's place is read, too, and what it holds is not used.
+        first_inside = first_position < stop
+        place = tile_places(
+            table_row_ptr, begin, first_position, first_inside, block_stride, offset_stride, BLOCK_SIZE, TILE
+        )
+        first_mask = first_inside[:, None] & dims[None, :]
+        first_k = tl.load(head_ptr + place[:, None], mask=first_mask, other=0.0)
+        first_v = tl.load(head_ptr + half_stride + place[:, None], mask=first_mask, other=0.0)
     if FUSED:
         HALF: tl.constexpr = HEAD_DIM // 2
         last = tl.load(context_lens_ptr + row) - 1
@@ -348,7 +393,6 @@ def _decode_kernel(
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
-    head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
     if FUSED:
         one = tl.arange(0, 1)[:, None]
         q_head_ptr = q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM
@@ -370,22 +414,21 @@ def _decode_kernel(
             acc += new_v.to(tl.float32)
     else:
         q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
-    for start in range(begin, end, TILE):
+    rest = begin
+    if EAGER:
+        inside = first_position < end
+        first_v = tl.where(inside[:, None], first_v, 0.0)  # 0 * NaN is NaN
+        maximum, total, acc = _attend_tile(q, first_k, first_v, inside, maximum, total, acc, scale_log2, PRECISION)
+        rest = begin + TILE
+    for start in range(rest, end, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < end
         place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
         load_mask = inside[:, None] & dims[None, :]
         k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        scores = tl.where(inside[None, :], scores, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.sum(weights, axis=1)
         # Masked: a slot past the context may hold anything, and 0 * NaN is NaN.
         v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
-        maximum = new_maximum
+        maximum, total, acc = _attend_tile(q, k, v, inside, maximum, total, acc, scale_log2, PRECISION)
     group = tl.arange(0, BLOCK_GROUP)
     heads = group < GROUP
     group_head = kv_head * GROUP + group
@@ -466,7 +509,8 @@ def decode_attention(
         newest.context_lens_B if newest is not None else block_table_BM, table, q_weight, k_weight, table.stride(0),
         norm.eps if norm is not None else 0.0,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
-        FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
+        FUSED=newest is not None, EAGER=newest is not None and tiling.eager,
+        NORM=norm is not None, ROPE=rope is not None,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
