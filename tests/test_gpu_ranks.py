@@ -36,6 +36,8 @@ COUNT = torch.cuda.device_count()
 SIZES = [pytest.param(size, marks=pytest.mark.skipif(size > COUNT, reason=f"needs {size} GPUs")) for size in (2, 4)]
 NUM_SEQS = 128
 ENGINE = {"max_num_seqs": NUM_SEQS, "max_model_len": 4096, "memory_fraction": 0.2}
+BESIDE = {"memory_fraction": 0.5}
+"""Of an engine that runs while a group still holds its part of the memory."""
 MODEL = {"name": "qwen3", "checkpoint": "", "weights": "random", "random_shape": SHAPE}
 TOLERANCE = 1e-3
 """Of log-probabilities in float32."""
@@ -186,7 +188,7 @@ def test_a_thousand_steps_of_a_hundred_requests_share_a_long_cached_prefix(alone
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_without_graphs_several_gpus_give_the_tokens_of_one(alone, tp):
-    with LLM(**tree(tp, cuda_graphs=False)) as llm:
+    with LLM(**tree(tp, cuda_graphs=False, **BESIDE)) as llm:
         assert len(parted(llm.generate(*load()), alone["plain"])) <= 1
 
 
@@ -194,7 +196,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 
 def bfloat16_answers(tp):
-    with LLM(**tree(tp, "bfloat16")) as llm:
+    with LLM(**tree(tp, "bfloat16", **BESIDE)) as llm:
         return [output.token_ids for output in llm.generate(load()[0], GREEDY)]
 
 
@@ -225,7 +227,7 @@ def free_bytes():
 @pytest.mark.parametrize("tp", SIZES[:1])
 def test_a_killed_rank_ends_the_engine_within_seconds_and_frees_the_gpu(tp):
     before = free_bytes()
-    with LLM(**tree(tp, max_num_seqs=16)) as llm:
+    with LLM(**tree(tp, max_num_seqs=16, **BESIDE)) as llm:
         prompts, _ = load()
         for prompt in prompts[:8]:
             llm.engine.add(prompt, SamplingParams(max_tokens=1500, ignore_eos=True))
@@ -246,7 +248,7 @@ def test_a_kernel_that_does_not_end_on_one_gpu_is_found_by_the_marks_of_the_othe
     monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_rank")
     monkeypatch.setenv(VARIABLE, "1:T700:spin")
     monkeypatch.chdir(ROOT)
-    options = tree(tp, max_num_seqs=16, cuda_graphs=False)
+    options = tree(tp, max_num_seqs=16, cuda_graphs=False, **BESIDE)
     with LLM(**{**options, "model": {**MODEL, "name": "faulty"}}) as llm:
         assert len(llm.generate([[1] * 600], GREEDY)[0].token_ids) == 32
         started = time.monotonic()

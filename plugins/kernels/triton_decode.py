@@ -62,8 +62,6 @@ class DecodeTiling:
     num_warps: int
     num_stages: int
     programs_per_sm: int
-    eager: bool = False
-    """Whether a program asks for its first tile before it knows the newest token, which takes registers."""
 
 
 def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dtype) -> DecodeTiling:
@@ -74,14 +72,14 @@ def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dty
     """
     pairs = num_rows * num_kv_heads
     # Up to so many pairs: programs aimed at per multiprocessor.
-    wide, narrow = ((64, 2), (256, 3), (511, 4), (1024, 2)), ((192, 3), (256, 6), (512, 4), (1024, 2))
-    choices = wide if group >= WIDE_GROUP else narrow
+    wide, narrow = ((64, 2), (128, 3), (511, 4), (1024, 2)), ((192, 3), (256, 6), (640, 16), (1024, 2))
+    choices, most_of_32 = (wide, 511) if group >= WIDE_GROUP else (narrow, 640)
     programs_per_sm = next((programs for most, programs in choices if pairs <= most), 6 if group >= WIDE_GROUP else 16)
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
-    if 512 <= pairs <= 1024:
+    if most_of_32 < pairs <= 1024:
         return DecodeTiling(tile=64, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
-    return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm, eager=pairs <= 256)
+    return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
 
 
 @dataclass
@@ -326,7 +324,7 @@ def _decode_kernel(
     q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
     context_lens_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, rope_stride, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    FUSED: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
     PARTS: tl.constexpr, SHARED_PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr, LATE: tl.constexpr,
@@ -352,17 +350,6 @@ def _decode_kernel(
     table_row_ptr = table_ptr + row64 * table_stride
     end = stop
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
-    first_position = begin + tl.arange(0, TILE)
-    if EAGER:
-        # The first tile is on its way while the row's newest token is still computed: its older tokens are from earlier
-        # steps. The newest one's place is read, too, and what it holds is not used.
-        first_inside = first_position < stop
-        place = tile_places(
-            table_row_ptr, begin, first_position, first_inside, block_stride, offset_stride, BLOCK_SIZE, TILE
-        )
-        first_mask = first_inside[:, None] & dims[None, :]
-        first_k = tl.load(head_ptr + place[:, None], mask=first_mask, other=0.0)
-        first_v = tl.load(head_ptr + half_stride + place[:, None], mask=first_mask, other=0.0)
     if FUSED:
         HALF: tl.constexpr = HEAD_DIM // 2
         last = tl.load(context_lens_ptr + row) - 1
@@ -414,13 +401,7 @@ def _decode_kernel(
             acc += new_v.to(tl.float32)
     else:
         q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
-    rest = begin
-    if EAGER:
-        inside = first_position < end
-        first_v = tl.where(inside[:, None], first_v, 0.0)  # 0 * NaN is NaN
-        maximum, total, acc = _attend_tile(q, first_k, first_v, inside, maximum, total, acc, scale_log2, PRECISION)
-        rest = begin + TILE
-    for start in range(rest, end, TILE):
+    for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < end
         place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
@@ -509,8 +490,7 @@ def decode_attention(
         newest.context_lens_B if newest is not None else block_table_BM, table, q_weight, k_weight, table.stride(0),
         norm.eps if norm is not None else 0.0,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
-        FUSED=newest is not None, EAGER=newest is not None and tiling.eager,
-        NORM=norm is not None, ROPE=rope is not None,
+        FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,

@@ -85,7 +85,7 @@ def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int) -> WideTili
         if is_narrow and num_rows <= 104:  # too much of the tile would be padding
             return None
         return _filling(block_t, 64 if is_narrow else 128, 64, num_out, operands=2)
-    if kind is not Kind.PLAIN or block_t > (64 if width >= 4096 else FEW_ROWS):
+    if kind is not Kind.PLAIN or block_t > (64 if width >= 4096 else FEW_ROWS) or num_tiles > 2 * FULL_CARD:
         return None
     parts = 1
     if num_tiles < MIN_PROGRAMS:
