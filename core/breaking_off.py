@@ -11,10 +11,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 SIGNAL = signal.SIGURG
-"""Ignored by default, so one that comes too late does nothing."""
+"""Ignored by default, so one that comes too late does nothing. Others may send it too, and are not answered."""
 
 
 class BrokenOff(BaseException):
@@ -27,7 +28,7 @@ class Breaker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside: int | None = None
-        self._takes_signals = self._is_asked = False
+        self._takes_signals = self._is_asked = self._is_signalled = False
 
     @contextmanager
     def region(self) -> Iterator[None]:
@@ -37,9 +38,11 @@ class Breaker:
         """
         in_main = threading.current_thread() is threading.main_thread()
         self._takes_signals = in_main and signal.getsignal(SIGNAL) is not None  # None could not be put back
-        before = signal.signal(SIGNAL, _raise_here) if self._takes_signals else None
-        self._inside = threading.get_ident()
+        before = signal.getsignal(SIGNAL) if self._takes_signals else None
         try:
+            if self._takes_signals:
+                signal.signal(SIGNAL, partial(self._heed, before))
+            self._inside = threading.get_ident()
             yield
         finally:
             try:
@@ -50,24 +53,30 @@ class Breaker:
 
     def _leave(self) -> None:
         with self._lock:
-            thread, self._inside = self._inside, None
+            thread, self._inside, self._is_signalled = self._inside, None, False
             if self._is_asked and not self._takes_signals and thread is not None:
                 _raise_in(thread, None)  # takes back what has not come yet
 
-    def break_off(self) -> None:
-        """Raise BrokenOff in the region, if a thread is inside. A second call does nothing."""
+    def break_off(self) -> bool:
+        """Raise BrokenOff in the region, if a thread is inside; whether it will be. A second call does nothing."""
         with self._lock:
             if self._inside is None or self._is_asked:
-                return
+                return False
             self._is_asked = True
             if self._takes_signals:
+                self._is_signalled = True
                 signal.pthread_kill(self._inside, SIGNAL)
             else:
                 _raise_in(self._inside, BrokenOff)
+            return True
 
-
-def _raise_here(number: int, frame: Any) -> None:
-    raise BrokenOff
+    def _heed(self, before: Any, number: int, frame: Any) -> None:
+        """The handler in the region: somebody else's signal goes where it would have gone without it."""
+        if self._is_signalled:
+            self._is_signalled = False
+            raise BrokenOff
+        if callable(before):
+            before(number, frame)
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -75,7 +75,8 @@ class EngineConfig:
     """tp > 1: seconds without a sign of life from a rank's process after which the engine ends with an error."""
     step_timeout_s: float = 5.0
     """tp > 1: seconds for which ranks wait for one of them in a step, beyond what they took themselves to get there,
-    after which it ends likewise. While all ranks of a CPU compute, 12 times as long; compiling kernels never counts."""
+    after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of compiling
+    do not count. Raise it to stop a rank in a debugger."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

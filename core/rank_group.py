@@ -58,7 +58,6 @@ class RankGroup:
         Raises: RankError if a rank is lost.
         """
         monitor = self.links.monitor
-        monitor.check()
         with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.breaker.region():
             try:
                 self.links.send(pack(step))

@@ -8,6 +8,8 @@ group that was suspended as a whole goes on.
 A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so whoever is late
 there gets engine.step_timeout_s beyond what the others took. While nobody has arrived, and on a CPU single layers of a
 large step may well take that long, all get STEP_TIMEOUTS times as much. Time spent compiling does not count.
+
+However the group ends, rank 0 finds out at its next collective; if it does not get there, it is broken off.
 """
 
 from __future__ import annotations
@@ -93,9 +95,13 @@ class Monitor:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around all that may wait for other ranks: from now on they have to get further."""
+        """Around all that may wait for other ranks: from now on they have to get further.
+
+        Raises: RankError if the group has ended.
+        """
         self._stuck_s, self._taken_s, self._in_step = 0.0, 0.0, True
         try:
+            self.check()
             yield
         finally:
             self._in_step = False
@@ -109,15 +115,20 @@ class Monitor:
             self.fail(f"rank 0 of {len(self.pulses)} (this process): {echo}")
         return RankError(self.failure)
 
-    def fail(self, cause: str) -> None:
-        """End the group for this reason, unless it has ended before."""
+    def fail(self, cause: str, *, breaks_off: bool = False) -> None:
+        """End the group for this reason, unless it has ended before. breaks_off: rank 0 cannot wait for its release."""
         with self._changed:
             if self.failure is not None:
                 return
             self.failure = f"{cause}. The engine has ended; make a new one"
             kill(self.children)
             self._changed.notify_all()
-        self.release()
+        if breaks_off:
+            self.breaker.break_off()
+        try:
+            self.release()
+        except Exception as error:  # must hide no cause, nor end the thread that watches
+            logger.error("while rank 0's device was freed: %s", error)
 
     # -------------------------------------------------------------------------------------------------- the thread's
 
@@ -134,6 +145,17 @@ class Monitor:
             now = time.monotonic()
             self._judge(min(now - last, 2 * TICK_S))
             last = now
+        self._see_rank_0_out()
+
+    def _see_rank_0_out(self) -> None:
+        """Once the group has ended: break rank 0 off if it does not find that out by itself."""
+        left_s = self.timeouts.step_s
+        while self._in_step and not self._stopped.wait(TICK_S):
+            left_s -= TICK_S
+            if left_s < 0:
+                if self.breaker.break_off():
+                    logger.error("%s", self.failure)
+                return
 
     def _hear(self, child: Child) -> bool:
         """Take a child's messages; False once it is gone."""
@@ -198,11 +220,11 @@ class Monitor:
         behind = [rank for rank, count in enumerate(self._progress) if count == min(self._progress)]
         self.fail(
             f"{' and '.join(self._name(rank) for rank in behind)} got no further in a step for {self._stuck_s:.1f} s "
-            f"(engine.step_timeout_s={self.timeouts.step_s:g}); if the step is only slow, raise engine.step_timeout_s"
+            f"(engine.step_timeout_s={self.timeouts.step_s:g}); if the step is only slow, raise engine.step_timeout_s",
+            breaks_off=0 in behind,
         )
         if 0 in behind:
             logger.error("%s", self.failure)  # whoever called may be out of reach
-            self.breaker.break_off()
 
     def _when(self) -> str:
         return "" if self._started else " while starting"

@@ -107,6 +107,22 @@ def test_rank_0_stuck_in_a_thread_of_its_own_is_broken_off_there(make):
     assert len(found) == 1 and "rank 0 of 2 (this process) got no further in a step" in found[0]
 
 
+def test_rank_0_that_hangs_while_another_rank_is_lost_is_broken_off_too(make):
+    with make("0:3:loop", step_timeout_s=2.0) as llm:
+        (child,) = llm.engine.executor.links.children
+        monitor = llm.engine.executor.links.monitor
+        judge = monitor._judge_progress
+
+        def kill_when_stuck(passed_s):
+            judge(passed_s)
+            if monitor._stuck_s > 0.5:
+                child.process.kill()
+
+        monitor._judge_progress = kill_when_stuck
+        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            llm.generate([[1, 2, 3]], PARAMS)
+
+
 def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):
     with make("9:9:none") as llm:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))

@@ -1,5 +1,6 @@
 """Python code that does not end is broken off in the main thread and in others, and nothing is left behind."""
 
+import os
 import signal
 import threading
 import time
@@ -72,3 +73,31 @@ def test_outside_of_the_region_nothing_is_raised_and_a_second_demand_does_nothin
     with breaker.region():
         breaker.break_off()
         assert sum(range(100_000)) > 0
+
+
+def test_somebody_elses_signal_breaks_nothing_off_and_goes_where_it_went_before():
+    came, breaker = [], Breaker()
+    before = signal.signal(SIGNAL, lambda number, frame: came.append(number))
+    try:
+        with breaker.region():
+            os.kill(os.getpid(), SIGNAL)
+            assert sum(range(1000)) > 0
+        assert came == [SIGNAL]
+        with pytest.raises(BrokenOff), breaker.region():
+            breaker.break_off()
+            time.sleep(10)
+        assert came == [SIGNAL]
+    finally:
+        signal.signal(SIGNAL, before)
+    with breaker.region():
+        os.kill(os.getpid(), SIGNAL)
+        assert sum(range(1000)) > 0
+
+
+def test_an_outer_region_is_broken_off_from_within_an_inner_one_of_another_engine():
+    outer, inner = Breaker(), Breaker()
+    with pytest.raises(BrokenOff), outer.region():
+        with inner.region():
+            assert outer.break_off()
+            time.sleep(10)
+    assert not outer.break_off()

@@ -2,6 +2,8 @@
 
 import threading
 
+import torch
+
 from core.compilers import COMPILERS, is_compiling
 
 CODE = """
@@ -42,3 +44,34 @@ def test_a_compiler_is_seen_while_it_runs_and_no_longer():
 def test_other_modules_of_the_same_beginning_are_none():
     assert seen_from_outside(f"{COMPILERS[0]}s") == [False, False]
     assert seen_from_outside("plugins.kernels.slow") == [False, False]
+
+
+def test_torch_compiles_once_and_what_it_compiled_then_runs_uncounted():
+    compiling, running = [], []
+
+    def backend(module, inputs):
+        compiling.append(is_compiling())
+        return module.forward
+
+    @torch._dynamo.disable
+    def look(x):
+        running.append(is_compiling())
+        return x
+
+    @torch.compile(backend=backend)
+    def double(x):
+        return look(x * 2) + 1
+
+    for _ in range(2):
+        assert double(torch.ones(2)).tolist() == [3, 3]
+    assert compiling and all(compiling)
+    assert running == [False, False]
+
+
+def test_a_pool_of_compilers_that_waits_for_work_is_none():
+    assert seen_from_outside("torch._inductor.compile_worker.subproc_pool") == [False, False]
+
+
+def test_code_whose_module_has_no_proper_name_is_looked_at_like_any():
+    assert seen_from_outside(None) == [False, False]
+    assert seen_from_outside(3) == [False, False]

@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from core.contracts import AttentionSpec
 from core.parallel import ALONE, Ranks
 from core.peer_ranks import PeerRanks, with_copies, with_exchange
 from core.process_ranks import ProcessRanks
+from core.pulse import PULSE_WORDS, Pulse
 from core.testing.plain_kernels import PlainKernels
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
@@ -52,6 +54,16 @@ def test_few_rows_go_through_the_exchange_and_more_through_the_group():
     assert torch.equal(ranks.all_reduce(torch.ones(2, 4)), torch.full((2, 4), 2.0)) and exchange.calls == ["all_reduce"]
     assert torch.equal(ranks.all_reduce(torch.ones(3, 4)), torch.full((3, 4), 2.0)) and exchange.calls == ["all_reduce"]
     assert ranks.best_tokens(torch.zeros(5), torch.arange(5)).tolist() == [1, 2, 3, 4, 5]
+
+
+def test_each_sum_through_the_exchange_counts_as_getting_further_without_a_mark_on_the_device():
+    pulse = Pulse(np.zeros(PULSE_WORDS, dtype=np.int64), 0)
+    pulse.reach_collective = None
+    ranks, x_TD = PeerRanks(0, 2, FakeGroup(), pulse=pulse, exchange=FakeExchange()), torch.ones(2, 4)
+    ranks.all_reduce(x_TD)
+    ranks.add_rms_norm(PlainKernels(None, SPEC), x_TD, x_TD.clone(), torch.ones(4), 1e-6)
+    ranks.best_tokens(torch.zeros(2), torch.arange(2))
+    assert pulse.progress == 3
 
 
 def test_the_norm_of_a_sum_is_the_same_either_way():

@@ -1,10 +1,9 @@
 """What the monitor takes for stuck, and what for slow: judged by hand, tick by tick, without processes."""
 
-import threading
-
 import numpy as np
 import pytest
 
+from core.errors import RankError
 from core.pulse import PULSE_WORDS, Pulse
 from core.rank_monitor import COMPILE_S, Monitor, Timeouts
 
@@ -140,8 +139,39 @@ def test_a_device_that_gets_further_counts_and_one_that_does_not_is_behind():
 
 def test_rank_0_is_broken_off_where_it_is_stuck_and_its_caller_logs_why(caplog):
     group, calls = Group(2), []
-    group.monitor.breaker.break_off = lambda: calls.append(threading.get_ident())
+    group.monitor.breaker.break_off = lambda: calls.append("rank 0")
     with group.monitor.in_step():
         group.reach(1)
         group.pass_time(60)
-    assert calls and "rank 0 of 2 (this process) got no further" in caplog.text
+    assert len(calls) == 1 and "rank 0 of 2 (this process) got no further" in caplog.text
+
+
+def test_rank_0_is_left_alone_while_it_waits_for_another():
+    group, calls = Group(2), []
+    group.monitor.breaker.break_off = lambda: calls.append("rank 0")
+    with group.monitor.in_step():
+        group.reach(0)
+        group.pass_time(60)
+    assert group.monitor.failure is not None and calls == []
+
+
+def test_rank_0_is_broken_off_before_its_device_is_freed_which_may_fail(caplog):
+    group, calls = Group(2), []
+    group.monitor.breaker.break_off = lambda: calls.append("broken off")
+
+    def release():
+        calls.append("freed")
+        raise RuntimeError("no such device")
+
+    group.monitor.release = release
+    with group.monitor.in_step():
+        group.reach(1)
+        group.pass_time(60)
+    assert calls == ["broken off", "freed"] and "no such device" in caplog.text
+
+
+def test_no_step_begins_once_the_group_has_ended(group):
+    group.monitor.fail("rank 1 is gone")
+    with pytest.raises(RankError, match="rank 1 is gone"), group.monitor.in_step():
+        raise AssertionError
+    assert not group.monitor._in_step
