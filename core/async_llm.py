@@ -20,7 +20,7 @@ from core.mailbox import Mailbox
 from core.outputs import Delta, RequestOutput, merge_completions
 from core.plugin_host import PluginHost
 from core.sampling import SamplingParams
-from core.text import Prompt, prompt_size
+from core.text import Prompt, prompt_size, snapshot
 
 LONG_PROMPT = 4000
 """Characters of a prompt that takes a millisecond or more to tokenize."""
@@ -150,7 +150,13 @@ class AsyncLLM:
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
 
+        prompt = snapshot(prompt)
+
+        def tokenize() -> list[int]:
+            return self.llm.codec.encode(prompt) if stream.is_open else []
+
         def submit(tokenized: asyncio.Future[list[int]]) -> None:
+            tokenized.exception()  # whoever has left need not hear it, and asyncio not complain
             if not stream.is_open:
                 return
             try:
@@ -160,7 +166,7 @@ class AsyncLLM:
             except Exception as error:
                 mailbox.put(RequestError(f"the prompt cannot be tokenized: {one_line(error)}"))
 
-        loop.run_in_executor(self._tokenizing, self.llm.codec.encode, prompt).add_done_callback(submit)
+        loop.run_in_executor(self._tokenizing, tokenize).add_done_callback(submit)
         return stream
 
     @property

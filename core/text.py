@@ -7,6 +7,7 @@ are taken, and outputs have no text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
+from copy import copy, deepcopy
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -128,6 +129,11 @@ def prompt_size(prompt: object) -> int:
     if isinstance(prompt, Sequence) and is_chat(prompt):
         return sum(len(str(message.get("content", ""))) for message in prompt)
     return len(prompt) if isinstance(prompt, Sized) else 0
+
+
+def snapshot(prompt: Prompt) -> Prompt:
+    """A prompt that stays as it is, whatever its owner does to the list or the messages."""
+    return deepcopy(prompt) if is_chat(prompt) else copy(prompt)
 
 
 def as_prompts(prompts: Any) -> list[Any]:

@@ -407,10 +407,11 @@ class SlowLetters(Letters):
 
     def __init__(self):
         super().__init__()
-        self.may_go = threading.Event()
+        self.may_go, self.num_long = threading.Event(), 0
 
     def encode(self, prompt):
         if len(prompt) > 100:
+            self.num_long += 1
             assert self.may_go.wait(PATIENCE_S)
         if isinstance(prompt, str) and "?" in prompt:
             raise ValueError("no such letter")
@@ -452,7 +453,40 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
         await asyncio.sleep(0)
-        assert task.cancelled() and not submitted
+        assert task.cancelled() and not submitted and codec.num_long <= 1  # who waited behind them is not held up
+
+    run(check, async_llm_with(codec))
+
+
+def test_a_prompt_is_what_it_was_when_it_was_handed_in():
+    codec, ids = SlowLetters(), list(range(5000))
+
+    async def check(llm):
+        first, stream = llm.stream(LONG, params()), llm.stream(ids, params())
+        ids[:] = [3] * 5000
+        codec.may_go.set()
+        deltas = [delta async for delta in stream]
+        assert deltas[-1].output.text == letters(8, prompt=[0, 1, 2, 3])
+        await first.aclose()
+
+    run(check, async_llm_with(codec))
+
+
+def test_nobody_complains_of_a_prompt_that_cannot_be_tokenized_once_its_caller_has_left():
+    codec, complaints = SlowLetters(), []
+
+    async def check(llm):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        stream = llm.stream("?" + LONG, params())
+        while not codec.num_long:
+            await asyncio.sleep(0.001)
+        await stream.aclose()
+        del stream
+        codec.may_go.set()
+        await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
+        await asyncio.sleep(0)
+        gc.collect()
+        assert not complaints
 
     run(check, async_llm_with(codec))
 

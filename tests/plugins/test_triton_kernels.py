@@ -22,7 +22,16 @@ from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
 from plugins.kernels import triton_backend, triton_ops, triton_product  # noqa: E402
 from plugins.kernels.torch_reference import TorchKernels  # noqa: E402
 from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from plugins.kernels.triton_decode import DecodeScratch, DecodeTiling, schedule_decode  # noqa: E402
+from plugins.kernels.triton_decode import (  # noqa: E402
+    MAX_PROGRAMS_PER_SM,
+    Card,
+    DecodeScratch,
+    DecodeTiling,
+    decode_tiling,
+    max_num_items,
+    schedule_decode,
+    target_items,
+)
 from plugins.kernels.triton_launch import fuses_decode  # noqa: E402
 from plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
 from plugins.kernels.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
@@ -141,22 +150,70 @@ def assert_attends(case: Case) -> None:
     assert relative_error(attend(case), case.expected) < RELATIVE_ERROR[case.spec.dtype]
 
 
+def plain_items(lens, shared, num_items: int, target: int) -> list[list[int]]:
+    """What `schedule_decode` writes at tiles of 32 tokens, in plain Python."""
+    tiles = [-(-(length - begin) // 32) for length, begin in zip(lens, shared, strict=True)]
+    tiles_an_item = max(-(-sum(tiles) // target), 2)
+    while sum(-(-of_row // tiles_an_item) for of_row in tiles) > num_items:
+        tiles_an_item += -(-tiles_an_item // 4)
+    even = [-(-of_row // max(-(-of_row // tiles_an_item), 1)) for of_row in tiles]
+    items: list[list[int]] = []
+    for row in sorted(range(len(lens)), key=lambda row: (-even[row], row)):
+        begins = range(shared[row], lens[row], max(even[row], 1) * 32)
+        first = len(items)
+        items += [[row, at, min(at + even[row] * 32, lens[row]), first, len(begins)] for at in begins]
+    return items
+
+
+def check_items(lens: list[int], shared: list[int], num_kv_heads: int, programs_per_sm: int) -> int:
+    """Hold the work list to the plain one, its unused end included; returns how many items it has."""
+    scratch = DecodeScratch.make(len(lens), 2 * num_kv_heads, num_kv_heads, 64, DEVICE)
+    scratch.items_W8.fill_(-7)
+    lens_B, shared_B = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lens, shared))
+    tiling = DecodeTiling(32, 1, 1, programs_per_sm)
+    num_items = schedule_decode(
+        lens_B, scratch, num_kv_heads, tiling, shared_B if any(shared) else None, 32, 4
+    )  # fmt: skip
+    target = target_items(num_kv_heads, scratch.card.num_sms, programs_per_sm)
+    expected = plain_items(lens, shared, num_items, target)
+    assert len(expected) <= num_items
+    items = scratch.items_W8[:, :5].tolist()
+    assert items[: len(expected)] == expected
+    assert all(item[0] == -1 for item in items[len(expected) : num_items])
+    assert all(item == [-7] * 5 for item in items[num_items:])
+    covered = [sum(stop - begin for of, begin, stop, *_ in expected if of == row) for row in range(len(lens))]
+    assert covered == [length - begin for length, begin in zip(lens, shared, strict=True)]
+    assert [stop - begin > 0 for _, begin, stop, *_ in expected] == [True] * len(expected)
+    return len(expected)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("programs_per_sm", [1, 4, 16])
-def test_work_items_cover_every_context_exactly_once(seed, programs_per_sm):
+def test_work_items_cover_every_context_exactly_once_and_long_ones_come_first(seed, programs_per_sm):
     generator = np.random.default_rng(seed)
     lens = generator.integers(1, [2, 100, 3000][seed % 3], size=int(generator.integers(1, 60)))
     shared = 64 * generator.integers(0, 2, size=len(lens)) * (lens > 64)
-    scratch = DecodeScratch.make(64, 4, 2, 64, DEVICE)
-    lens_B, shared_B = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lens, shared))
-    num_items = schedule_decode(lens_B, scratch, 2, DecodeTiling(32, 1, 1, programs_per_sm), shared_B, 32, 4)
-    items = scratch.items_W8[:num_items].cpu().numpy()
-    items = items[items[:, 0] >= 0]
-    for row in range(len(lens)):
-        mine = items[items[:, 0] == row]
-        assert mine[0, 1] == shared[row] and mine[-1, 2] == lens[row]
-        assert (mine[1:, 1] == mine[:-1, 2]).all() and (mine[:, 1] < mine[:, 2]).all()
-        assert (mine[:, 4] == len(mine)).all() and (items[mine[:, 3], 0] == row).all()
+    check_items(lens.tolist(), shared.tolist(), 2, programs_per_sm)
+    check_items(lens.tolist(), [0] * len(lens), 1, programs_per_sm)
+
+
+@pytest.mark.parametrize(
+    "lens",
+    [
+        [1], [32] * 32, [33] * 33, [7] * 40 + [900], [0, 5, 0, 70, 0], [64, 65] * 20,
+        list(range(1, 1100 if GPU else 140)),
+    ],
+    ids=lambda lens: f"{len(lens)}x{max(lens)}",
+)  # fmt: skip
+def test_work_items_of_equal_empty_and_very_many_rows(lens):
+    check_items(lens, [0] * len(lens), 2, 4)
+
+
+def test_work_items_grow_until_they_fit_the_list():
+    lens = [65 + 64 * (row % 3) for row in range(24)]
+    assert 4 * 16 // 2 == max_num_items(24, 2, 4, 16) < sum(-(-length // 64) for length in lens)
+    num_items = check_items(lens, [0] * 24, 2, 16)
+    assert num_items <= max_num_items(24, 2, Card.of(DEVICE).num_sms, 16)
 
 
 def test_query_tiles_cover_every_prefill_token_once_longest_context_first():
@@ -199,6 +256,22 @@ def test_decode_equals_reference_over_dtypes_and_block_sizes(dtype, block_size):
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_decode_equals_reference_over_groups_and_head_dims(group, head_dim):
     assert_attends(make_case([1] * 3, [5, 64, 200], group=group, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 64])
+@pytest.mark.parametrize("shared_blocks", [0, 1])
+def test_decode_in_tiles_of_64_tokens_equals_reference(block_size, shared_blocks, monkeypatch):
+    monkeypatch.setattr(triton_backend, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
+    assert_attends(make_case([1] * 4, [65, 90, 300, 129], torch.float16, block_size, shared_blocks=shared_blocks))
+
+
+def test_every_cut_fits_the_work_list():
+    for group in (1, 2, 7, 8, 16):
+        for num_kv_heads in (1, 2, 4, 8, 16):
+            room = max_num_items(512, num_kv_heads, 132, MAX_PROGRAMS_PER_SM)
+            for rows in range(1, 513):
+                tiling = decode_tiling(rows, num_kv_heads, group, torch.bfloat16)
+                assert max_num_items(rows, num_kv_heads, 132, tiling.programs_per_sm) <= room
 
 
 @pytest.mark.parametrize("block_size", [48, 80])
@@ -422,7 +495,7 @@ def check_qkv_attend(context_lens, dtype, head_dim, group, num_kv_heads=2, block
     kernels, kv = TritonKernels(None, case.spec), case.kv.clone()
     kernels.prepare(batch)
     expected = kernels.attend(kernels.qk_norm_rope_write(qkv, kv, batch, rope, norm), kv, batch)
-    assert fuses_decode(len(last))
+    assert fuses_decode(len(last), group)
     out = kernels.qkv_attend(qkv, case.kv, batch, rope, norm)
     assert relative_error(out, expected) < RELATIVE_ERROR[dtype]
     written, unwritten = kv.isfinite(), ~case.kv.isfinite()
@@ -434,6 +507,13 @@ def check_qkv_attend(context_lens, dtype, head_dim, group, num_kv_heads=2, block
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 2), (96, 3), (128, 1)])
 def test_qkv_attend_equals_its_parts_where_the_newest_token_begins_a_block_an_item_or_a_row(dtype, head_dim, group):
     check_qkv_attend([1, 2, 17, 32, 33, 129, 400], dtype, head_dim, group)
+
+
+def test_qkv_attend_of_wide_groups_equals_its_parts(monkeypatch):
+    assert not fuses_decode(25)
+    check_qkv_attend([1 + row % 3 for row in range(24)] + [70], torch.float16, 64, 8, num_kv_heads=1)
+    monkeypatch.setattr(triton_backend, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
+    check_qkv_attend([1, 64, 65, 129, 400], torch.float16, 64, 8, num_kv_heads=1)
 
 
 def test_qkv_attend_of_a_mixed_batch_or_a_shared_prefix_takes_the_parts(monkeypatch):
