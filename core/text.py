@@ -125,9 +125,10 @@ def is_chat(prompt: object) -> bool:
 
 
 def prompt_size(prompt: object) -> int:
-    """How much there is to encode: characters of a text or of a chat's messages, else token ids; 0 for what is none."""
+    """How much there is to encode: characters of a text or of all that messages hold, else token ids; 0 if none."""
     if isinstance(prompt, Sequence) and is_chat(prompt):
-        return sum(len(str(message.get("content", ""))) for message in prompt)
+        parts = (part for message in prompt for part in message.values())
+        return sum(len(part if isinstance(part, str) else str(part)) for part in parts)
     return len(prompt) if isinstance(prompt, Sized) else 0
 
 

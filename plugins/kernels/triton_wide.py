@@ -129,7 +129,8 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> WideTili
     if weight_OD.numel() <= MAX_WEIGHT or not _has_room(x_TD.device):
         return None
     for operand in (x_TD, weight_OD):  # what the copy engine asks for
-        if operand.stride(1) != 1 or operand.stride(0) % 8 or operand.data_ptr() % 16:
+        row_stride, stride = operand.stride()
+        if stride != 1 or row_stride % 8 or row_stride < operand.shape[1] or operand.data_ptr() % 16:
             return None
     num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
     return wide_tiling(kind, len(x_TD), num_out, weight_OD.shape[1])

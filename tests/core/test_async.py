@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import random
 import threading
 import time
@@ -185,12 +186,17 @@ def test_a_policy_that_misbehaves_is_named_to_everybody():
 
 def test_closing_ends_what_runs_with_abort_and_refuses_what_comes():
     async def check():
-        llm = async_llm(max_num_seqs=2)
+        llm, may_go_on, count = async_llm(max_num_seqs=2), threading.Event(), itertools.count()
+        step = llm.llm.desk.engine.step
+        llm.llm.desk.engine.step = lambda: (next(count) < 20 or may_go_on.wait(PATIENCE_S)) and step()
         stream = llm.stream(PROMPT, params(100))
         await anext(stream)
         tasks = [asyncio.create_task(llm.generate(PROMPT, params(100, seed=n))) for n in range(20)]
-        await asyncio.sleep(0.001)
-        await llm.aclose()
+        closing = asyncio.create_task(llm.aclose())
+        while not llm._thread._is_closed:
+            await asyncio.sleep(0.001)
+        may_go_on.set()
+        await closing
         await llm.aclose()
         llm.close()
         outputs = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
@@ -449,8 +455,8 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
         await stream.aclose()
         submitted = []
         llm._thread.submit = lambda *what, **options: submitted.append(what)
-        codec.may_go.set()
         await asyncio.gather(task, return_exceptions=True)
+        codec.may_go.set()
         await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
         await asyncio.sleep(0)
         assert task.cancelled() and not submitted and codec.num_long <= 1  # who waited behind them is not held up

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from core.memory import allocate_cache, block_bytes, count_blocks
 from core.parallel import Ranks
 from core.processing import Processing
 from core.rank_worker import build_worker
-from core.text import Codec, as_prompts
+from core.text import Codec, as_prompts, prompt_size, snapshot
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
 
@@ -100,6 +101,22 @@ def test_auto_computes_in_float32_on_a_cpu_and_in_the_checkpoints_dtype_on_a_gpu
 )
 def test_one_prompt_or_several_are_told_apart(prompts, count):
     assert len(as_prompts(prompts)) == count
+
+
+def test_the_size_of_a_prompt_is_what_there_is_to_encode():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"arguments": "b" * 90}]}
+    assert prompt_size("a" * 7) == prompt_size(range(7)) == prompt_size(np.arange(7)) == 7
+    assert prompt_size([{"role": "user", "content": "a" * 96}]) == 100 and prompt_size([call]) > 100
+    assert prompt_size([]) == prompt_size(5) == prompt_size(iter("a")) == 0
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], np.array([1, 2]), [{"role": "user", "content": [{"text": "a"}]}]])
+def test_a_snapshot_stays_as_it_is(prompt):
+    taken, before = snapshot(prompt), repr(prompt)
+    if isinstance(prompt[0], dict):
+        prompt[0]["content"][0]["text"] = prompt[0]["role"] = "b"
+    prompt[0] = 3
+    assert repr(taken) == before != repr(prompt) and snapshot("ab") == "ab"
 
 
 def test_without_a_tokenizer_only_token_ids_are_taken():

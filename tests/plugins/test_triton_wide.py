@@ -120,6 +120,7 @@ def test_what_does_not_fit_is_left_to_other_products(monkeypatch):
         (x_TD, weight_OD[:2048]),
         (x_TD, shifted_OD),
         (x_TD, wider_OD),
+        (x_TD[:1].expand(8, 512), weight_OD),
         (x_TD.t().contiguous().t(), weight_OD),
         (x_TD, weight_OD.t().contiguous().t()),
     ]:
