@@ -85,7 +85,10 @@ class Driver:
         self._cuda.cuMemsetD32Async(ctypes.c_uint64(address), ctypes.c_uint(value), words, _stream())
 
     def _call(self, name: str, *arguments: Any) -> None:
-        _check(name, getattr(self._cuda, name)(*arguments))
+        function = getattr(self._cuda, name, None)
+        if function is None:
+            raise HooklineError(f"the CUDA driver has no {name}, which ranks that share memory need")
+        _check(name, function(*arguments))
 
 
 class _Handle(ctypes.Structure):

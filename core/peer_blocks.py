@@ -47,20 +47,38 @@ def share_blocks(ranks: Ranks, num_bytes: int, device: torch.device, driver: Dri
 
     Raises: CapacityError if there is no room.
     """
-    mine = driver.allocate(num_bytes)
-    handle_X = torch.frombuffer(bytearray(driver.handle(mine)), dtype=torch.uint8).to(device)
-    handles_RX = ranks.all_gather_last(handle_X.unsqueeze(0)).view(ranks.size, HANDLE_BYTES).cpu()
-    handles = [bytes(handle_X.tolist()) for handle_X in handles_RX]
-    addresses = [mine if rank == ranks.rank else driver.open(handle) for rank, handle in enumerate(handles)]
+    addresses = [0] * ranks.size
+    addresses[ranks.rank] = driver.allocate(num_bytes)
     blocks = PeerBlocks(ranks.rank, addresses, num_bytes, driver)
-    if ranks.smallest(all(addresses)):
-        return blocks
+    try:
+        _open_others(ranks, addresses, device, driver)
+        if ranks.smallest(all(addresses)):
+            return blocks
+    except BaseException:
+        blocks.close()
+        raise
     blocks.close()
     return None
 
 
+def _open_others(ranks: Ranks, addresses: list[int], device: torch.device, driver: Driver) -> None:
+    """Fill in where the others' blocks are here; 0 if one cannot be reached, or its rank has no handle of it."""
+    try:
+        mine = driver.handle(addresses[ranks.rank])
+    except HooklineError:
+        mine = bytes(HANDLE_BYTES)
+    handle_X = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    handles_RX = ranks.all_gather_last(handle_X.unsqueeze(0)).view(ranks.size, HANDLE_BYTES).cpu()
+    for rank, theirs_X in enumerate(handles_RX):
+        if rank != ranks.rank and theirs_X.any():
+            addresses[rank] = driver.open(bytes(theirs_X.tolist()))
+
+
 def signals_arrive(ranks: Ranks, blocks: PeerBlocks, offsets: list[int]) -> bool:
-    """Whether a stream of each rank can write words into the others' blocks; offsets: one for each writing rank."""
+    """Whether a stream of each rank can write words into the others' blocks, and wait for words in its own.
+
+    offsets: one for each writing rank.
+    """
     here, others = blocks.addresses[ranks.rank], [rank for rank in range(ranks.size) if rank != ranks.rank]
     try:
         for other in others:
@@ -74,8 +92,11 @@ def signals_arrive(ranks: Ranks, blocks: PeerBlocks, offsets: list[int]) -> bool
     words = blocks.memory(torch.device("cuda", torch.cuda.current_device())).view(torch.int32)
     have_come = all(int(words[offsets[other] // 4]) == 1 for other in others)
     if have_come:
-        for other in others:
-            blocks.driver.wait(here + offsets[other], 1)
+        try:
+            for other in others:
+                blocks.driver.wait(here + offsets[other], 1)
+        except HooklineError:
+            have_come = False
         torch.cuda.synchronize()
     return bool(ranks.smallest(have_come))
 

@@ -52,6 +52,12 @@ class PeerCopies:
         self.others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]
         self._counts = [0] * MOST_CHUNKS
 
+    def fits(self, chunks: list[Tensor]) -> bool:
+        """Whether so many chunks of such rows have room."""
+        num_rows = sum(-(-len(chunk_TD) // self.size) * self.size for chunk_TD in chunks)
+        row_bytes = {chunk_TD.shape[1] * chunk_TD.element_size() for chunk_TD in chunks}
+        return len(chunks) <= MOST_CHUNKS and num_rows <= self.layout.num_rows and row_bytes == {self.layout.row_bytes}
+
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
@@ -72,7 +78,10 @@ class PeerCopies:
             yield one.result_TD
 
     def let_go(self) -> None:
-        """Free what waits on this rank's GPU for others; what it computes is then worthless."""
+        """Free what waits on this rank's GPU for others; what it computes is then worthless.
+
+        A signal that another GPU still writes undoes it: call again once the others are gone.
+        """
         self.driver.fill(self.addresses[self.rank], LET_GO, self.layout.num_signals)
 
     def count(self, chunk: int) -> int:

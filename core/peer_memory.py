@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.cuda_driver import Driver
 from core.parallel import Ranks
-from core.peer_blocks import share_blocks
+from core.peer_blocks import PeerBlocks, share_blocks
 
 HEADER_BYTES = 128
 """Of a block, zero until its rank is let go."""
@@ -64,10 +64,18 @@ def share_memory(
     blocks = share_blocks(ranks, block_bytes(ranks.size, num_slots, slot_bytes), device, driver)
     if blocks is None:
         return None
-    here = blocks.addresses[ranks.rank]
+    try:
+        return _emptied(ranks, num_slots, slot_bytes, device, blocks)
+    except BaseException:
+        blocks.close()
+        raise
+
+
+def _emptied(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks) -> PeerMemory:
+    """The blocks as memory for exchanges, once every rank's is as it must be before the first."""
 
     def fill_header(value: int) -> None:
-        driver.fill(here, value, HEADER_BYTES // WORD_BYTES)
+        blocks.driver.fill(blocks.addresses[ranks.rank], value, HEADER_BYTES // WORD_BYTES)
 
     fill_header(0)  # so that what the driver needs for it is loaded: beside a kernel that waits it might not be
     blocks.memory(device)[HEADER_BYTES:] = EMPTY

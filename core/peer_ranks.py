@@ -19,9 +19,9 @@ from core.contracts import AttentionSpec, Exchange, Kernels
 from core.copies_layout import Layout
 from core.cuda_driver import Driver
 from core.parallel import Ranks
-from core.peer_blocks import PeerBlocks, all_reach_each_other, share_blocks, signals_arrive
+from core.peer_blocks import all_reach_each_other, share_blocks, signals_arrive
 from core.peer_copies import Asides, PeerCopies
-from core.peer_memory import MIN_SLOT_BYTES, PeerMemory, share_memory
+from core.peer_memory import MIN_SLOT_BYTES, share_memory
 from core.process_ranks import ProcessRanks
 from core.rows import LEAST_ROWS
 
@@ -35,9 +35,7 @@ class PeerRanks(ProcessRanks):
     """ProcessRanks with an exchange, with copies, or with both."""
 
     exchange: Exchange | None = None
-    peers: PeerMemory | None = None
     copies: PeerCopies | None = None
-    blocks: PeerBlocks | None = None
 
     def reached_exchange(self) -> None:
         """Count as getting further, on the host alone: a mark behind every small sum would cost more than the sum."""
@@ -64,10 +62,11 @@ class PeerRanks(ProcessRanks):
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
         """See Ranks."""
-        if self.copies is None or len(residual_chunks) == 1:
+        copies = None if len(residual_chunks) == 1 else self.copies
+        if copies is None or not copies.fits(residual_chunks) or _is_capturing():
             return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
         self.reached_collective()
-        return self.copies.add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+        return copies.add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
         """See Ranks."""
@@ -75,13 +74,6 @@ class PeerRanks(ProcessRanks):
             self.reached_exchange()
             return self.exchange.best_tokens(scores_N, tokens_N)
         return super().best_tokens(scores_N, tokens_N)
-
-    def close(self) -> None:
-        """See Ranks."""
-        super().close()
-        for shared in (self.peers, self.blocks):
-            if shared is not None:
-                shared.close()
 
 
 def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> Ranks:
@@ -100,8 +92,9 @@ def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_si
         if ranks.rank == 0:
             logger.warning("the GPUs cannot read each other's memory, so nccl alone sums over the ranks")
         return ranks
+    ranks.shared.append(peers.close)
     ranks.releases.append(_on_a_stream_of_its_own(peers.let_go, spec.device))
-    return _extended(ranks, exchange=offered(peers), peers=peers)
+    return _extended(ranks, exchange=offered(peers))
 
 
 def with_copies(ranks: Ranks, spec: AttentionSpec, hidden_size: int) -> Ranks:
@@ -117,17 +110,23 @@ def with_copies(ranks: Ranks, spec: AttentionSpec, hidden_size: int) -> Ranks:
     blocks = share_blocks(ranks, layout.num_bytes, spec.device, Driver())
     if blocks is None:
         return ranks
+    ranks.shared.append(blocks.close)
     # So that what the driver needs to let go is loaded: beside streams that wait it might not be.
     blocks.driver.fill(blocks.addresses[ranks.rank], 0, layout.num_signals)
     if not signals_arrive(ranks, blocks, [layout.check_signal(rank) for rank in range(ranks.size)]):
         if ranks.rank == 0:
             logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
-        blocks.close()
+        ranks.shared.pop()()
         return ranks
     asides = Asides(*(Aside(spec.device) for _ in range(3)))
     copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), blocks.driver, asides)
     ranks.releases.append(_on_a_stream_of_its_own(copies.let_go, spec.device))
-    return _extended(ranks, copies=copies, blocks=blocks)
+    return _extended(ranks, copies=copies)
+
+
+def _is_capturing() -> bool:
+    """Whether a graph would repeat what is launched now: signals of copies, which the host counts, would not go on."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:

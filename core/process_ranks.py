@@ -50,6 +50,8 @@ class ProcessRanks(Ranks):
     pulse: Pulse | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
     """What else frees this rank from waiting for others."""
+    shared: list[Callable[[], None]] = field(default_factory=list)
+    """What gives back the memory that the ranks share."""
     aside: Aside | None = None
     """Where sums are taken while this rank computes; None sums in between."""
 
@@ -108,6 +110,8 @@ class ProcessRanks(Ranks):
         self.releases.clear()
         if self.device.type == "cuda":
             self.group.abort()  # an orderly end would wait for the others
+        while self.shared:
+            self.shared.pop()()
 
     def _sum(self, x: Tensor) -> Tensor:
         options = c10d.AllreduceOptions()

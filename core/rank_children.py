@@ -85,6 +85,17 @@ def end(children: Sequence[Child], patience_s: float) -> None:
             child.connection.close()
 
 
+def await_end(children: Sequence[Child], patience_s: float) -> bool:
+    """Whether all processes are gone within so many seconds, and with them what they had their GPUs do."""
+    deadline = time.monotonic() + patience_s
+    try:
+        for child in children:
+            child.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def kill(children: Sequence[Child]) -> None:
     """End processes at once, stopped ones too; their sockets close, and so every collective with them breaks off."""
     for child in children:

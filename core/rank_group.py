@@ -179,7 +179,7 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    links = Links(choice)
+    links, ranks = Links(choice), choice.ranks
     monitor = links.monitor
     try:
         monitor.wait_until_all("here")
@@ -195,6 +195,7 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
             error = RankError(f"rank 0 of {choice.ranks.size} (this process) failed while starting: {error}")
         monitor.fail("rank 0 (this process) failed while starting")
         links.close()
+        ranks.close()
         raise error from None
     return RankGroup(worker, links)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from core.breaking_off import Breaker
 from core.errors import RankError
 from core.pulse import Pulse
-from core.rank_children import Child, kill
+from core.rank_children import Child, await_end, kill
 
 logger = logging.getLogger("hookline")
 TICK_S = 0.1
@@ -35,6 +35,8 @@ START_SILENCE_S = 120.0
 """Without a sign of life while a process starts, when imports and compilers keep its threads from running."""
 STEP_TIMEOUTS = 12
 """Times engine.step_timeout_s for ranks of a CPU, none of which has reached the next collective."""
+KILLED_S = 5.0
+"""Longest wait for killed processes to be gone."""
 COMPILE_S = 300.0
 """Longest compilation that does not count as being stuck."""
 
@@ -125,6 +127,12 @@ class Monitor:
             self._changed.notify_all()
         if breaks_off:
             self.breaker.break_off()
+        self._release()
+        # What their GPUs still did after that may have undone it.
+        await_end(self.children, KILLED_S)
+        self._release()
+
+    def _release(self) -> None:
         try:
             self.release()
         except Exception as error:  # must hide no cause, nor end the thread that watches

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core import LLM, SamplingParams
+from core import LLM, SamplingParams, rank_group
 from core.errors import ConfigError, RankError
 from tests.faulty_rank import VARIABLE
 from tests.faulty_rank_model import SLOW_S
@@ -152,9 +152,18 @@ def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
         ("1:0:exit", r"rank 1 of 2 \(pid \d+\) ended with exit code 3 while starting"),
     ],
 )
-def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message):
+def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, monkeypatch):
+    given_back = []
+
+    def sharing(choice, processing):
+        choice.ranks.shared.append(lambda: given_back.append(choice.ranks.rank))
+        return build_worker(choice, processing)
+
+    build_worker = rank_group.build_worker
+    monkeypatch.setattr(rank_group, "build_worker", sharing)
     with pytest.raises(RankError, match=message):
         make(fault)
+    assert given_back == [0], "memory that rank 0 shares with the others"
     assert [thread.name for thread in threading.enumerate() if thread.name == "hookline-ranks"] == []
 
 

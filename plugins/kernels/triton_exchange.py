@@ -26,6 +26,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from core.peer_memory import HEADER_BYTES, MIN_SLOT_BYTES, NUM_COPIES, PeerMemory
+from plugins.kernels import triton_ops
 from plugins.kernels.triton_launch import launch_options
 
 HEADER = tl.constexpr(HEADER_BYTES)
@@ -314,7 +315,9 @@ class TritonExchange:
         return x_TD
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See Exchange; overwrites both inputs."""
+        """See Exchange; overwrites both inputs. Others of another dtype or with gaps take a launch of their own."""
+        if not all(one.dtype == x_TD.dtype and one.is_contiguous() for one in (residual_TD, weight_D)):
+            return triton_ops.add_rms_norm(self.all_reduce(x_TD), residual_TD, weight_D, eps)
         self._sum(x_TD, residual_TD, weight_D, x_TD, eps, norm=True)
         return x_TD, residual_TD
 

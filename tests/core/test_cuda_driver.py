@@ -64,6 +64,13 @@ def test_a_call_that_fails_is_named_with_its_code(driver: Any, name: str, call: 
         call(made)
 
 
+def test_a_call_that_an_old_driver_lacks_is_named(driver: Any) -> None:
+    made, library = driver()
+    library.cuStreamWriteValue32_v2 = None
+    with pytest.raises(HooklineError, match=r"^the CUDA driver has no cuStreamWriteValue32_v2"):
+        made.signal(1, 2)
+
+
 def test_copies_signals_and_waits_go_to_the_current_stream(driver: Any) -> None:
     made, library = driver()
     made.copy(1 << 40, 2 << 40, 3 << 32)

@@ -7,7 +7,7 @@ import torch
 
 from core import peer_blocks
 from core.cuda_driver import HANDLE_BYTES
-from core.errors import HooklineError
+from core.errors import HooklineError, RankError
 from core.parallel import Ranks
 from core.peer_blocks import PeerBlocks, share_blocks, signals_arrive
 from core.testing.thread_ranks import on_ranks
@@ -45,6 +45,8 @@ class FakeDriver:
         self.words[address - 7] = value
 
     def wait(self, address: int, value: int) -> None:
+        if self.rank == self.unreachable - 2:
+            raise HooklineError("no waits here")
         self.waited.append(address)
 
 
@@ -71,6 +73,32 @@ def test_one_that_cannot_be_reached_is_nothing_for_all_and_everything_is_given_b
     assert on_ranks(2, work) == [(None, [0, -1000]), (None, [1007, -2000])]
 
 
+def test_a_block_without_a_handle_is_one_that_nobody_reaches() -> None:
+    class WithoutHandle(FakeDriver):
+        def handle(self, address: int) -> bytes:
+            if self.rank == 1:
+                raise HooklineError("no handle here")
+            return super().handle(address)
+
+    def work(ranks: Ranks) -> tuple[Any, list[int]]:
+        driver = WithoutHandle(ranks.rank)
+        return share_blocks(ranks, 64, CPU, cast(Any, driver)), driver.closed
+
+    assert on_ranks(2, work) == [(None, [0, -1000]), (None, [1007, -2000])]
+
+
+def test_blocks_are_given_back_where_another_rank_is_lost_meanwhile() -> None:
+    driver = FakeDriver(0)
+
+    class Lost(Ranks):
+        def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
+            raise RankError("a collective broke off")
+
+    with pytest.raises(RankError):
+        share_blocks(Lost(0, 2), 64, CPU, cast(Any, driver))
+    assert driver.closed == [0, -1000]
+
+
 class PlainBlocks(PeerBlocks):
     """Its memory is what signals were written."""
 
@@ -83,7 +111,7 @@ class PlainBlocks(PeerBlocks):
 
 
 @pytest.mark.parametrize(
-    ("unreachable", "are_lost", "arrive"), [(-1, False, True), (0, False, False), (-1, True, False)]
+    ("unreachable", "are_lost", "arrive"), [(-1, False, True), (0, False, False), (-1, True, False), (2, False, False)]
 )
 def test_signals_are_tried_before_anything_waits_for_one(
     monkeypatch: pytest.MonkeyPatch, unreachable: int, are_lost: bool, arrive: bool
@@ -98,4 +126,6 @@ def test_signals_are_tried_before_anything_waits_for_one(
         blocks = PlainBlocks(ranks.rank, addresses, 64, cast(Any, driver))
         return signals_arrive(ranks, blocks, [8, 12]), driver.waited
 
-    assert on_ranks(2, work) == [(arrive, [1012] if arrive else []), (arrive, [2008] if arrive else [])]
+    found = on_ranks(2, work)
+    assert [does_arrive for does_arrive, _ in found] == [arrive, arrive]
+    assert not arrive or [waited for _, waited in found] == [[1012], [2008]]

@@ -197,6 +197,17 @@ def test_a_rank_that_is_let_go_ends_its_step_without_the_others() -> None:
     assert run(gpus[:1], random.Random(0)) == 0 and LET_GO > 1 << 29
 
 
+def test_what_another_rank_still_signals_undoes_letting_go_so_it_is_done_again() -> None:
+    gpus, ranks, memories = make(3, 16, len(STREAMS))
+    copies = ranks[0].copies
+    ranks[0].step(torch.ones(16, WIDTH).double(), [8, 8], 3)
+    copies.let_go()
+    gpus[1].signal(memories[0].data_ptr() + copies.layout.partial_signal(0, 1), 1)
+    assert run(gpus[1:2], random.Random(0)) == 0 and run(gpus[:1], random.Random(0)) > 0
+    copies.let_go()
+    assert run(gpus[:1], random.Random(0)) == 0
+
+
 def test_a_partial_whose_rows_lie_apart_is_summed_all_the_same() -> None:
     gpus, (rank,), _ = make(1, 6, 1)
     partial_TD, residual_TD = torch.randn(WIDTH, 6).double().T, torch.randn(6, WIDTH).double()
@@ -205,6 +216,17 @@ def test_a_partial_whose_rows_lie_apart_is_summed_all_the_same() -> None:
     norms = rank.copies.add_rms_norm_each(kernels, [partial_TD], [residual_TD], WEIGHT_D, EPS)
     normed_TD = next(norms)
     assert run(gpus, random.Random(0)) == 0 and torch.equal(normed_TD, expected_TD)
+
+
+def test_what_has_no_room_is_not_taken() -> None:
+    _, (rank, _), _ = make(2, 16, 1)
+
+    def fits(*chunk_rows: int, width: int = WIDTH) -> bool:
+        return rank.copies.fits([torch.zeros(num_rows, width).double() for num_rows in chunk_rows])
+
+    assert fits(9, 7) and fits(5, 5, 5, 1)
+    assert not fits(4, 4, 4, 2, 2) and not fits(20, 20) and not fits(9, 7, width=WIDTH + 1)
+    assert not rank.copies.fits([torch.zeros(8, WIDTH), torch.zeros(8, WIDTH)]), "another dtype"
 
 
 def test_kernels_that_add_up_no_parts_give_the_same() -> None:

@@ -1,15 +1,17 @@
 """What the ranks' blocks hold before the first exchange, and how a rank is let go, by plain memory and a driver."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
 from core.cuda_driver import HANDLE_BYTES
+from core.errors import RankError
 from core.parallel import Ranks
 from core.peer_blocks import PeerBlocks
 from core.peer_memory import EMPTY, HEADER_BYTES, NUM_COPIES, PeerMemory, block_bytes, share_memory
-from core.testing.thread_ranks import on_ranks
+from core.testing.thread_ranks import ThreadRanks, on_ranks
 
 CPU = torch.device("cpu")
 
@@ -33,7 +35,8 @@ class PlainDriver:
     def close(self, address: int) -> None:
         pass
 
-    free = close
+    def free(self, address: int) -> None:
+        self.is_freed = True
 
     def fill(self, address: int, value: int, num_words: int) -> None:
         assert address == self.block.data_ptr()
@@ -71,3 +74,19 @@ def test_data_are_empty_at_first_and_the_header_says_when_a_rank_is_let_go() -> 
 
 def test_blocks_that_cannot_be_opened_are_no_memory() -> None:
     assert on_ranks(2, lambda ranks: share(ranks, PlainDriver(unreachable=ranks.rank == 1))) == [None, None]
+
+
+def test_a_rank_that_is_lost_before_all_are_ready_leaves_no_block_behind() -> None:
+    class Losing(ThreadRanks):
+        def smallest(self, value: int) -> int:
+            if value is True and self.rank == 0 and len(seen) == 1:
+                raise RankError("a collective broke off")
+            seen.append(value)
+            return super().smallest(value)
+
+    seen: list[int] = []
+    driver = PlainDriver()
+    meeting = SimpleNamespace(exchange=lambda rank, part: [part])
+    with pytest.raises(RankError):
+        share_memory(Losing(0, 1, meeting), 10, 2048, CPU, cast(Any, driver))
+    assert driver.is_freed

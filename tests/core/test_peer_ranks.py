@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from core.contracts import AttentionSpec
@@ -81,7 +82,10 @@ class FakeCopies:
     """Notes what it is given."""
 
     def __init__(self):
-        self.given = []
+        self.given, self.has_room = [], True
+
+    def fits(self, chunks):
+        return self.has_room
 
     def add_rms_norm_each(self, kernels, partials, residual_chunks, weight_D, eps):
         self.given = list(partials)
@@ -97,6 +101,19 @@ def test_chunks_go_through_copies_and_a_whole_step_does_not():
     (normed,) = ranks.add_rms_norm_each(kernels, [torch.ones(3, 4)], residual := [torch.zeros(3, 4)], weight, 1e-6)
     assert copies.given == chunks and torch.equal(residual[0], torch.full((3, 4), 2.0))
     torch.testing.assert_close(normed, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("what", ["a capture", "no room"])
+def test_chunks_that_copies_cannot_take_go_through_the_group(what, monkeypatch):
+    """A graph would repeat signals that the host counts: decodes of thousands of rows are captured, too."""
+    copies, kernels, weight = FakeCopies(), PlainKernels(None, SPEC), torch.ones(4)
+    copies.has_room = what != "no room"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: what == "a capture")
+    ranks, residual = PeerRanks(0, 2, FakeGroup(), copies=copies), [torch.zeros(3, 4), torch.zeros(2, 4)]
+    norms = list(ranks.add_rms_norm_each(kernels, [torch.ones(3, 4), torch.ones(2, 4)], residual, weight, 1e-6))
+    assert copies.given == [] and [len(norm) for norm in norms] == [3, 2]
+    assert all(torch.equal(one, torch.full_like(one, 2.0)) for one in residual)
 
 
 def test_copies_are_for_gpus_alone():
@@ -115,7 +132,7 @@ def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
 def test_sums_of_many_rows_by_copies_count_as_progress_like_those_of_the_group():
     reached = []
     pulse = SimpleNamespace(reach_collective=lambda: reached.append(1))
-    copies = SimpleNamespace(add_rms_norm_each=lambda kernels, partials, *_: iter(partials))
+    copies = FakeCopies()
     ranks, chunks = PeerRanks(0, 2, FakeGroup(), pulse=pulse, copies=copies), [torch.ones(3, 4), torch.ones(3, 4)]
     assert len(list(ranks.add_rms_norm_each(None, chunks, chunks, torch.ones(4), 1e-6))) == 2
     assert len(reached) == 1

@@ -52,6 +52,22 @@ def make(aside: LateAside | None) -> tuple[ProcessRanks, RowParallelLinear]:
     return ranks, layer
 
 
+class Aborted:
+    """A torch.distributed backend that is ended, as often as one likes."""
+
+    def abort(self) -> None:
+        pass
+
+
+def test_what_ranks_share_is_given_back_once() -> None:
+    given_back: list[str] = []
+    shared = [lambda name=name: given_back.append(name) for name in ("exchange", "copies")]
+    ranks = ProcessRanks(0, 2, Aborted(), shared=cast(Any, shared))
+    ranks.close()
+    ranks.close()
+    assert given_back == ["copies", "exchange"]
+
+
 @settings(deadline=None)
 @given(num_rows=st.integers(0, 20), num_chunks=st.integers(1, 5), tile=st.integers(1, 4))
 def test_chunks_whose_sums_are_taken_aside_equal_the_whole(num_rows: int, num_chunks: int, tile: int) -> None:

@@ -14,10 +14,13 @@ COMPILES = 3
 
 class FakeProcess:
     def __init__(self):
-        self.is_killed = False
+        self.is_killed = self.is_gone = False
 
     def kill(self):
         self.is_killed = True
+
+    def wait(self, timeout):
+        self.is_gone = self.is_killed
 
 
 class FakeChild:
@@ -167,7 +170,7 @@ def test_rank_0_is_broken_off_before_its_device_is_freed_which_may_fail(caplog):
     with group.monitor.in_step():
         group.reach(1)
         group.pass_time(60)
-    assert calls == ["broken off", "freed"] and "no such device" in caplog.text
+    assert calls == ["broken off", "freed", "freed"] and "no such device" in caplog.text
 
 
 def test_no_step_begins_once_the_group_has_ended(group):
@@ -175,3 +178,11 @@ def test_no_step_begins_once_the_group_has_ended(group):
     with pytest.raises(RankError, match="rank 1 is gone"), group.monitor.in_step():
         raise AssertionError
     assert not group.monitor._in_step
+
+
+def test_rank_0_is_let_go_at_once_and_again_when_no_other_can_undo_it(group):
+    """A killed rank's GPU goes on for a moment, and writes over what lets rank 0 go."""
+    were_gone = []
+    group.monitor.release = lambda: were_gone.append([child.process.is_gone for child in group.children])
+    group.monitor.fail("some cause")
+    assert were_gone == [[False, False], [True, True]]

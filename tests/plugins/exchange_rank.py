@@ -95,6 +95,21 @@ def check_what_looks_like_nothing(exchange, rank, size):
             assert x.isnan()[:, 2:4].all() and (x[:, [0, 1, 4, 5, 6, 7]] == size).all()
 
 
+def check_what_is_not_all_of_a_kind(exchange, rank, size):
+    """Weights or a residual in another dtype, or with gaps, give the norm all the same."""
+    x = torch.randint(-31, 32, (3, 24), generator=torch.Generator().manual_seed(7)).div(8)
+    weight, residual = torch.linspace(0.5, 1.5, 24), x.flip(0) * 2
+    for dtype, of_weight, of_residual in ((torch.float16, torch.float32, torch.float16), (*[torch.float32] * 3,)):
+        part, base = x.to(dtype) * (rank + 1), residual.to(of_residual)
+        if of_weight == dtype:
+            base = base.T.contiguous().T
+        whole = residual + x * (size * (size + 1) // 2)
+        expected = whole * torch.rsqrt(whole.square().mean(-1, keepdim=True) + 1e-6) * weight
+        out, new_residual = exchange.add_rms_norm(part, base, weight.to(of_weight), 1e-6)
+        torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=1e-5)
+        torch.testing.assert_close(new_residual.float(), whole, rtol=2e-3, atol=1e-5)
+
+
 def check_what_fits(exchange):
     assert not exchange.fits(torch.zeros(SLOTS + 1, 24)) and not exchange.fits(torch.zeros(2, 48)[:, ::2])
     assert not exchange.fits(torch.zeros(1, SLOT_BYTES)) and not exchange.fits(torch.zeros(0, 24))
@@ -113,6 +128,7 @@ def main(rank, size, fd):
     for step in range(len(STEPS)):
         check_step(exchange, rank, size, step)
     check_what_looks_like_nothing(exchange, rank, size)
+    check_what_is_not_all_of_a_kind(exchange, rank, size)
     check_what_fits(exchange)
     mine = words.reshape(size, -1)[rank]
     assert np.count_nonzero(mine) > 0
