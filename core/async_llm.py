@@ -14,7 +14,7 @@ from typing import Any, Self
 from core.config import Config
 from core.engine_thread import EngineThread
 from core.entry_check import one_line
-from core.errors import HooklineError, RequestError
+from core.errors import HooklineError, QueueFullError, RequestError
 from core.llm import LLM
 from core.mailbox import Mailbox
 from core.outputs import Delta, RequestOutput, merge_completions
@@ -103,6 +103,7 @@ class AsyncLLM:
             llm.close()
             raise
         self._tokenizing = ThreadPoolExecutor(1, "hookline-tokenizer")
+        self._untokenized: set[Mailbox] = set()
         self._thread = EngineThread(llm.desk, llm.enter_thread)
         self._thread.start()
         self._stop = weakref.finalize(self, self._thread.stop)
@@ -150,10 +151,18 @@ class AsyncLLM:
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
 
+        limit = self.llm.desk.engine.limits.max_queued_requests
+        if limit is not None and len(self._untokenized) >= limit:  # the engine's own queue may be empty meanwhile
+            mailbox.put(QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0))
+            return stream
         prompt = snapshot(prompt)
+        self._untokenized.add(mailbox)
 
         def tokenize() -> list[int]:
-            return self.llm.codec.encode(prompt) if stream.is_open else []
+            try:
+                return self.llm.codec.encode(prompt) if stream.is_open else []
+            finally:  # here, for the loop may be closed by then
+                self._untokenized.discard(mailbox)
 
         def submit(tokenized: asyncio.Future[list[int]]) -> None:
             tokenized.exception()  # whoever has left need not hear it, and asyncio not complain
@@ -177,7 +186,7 @@ class AsyncLLM:
     @property
     def num_open(self) -> int:
         """Prompts that are being served or wait."""
-        return self._thread.num_open
+        return self._thread.num_open + len(self._untokenized)
 
     def close(self) -> None:
         """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing."""

@@ -424,8 +424,8 @@ class SlowLetters(Letters):
         return super().encode(prompt)[:4]
 
 
-def async_llm_with(codec):
-    llm = async_llm()
+def async_llm_with(codec, **options):
+    llm = async_llm(**options)
     llm.llm.codec = llm.llm.desk.codec = codec
     return llm
 
@@ -462,6 +462,23 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
         assert task.cancelled() and not submitted and codec.num_long <= 1  # who waited behind them is not held up
 
     run(check, async_llm_with(codec))
+
+
+def test_long_prompts_that_wait_to_be_tokenized_are_open_and_are_limited_like_a_queue():
+    codec = SlowLetters()
+
+    async def check(llm):
+        waiting = [asyncio.create_task(llm.generate(LONG, params())) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert llm.num_open == 2
+        with pytest.raises(QueueFullError, match=r"2 requests .* wait already and engine.max_queued_requests=2"):
+            await llm.generate(LONG, params())
+        assert (await llm.generate(PROMPT, params())).text == letters(8)
+        codec.may_go.set()
+        assert {output.text for output in await asyncio.gather(*waiting)} == {letters(8, prompt=[1, 2, 3, 1])}
+        assert (await llm.generate(LONG, params())).text == letters(8, prompt=[1, 2, 3, 1])
+
+    run(check, async_llm_with(codec, max_queued_requests=2))
 
 
 def test_a_prompt_is_what_it_was_when_it_was_handed_in():
