@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from core.contracts import Kernels
 
 LET_GO = 0x4000_0000
-"""More than any count, so whatever waits for one goes on."""
+"""Beyond any count, so whatever waits for one goes on; waits compare around 32 bits, as counts grow for ever."""
 Aside = Callable[[Callable[[], object]], Callable[[], None]]
 Normalise = Callable[[Tensor, Tensor, Tensor], None]
 """Of parts_RPD, residual_PD and where the result goes; the sum is written over the residual."""
@@ -82,7 +82,8 @@ class PeerCopies:
 
         A signal that another GPU still writes undoes it: call again once the others are gone.
         """
-        self.driver.fill(self.addresses[self.rank], LET_GO, self.layout.num_signals)
+        value = (max(self._counts) + LET_GO) % (1 << 32)
+        self.driver.fill(self.addresses[self.rank], value, self.layout.num_signals)
 
     def count(self, chunk: int) -> int:
         """The value of this call's signals of a chunk: every rank makes the same calls."""
