@@ -20,6 +20,7 @@ from core.breaking_off import BrokenOff
 from core.choose import Choice
 from core.config import EngineConfig
 from core.errors import CapacityError, RankError
+from core.parallel import Ranks
 from core.process_ranks import connect, listen
 from core.processing import Processing
 from core.pulse import PULSE_WORDS, Pulse
@@ -179,14 +180,15 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    links, ranks = Links(choice), choice.ranks
+    links = Links(choice)
+    built: Worker | Ranks = choice.ranks
     monitor = links.monitor
     try:
         monitor.wait_until_all("here")
         links.wake()
-        ranks = connect(links.store, choice.ranks, choice.device, links.pulse)
+        built = ranks = connect(links.store, choice.ranks, choice.device, links.pulse)
         monitor.release = ranks.abort
-        worker = build_worker(replace(choice, ranks=ranks), processing)
+        built = worker = build_worker(replace(choice, ranks=ranks), processing)
         monitor.wait_until_all("ready")
     except BaseException as error:
         if isinstance(error, RankError):
@@ -195,7 +197,7 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
             error = RankError(f"rank 0 of {choice.ranks.size} (this process) failed while starting: {error}")
         monitor.fail("rank 0 (this process) failed while starting")
         links.close()
-        ranks.close()
+        built.close()  # else its memory would stay for as long as the error does
         raise error from None
     return RankGroup(worker, links)
 

@@ -12,6 +12,7 @@ import pytest
 
 from core import LLM, SamplingParams, rank_group
 from core.errors import ConfigError, RankError
+from core.rank_monitor import Monitor
 from tests.faulty_rank import VARIABLE
 from tests.faulty_rank_model import SLOW_S
 from tests.hf_models import make_qwen3
@@ -165,6 +166,21 @@ def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, 
         make(fault)
     assert given_back == [0], "memory that rank 0 shares with the others"
     assert [thread.name for thread in threading.enumerate() if thread.name == "hookline-ranks"] == []
+
+
+def test_a_start_that_is_broken_off_at_its_end_leaves_no_cache_behind(make, monkeypatch):
+    workers, build_worker, wait_until_all = [], rank_group.build_worker, Monitor.wait_until_all
+
+    def interrupted(monitor, said):
+        if said == "ready":
+            raise KeyboardInterrupt
+        wait_until_all(monitor, said)
+
+    monkeypatch.setattr(rank_group, "build_worker", lambda *given: workers.append(build_worker(*given)) or workers[0])
+    monkeypatch.setattr(Monitor, "wait_until_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make("1:9999:exit")
+    assert workers[0].kv_cache is None
 
 
 def test_what_no_rank_can_split_is_refused_as_with_one_rank(tmp_path):
