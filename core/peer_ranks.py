@@ -135,6 +135,7 @@ def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) ->
 
     def launched() -> None:
         with torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.query()  # a thread's first call of the runtime: from here on the driver knows its context
             launch()
 
     return launched
