@@ -450,6 +450,12 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------------ end
 
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """Have `tell` called, from another thread, if a step can never end; for executors that find that out."""
+        of_executor = getattr(self.executor, "tell_if_stuck", None)
+        if of_executor is not None:
+            of_executor(tell)
+
     def close(self) -> None:
         """Abort what is left and release everything; a second call does nothing."""
         if self._is_closed:

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,8 @@ from core.sampling import SamplingParams
 _log = logging.getLogger("hookline")
 
 Command = Callable[[], None]
+JOIN_S = 0.2
+"""Between two looks at whether a thread that is waited for is stuck."""
 MAX_COMMANDS = 256
 """Most commands taken between two steps: a burst of arrivals must not hold up those that run."""
 
@@ -36,11 +39,12 @@ class EngineThread:
         self._open: dict[Mailbox, set[int]] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, News]]] = {}
         self._lock = threading.Lock()
-        self._is_stopping = self._is_closed = False
+        self._is_stopping = self._is_closed = self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
 
     def start(self) -> None:
         """Begin to run; the engine belongs to the thread from now on."""
+        self._desk.engine.tell_if_stuck(self._give_up)
         self._thread.start()
 
     def submit(self, mailbox: Mailbox, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
@@ -58,18 +62,35 @@ class EngineThread:
         self._commands.put(partial(self._forget, mailbox))
 
     def stop(self) -> None:
-        """End all requests, tell their callers, close the engine and wait for that; a second call does nothing."""
+        """End all requests, tell their callers, close the engine and wait for that; a second call does nothing.
+
+        Does not wait for an engine that is stuck.
+        """
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
         if is_first:
             self._commands.put(self._finish)
-        if self._thread is not threading.current_thread() and self._thread.ident is not None:
-            self._thread.join()
+        if self._thread is not threading.current_thread():
+            while self._thread.is_alive() and not self._is_stuck:
+                self._thread.join(JOIN_S)
 
     @property
     def num_open(self) -> int:
         """Prompts whose callers wait."""
         return len(self._open)
+
+    def _give_up(self, error: HooklineError) -> None:
+        """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
+        with self._lock:
+            self._is_closed = self._is_stuck = True
+            waiting = list(self._open)
+        while not self._commands.empty():
+            command = self._commands.get()
+            waiting += command.args[:1] if isinstance(command, partial) and command.func == self._add else ()
+        for mailbox in waiting:
+            with suppress(RuntimeError):  # its loop is closed
+                mailbox.loop.call_soon_threadsafe(deliver, [(mailbox, _engine_error(error))])
+        self._commands.put(self._finish)  # should it ever come back
 
     # ---------------------------------------------------------------------------------------------- inside the thread
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from core.breaking_off import BrokenOff
 from core.choose import Choice
 from core.config import EngineConfig
-from core.errors import CapacityError, RankError
+from core.errors import CapacityError, HooklineError, RankError
 from core.parallel import Ranks
 from core.process_ranks import connect, listen
 from core.processing import Processing
@@ -81,6 +81,10 @@ class RankGroup:
             tokens = self.worker.collect(handle)
         self.links.monitor.check()
         return tokens
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """See Engine.tell_if_stuck."""
+        self.links.monitor.tell_if_stuck = tell
 
     def time_steps(self) -> Clock:
         """See Executor; of rank 0's device, which waits for the others like any."""

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from core.breaking_off import Breaker
-from core.errors import RankError
+from core.errors import HooklineError, RankError
 from core.pulse import Pulse
 from core.rank_children import Child, await_end, kill
 
@@ -57,6 +57,8 @@ class Monitor:
         self.children, self.pulses, self.timeouts = children, pulses, timeouts
         self.release: Callable[[], None] = lambda: None
         self.breaker = Breaker()
+        self.tell_if_stuck: Callable[[HooklineError], None] = lambda error: None
+        """Called, by the thread that watches, if rank 0 does not leave its step even when it is broken off."""
         self.failure: str | None = None
         self._changed = threading.Condition()
         self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
@@ -157,13 +159,17 @@ class Monitor:
 
     def _see_rank_0_out(self) -> None:
         """Once the group has ended: break rank 0 off if it does not find that out by itself."""
-        left_s = self.timeouts.step_s
-        while self._in_step and not self._stopped.wait(TICK_S):
-            left_s -= TICK_S
-            if left_s < 0:
-                if self.breaker.break_off():
-                    logger.error("%s", self.failure)
-                return
+        self._wait_in_step(self.timeouts.step_s)
+        if self._in_step and self.breaker.break_off():
+            logger.error("%s", self.failure)
+        self._wait_in_step(GRACE_S)
+        if self._in_step and not self._stopped.is_set():
+            self.tell_if_stuck(RankError(str(self.failure)))
+
+    def _wait_in_step(self, seconds: float) -> None:
+        """Wait so long, but no longer than rank 0 is in its step."""
+        while self._in_step and seconds > 0 and not self._stopped.wait(TICK_S):
+            seconds -= TICK_S
 
     def _hear(self, child: Child) -> bool:
         """Take a child's messages; False once it is gone."""

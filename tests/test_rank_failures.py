@@ -1,5 +1,6 @@
 """A rank that dies, raises, stops or hangs ends the engine with an error that names it; no process is left behind."""
 
+import asyncio
 import os
 import select
 import signal
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from core import LLM, SamplingParams, rank_group
-from core.errors import ConfigError, RankError
+from core import LLM, AsyncLLM, SamplingParams, rank_group
+from core.errors import ConfigError, EngineError, HooklineError, RankError
 from core.rank_monitor import Monitor
 from tests.faulty_rank import VARIABLE
 from tests.faulty_rank_model import SLOW_S
@@ -27,9 +28,9 @@ def make(folder, monkeypatch):
     monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_rank")
     monkeypatch.chdir(ROOT)
 
-    def make(fault, tp=2, **engine):
+    def make(fault, tp=2, kind=LLM, **engine):
         monkeypatch.setenv(VARIABLE, fault)
-        return LLM(folder, model="faulty", device="cpu", tp=tp, engine=dict(num_blocks=50, **engine))
+        return kind(folder, model="faulty", device="cpu", tp=tp, engine=dict(num_blocks=50, **engine))
 
     return make
 
@@ -106,6 +107,27 @@ def test_rank_0_stuck_in_a_thread_of_its_own_is_broken_off_there(make):
         thread.start()
         thread.join(120)
     assert len(found) == 1 and "rank 0 of 2 (this process) got no further in a step" in found[0]
+
+
+def test_nobody_waits_for_a_rank_0_that_sleeps_in_the_engine_s_own_thread(make):
+    """Nothing gets that thread out of a call that never returns, so those who wait are told without it."""
+
+    async def ask(llm):
+        return await asyncio.wait_for(llm.generate([1, 2, 3], PARAMS), 60)
+
+    async def run(llm):
+        found = await asyncio.gather(ask(llm), ask(llm), return_exceptions=True)
+        assert [type(error) for error in found] == [EngineError, EngineError]
+        assert all("rank 0 of 2 (this process) got no further in a step" in str(error) for error in found)
+        with pytest.raises(HooklineError, match="the engine is closed"):
+            await ask(llm)
+        await asyncio.wait_for(llm.aclose(), 60)
+
+    llm = make("0:3:hang", kind=AsyncLLM, step_timeout_s=1.0)
+    processes = [child.process for child in llm.llm.engine.executor.links.children]
+    asyncio.run(run(llm))
+    for process in processes:
+        process.wait(60)
 
 
 def test_rank_0_that_hangs_while_another_rank_is_lost_is_broken_off_too(make):
