@@ -383,6 +383,21 @@ class Exchange(Protocol):
         ...
 
 
+class FusedExchange(Protocol):
+    """What an Exchange may offer besides, to save launches and trips."""
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Kernels.add_rms_norm of the sum over ranks of `linear`; None, with nothing done, where it would not pay.
+
+        Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. Of all ranks the same shapes, strides and
+        dtypes give None.
+        """
+        ...
+
+
 # -------------------------------------------------------------------------------------------------------------- sampler
 
 

@@ -123,10 +123,11 @@ class RowParallelLinear:
         self.part = even_part(in_features, runtime.ranks, what)
         self.weight_OD = _matrix(runtime, out_features, self.part.size)
         self.bias_O = empty_parameter(runtime, out_features) if bias else None
+        self._own_bias = self.bias_O if self.ranks.rank == 0 else None
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank; rank 0 alone adds the bias, so that the sum holds it once."""
-        return self.kernels.linear(x_TD, self.weight_OD, self.bias_O if self.ranks.rank == 0 else None)
+        return self.kernels.linear(x_TD, self.weight_OD, self._own_bias)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """The whole product: (T, D of this rank) -> (T, O)."""
@@ -139,11 +140,9 @@ class RowParallelLinear:
 
         May overwrite the residual.
         """
-        fused = getattr(self.kernels, "linear_add_rms_norm", None)
-        if fused is not None and self.ranks.size == 1:
-            normed_TO, sum_TO = fused(x_TD, self.weight_OD, self.bias_O, residual_TO, norm_weight_O, eps)
-            return normed_TO, sum_TO
-        return self.ranks.add_rms_norm(self.kernels, self.local(x_TD), residual_TO, norm_weight_O, eps)
+        return self.ranks.linear_add_rms_norm(
+            self.kernels, x_TD, self.weight_OD, self._own_bias, residual_TO, norm_weight_O, eps
+        )
 
     def add_rms_norm_each(
         self, x_chunks: Iterable[Tensor], residual_chunks: list[Tensor], norm_weight_O: Tensor, eps: float
@@ -152,7 +151,7 @@ class RowParallelLinear:
 
         x_chunks: as many as of the residual. What a caller must mind: see Ranks.add_rms_norm_each.
         """
-        if self.ranks.size > 1:
+        if len(residual_chunks) > 1:
             partials = map(self.local, x_chunks)
             yield from self.ranks.add_rms_norm_each(self.kernels, partials, residual_chunks, norm_weight_O, eps)
             return

@@ -62,6 +62,21 @@ class Ranks:
         """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
         return kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
 
+    def linear_add_rms_norm(
+        self, kernels: Kernels, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor,
+        norm_weight_O: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Kernels.add_rms_norm of the sum over ranks of `linear`. May overwrite the residual.
+
+        In fewer launches where kernels or ranks can.
+        """
+        fused: Any = getattr(kernels, "linear_add_rms_norm", None)
+        if fused is not None and self.size == 1:
+            normed_TO, sum_TO = fused(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+            return normed_TO, sum_TO
+        partial_TO = kernels.linear(x_TD, weight_OD, bias_O)
+        return self.add_rms_norm(kernels, partial_TO, residual_TO, norm_weight_O, eps)
+
     def num_chunks(self, num_rows: int) -> int:
         """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
         return 1

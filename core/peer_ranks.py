@@ -58,6 +58,19 @@ class PeerRanks(ProcessRanks):
             return self.exchange.add_rms_norm(partial_TD, residual_TD, weight_D, eps)
         return super().add_rms_norm(kernels, partial_TD, residual_TD, weight_D, eps)
 
+    def linear_add_rms_norm(
+        self, kernels: Kernels, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor,
+        norm_weight_O: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See Ranks."""
+        fused: Any = getattr(self.exchange, "linear_add_rms_norm", None)
+        results = fused and fused(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+        if not results:
+            return super().linear_add_rms_norm(kernels, x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+        self.reached_exchange()
+        normed_TO, sum_TO = results
+        return normed_TO, sum_TO
+
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:

@@ -195,23 +195,29 @@ def test_without_graphs_several_gpus_give_the_tokens_of_one(alone, tp):
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 
-def bfloat16_answers(tp):
-    with LLM(**tree(tp, "bfloat16", **BESIDE)) as llm:
+def bfloat16_answers(tp, shape):
+    options = tree(tp, "bfloat16", **BESIDE)
+    with LLM(**options | {"model": MODEL | {"random_shape": shape}}) as llm:
         return [output.token_ids for output in llm.generate(load()[0], GREEDY)]
 
 
-@pytest.fixture(scope="module")
-def bfloat16_alone():
-    return bfloat16_answers(1)
+LARGE = SHAPE | dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=12288)
+"""Of a size whose products send their tiles to the ranks that sum them up."""
+
+
+@pytest.fixture(scope="module", params=[SHAPE, LARGE], ids=["small", "large"])
+def bfloat16_alone(request):
+    return request.param, bfloat16_answers(1, request.param)
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_bfloat16_agrees_for_most_of_a_greedy_answer(bfloat16_alone, tp):
     """Sums in another order round otherwise, and random weights have near-equal logits: answers part at some token."""
-    answers = bfloat16_answers(tp)
+    shape, expected = bfloat16_alone
+    answers = bfloat16_answers(tp, shape)
     agreeing = [
         next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), 32)
-        for one, other in zip(bfloat16_alone, answers, strict=True)
+        for one, other in zip(expected, answers, strict=True)
     ]
     mean = sum(agreeing) / len(agreeing)
     print(f"tp={tp}: of {len(agreeing)} answers {agreeing.count(32)} agree whole, the mean prefix is {mean}")

@@ -2,7 +2,8 @@
 
 python tools/bench_exchange.py [NUM_GPUS] [WIDTH]: microseconds a call in a CUDA graph of many, bfloat16, rank 0's
 clock, after checking each against a float32 sum, and many exchanges of all kinds in a random order. Torch's one-shot
-and two-shot run without multicast. "mm" is a product of the rows with one of many matrices, as an output projection's.
+and two-shot run without multicast. "2048:" and the like are products of so many inputs with one of many matrices, then
+the plain norm, the sum, or its tiles sent to the sum.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 import torch.multiprocessing
 
+from core.contracts import AttentionSpec
 from core.cuda_driver import Driver
 from core.parallel import Ranks
 from core.peer_memory import share_memory
 from core.process_ranks import connect
 from core.pulse import PULSE_WORDS, Pulse
-from plugins.kernels import triton_exchange
-from plugins.kernels.triton_exchange import TritonExchange, Way
+from plugins.kernels import triton_exchange, triton_wide
+from plugins.kernels.triton_backend import TritonKernels
 from plugins.kernels.triton_ops import add_rms_norm
+from plugins.kernels.triton_slots import Way
 
-ROWS = (1, 8, 32, 64, 128, 256, 512, 1024)
+ROWS = (1, 8, 32, 64, 96, 128, 192, 256, 512, 1024)
 MOST_ROWS = max(ROWS)
 CALLS, REPLAYS = 64, 20
 MIXED = 300
@@ -117,28 +120,45 @@ def time_ways(exchange, own, residual, weight, device):
     return found
 
 
-def time_after_products(exchange, own, residual, weight, size, device):
-    """A product with the plain norm, and with each way."""
-    rows, width = own.shape
-    inner = torch.randn(rows, 8192 // size, device=device).bfloat16()
-    matrices = [torch.randn(width, 8192 // size, device=device).bfloat16() for _ in range(MATRICES)]
-    x, r = own.clone(), residual.clone()
+def time_products(exchange, kernels, width, residual, weight, device):
+    """A product of each input size with the plain norm, with the sum after it, and with its tiles sent to the sum."""
+    rows, columns = residual.shape
+    inner = torch.randn(rows, width, device=device).bfloat16()
+    matrices = [torch.randn(columns, width, device=device).bfloat16() for _ in range(MATRICES)]
+    r = residual.clone()
 
-    def calls(then):
-        def call():
-            for matrix in matrices:
-                torch.mm(inner, matrix.t(), out=x)
-                then()
+    def calls(call):
+        return us_a_call(lambda: [call(matrix) for matrix in matrices], device) / MATRICES
 
-        return us_a_call(call, device) / MATRICES
+    def linear(matrix):
+        return kernels.linear(inner, matrix, None)
 
-    found = {"mm,norm": calls(lambda: add_rms_norm(x, r, weight, 1e-6))}
-    default = exchange.way
-    for way in Way:
-        exchange.way = lambda num_rows, way=way: way
-        found[f"mm,{way.value}"] = calls(lambda: exchange.add_rms_norm(x, r, weight, 1e-6))
-    exchange.way = default
+    def sent(matrix):
+        return exchange.linear_add_rms_norm(inner, matrix, None, r, weight, 1e-6)
+
+    found = {
+        "norm": calls(lambda matrix: add_rms_norm(linear(matrix), r, weight, 1e-6)),
+        "sum": calls(lambda matrix: exchange.add_rms_norm(linear(matrix), r, weight, 1e-6)),
+    }
+    default = triton_wide.most_sending_rows
+    triton_wide.most_sending_rows = lambda width: MOST_ROWS
+    if sent(matrices[0]) is not None:
+        check_sent(exchange, kernels, inner, matrices[0], residual, weight)
+        found["sent"] = calls(sent)
+    triton_wide.most_sending_rows = default
     return found
+
+
+def check_sent(exchange, kernels, inner, matrix, residual, weight):
+    """Near the same by two launches, and the same bits on all ranks."""
+    normed, added = exchange.linear_add_rms_norm(inner, matrix, None, residual.clone(), weight, 1e-6)
+    expected = exchange.add_rms_norm(kernels.linear(inner, matrix, None), residual.clone(), weight, 1e-6)
+    for one, other in zip((normed, added), expected, strict=True):
+        error = ((one.float() - other.float()).norm() / other.float().norm()).item()
+        assert error < 8e-3, error
+    everyone = [torch.empty_like(normed) for _ in range(exchange.peers.size)]
+    dist.all_gather(everyone, normed)
+    assert all(torch.equal(everyone[0], one) for one in everyone)
 
 
 def time_others(ranks, shared, name, own, residual, weight, device):
@@ -187,7 +207,9 @@ def work(rank, size, width, port):
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
     ranks = connect(dist.PrefixStore("bench", store), Ranks(rank, size), device, pulse)
-    exchange = TritonExchange(share_memory(ranks, MOST_ROWS, width * 2, device, Driver()))
+    spec = AttentionSpec(64 // size, 8 // size, 128, 16, 16, MOST_ROWS, 4096, device, torch.bfloat16)
+    kernels = TritonKernels(None, spec)
+    exchange = kernels.exchange(share_memory(ranks, MOST_ROWS, width * 2, device, Driver()))
     weight = torch.rand(width, device=device).bfloat16()
     dist.broadcast(weight, 0)
     name = dist.group.WORLD.group_name
@@ -203,13 +225,17 @@ def work(rank, size, width, port):
         dist.broadcast(residual, 0)
         total = own.float()
         dist.all_reduce(total)
+        default = exchange.way
         for way in Way:
             exchange.way = lambda num_rows, way=way: way
             check_way(exchange, own, total, residual, weight, size)
+        exchange.way = default
         found = time_ways(exchange, own, residual, weight, device)
         found |= time_others(ranks, shared, name, own, residual, weight, device)
-        if rows >= 32:
-            found |= time_after_products(exchange, own, residual, weight, size, device)
+        if 8 <= rows <= 512:
+            for inner in (8192 // size, 25600 // size):  # of Qwen3-32B's output and down projections
+                times = time_products(exchange, kernels, inner, residual, weight, device)
+                found |= {f"{inner}:{key}": us for key, us in times.items()}
         if rank == 0:
             print(f"tp={size} rows {rows:3}: " + "  ".join(f"{key} {us:.1f}" for key, us in found.items()), flush=True)
     check_let_go(exchange, rank, device)

@@ -42,7 +42,7 @@ from plugins.kernels.triton_shared_prefix import (
     shared_prefix_attention,
     shared_tiling,
 )
-from plugins.kernels.triton_wide import WideScratch, fitting_wide_tiling, wide_product
+from plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, wide_product
 
 
 @dataclass
@@ -149,7 +149,7 @@ class TritonKernels(TorchKernels):
 
     def exchange(self, peers: PeerMemory) -> TritonExchange:
         """See core.contracts.Exchange."""
-        return TritonExchange(peers)
+        return TritonExchange(peers, self._wide_scratch)
 
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.
@@ -202,7 +202,7 @@ class TritonKernels(TorchKernels):
         if step is None or step.shared is not None or not fuses:
             return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch)
         spec = self.spec
-        out_THE = torch.empty((len(qkv_TC), spec.num_heads, spec.head_dim), dtype=qkv_TC.dtype, device=qkv_TC.device)
+        out_THE = empty_with_room(len(qkv_TC), spec.num_heads, spec.head_dim, like=qkv_TC)
         decode_attention(
             qkv_TC.reshape(len(qkv_TC), -1, spec.head_dim), kv_2NSKE, batch.block_table_BM, step.num_items,
             self._decode_scratch, spec.scale, out_THE, step.tiling, newest=Newest(batch.context_lens_B, rope, norm),
@@ -211,7 +211,7 @@ class TritonKernels(TorchKernels):
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
         """See Kernels.attend. `prepare` must have seen this batch."""
-        out_THE = torch.empty(q_THE.shape, dtype=q_THE.dtype, device=q_THE.device)
+        out_THE = empty_with_room(*q_THE.shape, like=q_THE)
         if batch.num_decodes:
             rows = batch.num_decodes
             self._decode(q_THE[:rows], kv_2NSKE, batch, out_THE[:rows])

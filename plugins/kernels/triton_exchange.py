@@ -16,7 +16,6 @@ Legend: T rows, D columns, R ranks, N rows of a draw.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 import torch
@@ -25,85 +24,38 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from core.peer_memory import HEADER_BYTES, MIN_SLOT_BYTES, NUM_COPIES, PeerMemory
+from core.peer_memory import MIN_SLOT_BYTES, PeerMemory
 from plugins.kernels import triton_ops
 from plugins.kernels.triton_launch import launch_options
+from plugins.kernels.triton_product import Kind
+from plugins.kernels.triton_slots import (
+    COPIES,
+    HEADER,
+    WORD_BYTES,
+    Sends,
+    Way,
+    high_of,
+    low_of,
+    pack,
+    part_words,
+    place,
+    sendable,
+)
+from plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, send_wide_product
 
-HEADER = tl.constexpr(HEADER_BYTES)
-COPIES = tl.constexpr(NUM_COPIES)
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""
 PAIR_BYTES = 8
 """A draw's score and token."""
 assert PAIR_BYTES * BEST_ROWS <= MIN_SLOT_BYTES
-WORD_BYTES = 4
-"""Of what arrives whole, and is looked at whole: a pair of columns, or one of float32."""
-PART_MULTIPLE = 4
-"""Words of a part, so that each begins where 16 bytes do."""
-RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
-"""Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
-
-
-class Way(Enum):
-    """How rows are summed up, see above."""
-
-    AT_ONCE = "once"
-    BY_PARTS = "parts"
-
-
 LAUNCHES = {Way.AT_ONCE: (16, 64), Way.BY_PARTS: (8, 96)}
 """Most warps of a program and most registers of a thread, few enough that one of the next product fits in beside it."""
-
-
-@triton.jit
-def _place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
-    """Where a slot's data of one source are in a peer's memory, for this count. Source SIZE has the sums of parts."""
-    at = HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
-    return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(word)), 16)
 
 
 @triton.jit
 def _go_at(addresses, rank):
     """Where this rank is let go, see PeerMemory."""
     return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
-
-
-@triton.jit
-def _sendable(words):
-    """Never all ones, which is one of many NaNs: another in its stead."""
-    return tl.where(words == -1, -0x8001, words)
-
-
-@triton.jit
-def _low(words, dtype: tl.constexpr):
-    """Of each word the first column, or the only one, as float32."""
-    if dtype == tl.bfloat16:
-        return (words << 16).to(tl.float32, bitcast=True)
-    elif dtype == tl.float16:
-        return words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        return words.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _high(words, dtype: tl.constexpr):
-    """The second column, or zeros."""
-    if dtype == tl.bfloat16:
-        return (words & -0x10000).to(tl.float32, bitcast=True)
-    elif dtype == tl.float16:
-        return (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        return (words & 0).to(tl.float32)
-
-
-@triton.jit
-def _pack(low, high, dtype: tl.constexpr):
-    """The opposite of both."""
-    if dtype == tl.float32:
-        return low.to(tl.int32, bitcast=True)
-    else:
-        first = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        return first | (high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
@@ -116,7 +68,10 @@ def _must_wait(is_missing, go_at):
 @triton.jit
 def _take_sum(here, go_at, word, inside, own, rank, dtype: tl.constexpr, SIZE: tl.constexpr,
               SLOT_BYTES: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
-    """Wait for what all other ranks sent to `here` and on, add it and our own in order of rank: the sum as words."""
+    """Wait for what all other ranks sent to `here` and on, add it and our own in order of rank: the sum as words.
+
+    A rank of -1 stands for one whose own data were sent there too.
+    """
     ranks = tl.full((WORDS,), rank, tl.int32)
     low, high = tl.zeros((WORDS,), dtype=tl.float32), tl.zeros((WORDS,), dtype=tl.float32)
     waiting = True
@@ -127,24 +82,24 @@ def _take_sum(here, go_at, word, inside, own, rank, dtype: tl.constexpr, SIZE: t
             at = here + source * (SLOT_BYTES // 4) + word
             words = tl.load(at, mask=inside & (ranks != source), other=own, volatile=True)
             is_missing |= words == -1
-            low += _low(words, dtype)
-            high += _high(words, dtype)
+            low += low_of(words, dtype)
+            high += high_of(words, dtype)
         waiting = _must_wait(is_missing, go_at)
     empty = tl.full((WORDS,), -1, tl.int32)
     for source in tl.static_range(SIZE):
         tl.store(here + source * (SLOT_BYTES // 4) + word, empty, mask=inside & (ranks != source))
-    return _pack(low, high, dtype)
+    return pack(low, high, dtype)
 
 
 @triton.jit
 def _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype: tl.constexpr, NORM: tl.constexpr):
     """Store the sum, or as triton_ops' norm with a residual does."""
     if NORM:
-        low = _low(total, dtype) + _low(residual, dtype)
-        high = _high(total, dtype) + _high(residual, dtype)
-        tl.store(residual_at, _pack(low, high, dtype), mask=inside)
+        low = low_of(total, dtype) + low_of(residual, dtype)
+        high = high_of(total, dtype) + high_of(residual, dtype)
+        tl.store(residual_at, pack(low, high, dtype), mask=inside)
         scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / width + eps)
-        out = _pack(low * scale * _low(weight, dtype), high * scale * _high(weight, dtype), dtype)
+        out = pack(low * scale * low_of(weight, dtype), high * scale * high_of(weight, dtype), dtype)
         tl.store(out_at, out, mask=inside)
     else:
         tl.store(out_at, total, mask=inside)
@@ -159,7 +114,7 @@ def _as_words(pointer):
 def _sum_once_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, width, num_words, eps,
     SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
-    NORM: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, SENT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -172,18 +127,24 @@ def _sum_once_kernel(
     if NORM:
         weight = tl.load(_as_words(weight_ptr) + word, mask=inside, other=0)
     go_at = _go_at(addresses, rank)
-    if PDL:
+    if PDL and not SENT:
         gdc_wait()
     count = tl.load(counts + row)
-    own = _sendable(tl.load(_as_words(x_ptr) + at, mask=inside, other=0))
     residual = weight
     if NORM:
         residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0)
-    for step in tl.static_range(1, SIZE):
-        theirs = _place(addresses, (rank + step) % SIZE, row, count, rank, tl.int32, SIZE, SLOT_BYTES)
-        tl.store(theirs + word, own, mask=inside)
-    here = _place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
-    total = _take_sum(here, go_at, word, inside, own, rank, dtype, SIZE, SLOT_BYTES, WORDS)
+    own = weight
+    without = -1
+    if not SENT:
+        without = rank
+        own = sendable(tl.load(_as_words(x_ptr) + at, mask=inside, other=0))
+        for step in tl.static_range(1, SIZE):
+            theirs = place(addresses, (rank + step) % SIZE, row, count, rank, tl.int32, SIZE, SLOT_BYTES)
+            tl.store(theirs + word, own, mask=inside)
+    here = place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
+    total = _take_sum(here, go_at, word, inside, own, without, dtype, SIZE, SLOT_BYTES, WORDS)
+    if PDL and SENT:
+        gdc_wait()
     residual_at, out_at = _as_words(residual_ptr) + at, _as_words(out_ptr) + at
     _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
     tl.store(counts + row, count + 1)
@@ -193,7 +154,7 @@ def _sum_once_kernel(
 def _sum_by_parts_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, width, num_words, eps,
     SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
-    NORM: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, SENT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -212,32 +173,38 @@ def _sum_by_parts_kernel(
     owned = rank * PART + of_part
     is_owned = (of_part < PART) & (owned < num_words)
     go_at = _go_at(addresses, rank)
-    if PDL:
+    if PDL and not SENT:
         gdc_wait()
     count = tl.load(counts + row)
-    theirs = peer[:, None] * PART + of_part[None, :]
-    is_theirs = is_other[:, None] & (of_part[None, :] < PART) & (theirs < num_words)
-    parts = _sendable(tl.load(_as_words(x_ptr) + row * num_words + theirs, mask=is_theirs, other=0))
-    own = _sendable(tl.load(_as_words(x_ptr) + row * num_words + owned, mask=is_owned, other=0))
     residual = weight
     if NORM:
         residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0)
-    to_place = HEADER + ((row * COPIES + count % COPIES) * (SIZE + 1) + rank) * SLOT_BYTES
-    places = tl.multiple_of((address + to_place)[:, None].to(tl.pointer_type(tl.int32)), (16, 16))
-    tl.store(places + of_part[None, :], parts, mask=is_theirs)
-    here = _place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
-    summed = _take_sum(here, go_at, of_part, is_owned, own, rank, dtype, SIZE, SLOT_BYTES, TILE)
-    summed = _sendable(summed)
+    own = tl.zeros((TILE,), dtype=tl.int32)
+    without = -1
+    if not SENT:
+        without = rank
+        theirs = peer[:, None] * PART + of_part[None, :]
+        is_theirs = is_other[:, None] & (of_part[None, :] < PART) & (theirs < num_words)
+        parts = sendable(tl.load(_as_words(x_ptr) + row * num_words + theirs, mask=is_theirs, other=0))
+        own = sendable(tl.load(_as_words(x_ptr) + row * num_words + owned, mask=is_owned, other=0))
+        to_place = HEADER + ((row * COPIES + count % COPIES) * (SIZE + 1) + rank) * SLOT_BYTES
+        places = tl.multiple_of((address + to_place)[:, None].to(tl.pointer_type(tl.int32)), (16, 16))
+        tl.store(places + of_part[None, :], parts, mask=is_theirs)
+    here = place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
+    summed = _take_sum(here, go_at, of_part, is_owned, own, without, dtype, SIZE, SLOT_BYTES, TILE)
+    summed = sendable(summed)
     for step in tl.static_range(SIZE):
-        sums = _place(addresses, (rank + step) % SIZE, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
+        sums = place(addresses, (rank + step) % SIZE, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
         tl.store(sums + owned, summed, mask=is_owned)
-    sums = _place(addresses, rank, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
+    sums = place(addresses, rank, row, count, SIZE, tl.int32, SIZE, SLOT_BYTES)
     total = weight
     waiting = True
     while waiting:
         total = tl.load(sums + word, mask=inside, other=0, volatile=True)
         waiting = _must_wait(total == -1, go_at)
     tl.store(sums + word, tl.full((WORDS,), -1, tl.int32), mask=inside)
+    if PDL and SENT:
+        gdc_wait()
     residual_at, out_at = _as_words(residual_ptr) + at, _as_words(out_ptr) + at
     _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
     tl.store(counts + row, count + 1)
@@ -260,9 +227,9 @@ def _best_kernel(
     bits = tl.load(scores_ptr + rows, mask=is_row, other=0.0).to(tl.int32, bitcast=True).to(tl.int64)
     own = (bits << 32) | tl.load(tokens_ptr + rows, mask=is_row, other=0)  # no token is all ones
     for step in tl.static_range(1, SIZE):
-        theirs = _place(addresses, (rank + step) % SIZE, slot, count, rank, tl.int64, SIZE, SLOT_BYTES)
+        theirs = place(addresses, (rank + step) % SIZE, slot, count, rank, tl.int64, SIZE, SLOT_BYTES)
         tl.store(theirs + lane, own, mask=is_row)
-    here = _place(addresses, rank, slot, count, 0, tl.int64, SIZE, SLOT_BYTES)
+    here = place(addresses, rank, slot, count, 0, tl.int64, SIZE, SLOT_BYTES)
     stride = SLOT_BYTES // 8
     ranks = tl.full((ROWS,), rank, tl.int32)
     winner = tl.zeros((ROWS,), dtype=tl.int64)
@@ -295,8 +262,8 @@ _KERNELS = {
 class TritonExchange:
     """`core.contracts.Exchange` over the memory of these ranks."""
 
-    def __init__(self, peers: PeerMemory) -> None:
-        self.peers = peers
+    def __init__(self, peers: PeerMemory, scratch: WideScratch) -> None:
+        self.peers, self.scratch = peers, scratch
 
     def fits(self, x_TD: Tensor) -> bool:
         """See Exchange."""
@@ -321,6 +288,24 @@ class TritonExchange:
         self._sum(x_TD, residual_TD, weight_D, x_TD, eps, norm=True)
         return x_TD, residual_TD
 
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """See FusedExchange: tiles of the product go straight to the ranks that sum them up."""
+        num_rows, num_out = len(x_TD), weight_OD.shape[0]
+        if not all(one.dtype == x_TD.dtype and one.is_contiguous() for one in (residual_TO, norm_weight_O)):
+            return None
+        tiling = fitting_wide_tiling(Kind.PLAIN, x_TD, weight_OD, sends=True) if self.fits(residual_TO) else None
+        sends = Sends(self.peers, self.way(num_rows))
+        if tiling is None or not sends.takes(num_out, tiling.block_o):
+            return None
+        send_wide_product(x_TD, weight_OD, bias_O, tiling, self.scratch, sends)
+        # x is still read, so this is other memory than x's; who else has read it is done, or the product had not begun
+        out_TO = empty_with_room(num_rows, num_out, like=x_TD)
+        self._sum(out_TO, residual_TO, norm_weight_O, out_TO, eps, norm=True, sent=True)
+        return out_TO, residual_TO
+
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
         """See Exchange."""
         out_N = torch.empty_like(tokens_N)
@@ -333,25 +318,25 @@ class TritonExchange:
         return out_N
 
     def _sum(
-        self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, out_TD: Tensor, eps: float, *, norm: bool
-    ) -> None:
+        self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, out_TD: Tensor, eps: float, *, norm: bool,
+        sent: bool = False,
+    ) -> None:  # fmt: skip
         num_rows, width = x_TD.shape
         num_words = width * x_TD.element_size() // WORD_BYTES
-        part = triton.cdiv(triton.cdiv(num_words, self.peers.size), PART_MULTIPLE) * PART_MULTIPLE
+        part = part_words(num_words, self.peers.size)
         words = triton.next_power_of_2(num_words)
         way = self.way(num_rows)
         most_warps, most_registers = LAUNCHES[way]
         _KERNELS[way][(num_rows,)](
             x_TD, residual_TD, weight_D, out_TD, *self._place(), width, num_words, eps, **self._sizes(),
             PART=part, TILE=triton.next_power_of_2(part), LANES=triton.next_power_of_2(self.peers.size),
-            NORM=norm, WORDS=words, num_warps=max(1, min(most_warps, words // 128)), maxnreg=most_registers,
+            NORM=norm, SENT=sent, WORDS=words, num_warps=max(1, min(most_warps, words // 128)), maxnreg=most_registers,
             **launch_options(x_TD.device),
         )  # fmt: skip
 
     def way(self, num_rows: int) -> Way:
         """How so many rows are summed up."""
-        is_small = self.peers.size <= RANKS_AT_ONCE and num_rows <= MOST_ROWS_AT_ONCE
-        return Way.AT_ONCE if is_small else Way.BY_PARTS
+        return Way.of(self.peers.size, num_rows)
 
     def _place(self) -> tuple[Tensor, Tensor, int]:
         return self.peers.addresses_R, self.peers.counts_S, self.peers.rank

@@ -4,7 +4,7 @@ Such a product lasts as long as its weight takes to come from memory, so it has 
 as much of the weight under way as shared memory holds. A weight with few output features is cut along its input
 features too, and the last program of a tile to finish adds up the parts, in their order. The weight is the left
 operand: its many output features then fill the matrix unit, and few rows waste nothing. Accumulation is float32. Needs
-a Hopper card: tiles come by its copy engine.
+a Hopper card: tiles come by its copy engine. A product that ranks sum up may send its tiles to them as it ends.
 Legend: T rows, D input features, O output features, F half of gate and up.
 """
 
@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from plugins.kernels.triton_launch import launch_options, launches_early
 from plugins.kernels.triton_product import DTYPES, MAX_WEIGHT, Kind
+from plugins.kernels.triton_slots import Sends, send_tile
 
 MAX_ROWS = 128
 FEW_ROWS = 32
@@ -72,9 +73,12 @@ class WideScratch:
         )
 
 
-def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int) -> WideTiling | None:
-    """The fastest on an H200 at Qwen3-32B's and 8B's shapes (docs/log.md); None where the general product is faster."""
-    block_t = max(16, triton.next_power_of_2(num_rows))
+def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: bool = False) -> WideTiling | None:
+    """The fastest on an H200 at Qwen3-32B's and 8B's shapes (docs/log.md); None where the general product is faster.
+
+    sends: tiles go to the ranks that sum them up, which makes up for a slower product.
+    """
+    block_t = _tile_rows(num_rows)
     num_tiles = triton.cdiv(num_out, 64)
     if kind is Kind.SILU:
         is_narrow = num_tiles <= FULL_CARD
@@ -85,12 +89,18 @@ def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int) -> WideTili
         if is_narrow and num_rows <= 104:  # too much of the tile would be padding
             return None
         return _filling(block_t, 64 if is_narrow else 128, 64, num_out, operands=2)
-    if kind is not Kind.PLAIN or block_t > (64 if width >= 4096 else FEW_ROWS) or num_tiles > 2 * FULL_CARD:
+    most_rows = most_sending_rows(width) if sends else 64 if width >= 4096 else FEW_ROWS
+    if kind is not Kind.PLAIN or block_t > most_rows or num_tiles > 2 * FULL_CARD:
         return None
     parts = 1
     if num_tiles < MIN_PROGRAMS:
         parts = max(1, min(FULL_CARD // num_tiles, MAX_PARTS, triton.cdiv(width, 128) // MIN_STEPS))
     return _filling(block_t, 64, 128, num_out, parts=parts)
+
+
+def most_sending_rows(width: int) -> int:
+    """Up to so many rows a product that sends its tiles, with the sum after it, is faster than a general one."""
+    return 128 if width <= 2048 else 64
 
 
 def _filling(
@@ -110,6 +120,25 @@ def _filling(
     return WideTiling(block_t, block_o, block_d, num_stages, num_warps, parts)
 
 
+def _tile_rows(num_rows: int) -> int:
+    return max(16, 1 << (num_rows - 1).bit_length())
+
+
+def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
+    """Uninitialised rows for a wide product to take, (num_rows, *sizes), in memory of a whole tile of them.
+
+    The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log.md).
+    """
+    rows = _tile_rows(num_rows) if num_rows <= MAX_ROWS else num_rows
+    return torch.empty((rows, *sizes), dtype=like.dtype, device=like.device)[:num_rows]
+
+
+def _rows_in_reach(x_TD: Tensor) -> int:
+    """Rows that x would have if it went on to the end of its memory; what the others hold does not matter."""
+    last = x_TD.untyped_storage().nbytes() // x_TD.element_size() - x_TD.storage_offset() - x_TD.shape[1]
+    return last // x_TD.stride(0) + 1
+
+
 @cache
 def _has_room(device: torch.device) -> bool:
     """Whether a program may have as much shared memory; the interpreter has no limit."""
@@ -119,8 +148,8 @@ def _has_room(device: torch.device) -> bool:
     return launches_early(device) and getattr(properties, "shared_memory_per_block_optin", 0) > SHARED_BYTES
 
 
-def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> WideTiling | None:
-    """The tiling for these, or None if they are for another product.
+def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: bool = False) -> WideTiling | None:
+    """The tiling for these, or None if they are for another product; `sends` as in `wide_tiling`.
 
     Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
     """
@@ -133,13 +162,14 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> WideTili
         if stride != 1 or row_stride % 8 or row_stride < operand.shape[1] or operand.data_ptr() % 16:
             return None
     num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
-    return wide_tiling(kind, len(x_TD), num_out, weight_OD.shape[1])
+    return wide_tiling(kind, len(x_TD), num_out, weight_OD.shape[1], sends=sends)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "rank"])
 def _wide_kernel(
-    x_desc, weight_desc, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_rows, num_out,
+    x_desc, weight_desc, bias_ptr, out_ptr, partials_ptr, counters_ptr, addresses, counts, rank, num_rows, num_out,
     STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    SEND: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -182,9 +212,27 @@ def _wide_kernel(
             acc += bias[:, None]
         if SILU:
             acc = acc / (1.0 + tl.exp(-acc)) * up_acc
-        to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
-        inside = (row < num_rows)[:, None] & (out < num_out)[None, :]
-        tl.store(to_out, acc.T.to(out_ptr.dtype.element_ty), mask=inside)
+        dtype = out_ptr.dtype.element_ty
+        if SEND:
+            send_tile(
+                acc.T,
+                first_out,
+                row,
+                num_rows,
+                addresses,
+                counts,
+                rank,
+                dtype,
+                SIZE,
+                SLOT_BYTES,
+                PART,
+                BLOCK_T,
+                BLOCK_O,
+            )
+        else:
+            to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
+            inside = (row < num_rows)[:, None] & (out < num_out)[None, :]
+            tl.store(to_out, acc.T.to(dtype), mask=inside)
 
 
 def wide_product(
@@ -195,20 +243,45 @@ def wide_product(
     Shapes: (T, D) -> (T, O) for PLAIN, (T, O / 2) for SILU.
     Device: one launch, no host sync.
     """
+    num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
+    out = empty_with_room(len(x_TD), num_out, like=x_TD)
+    _launch(kind, x_TD, weight_OD, bias_O, tiling, scratch, out, None)
+    return out
+
+
+def send_wide_product(
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch, sends: Sends
+) -> None:
+    """x @ W.T + b, each tile sent to the ranks that sum it up, in place of an output; `sends` must take the tiles.
+
+    Device: one launch, no host sync, waits for no rank.
+    """
+    assert sends.takes(weight_OD.shape[0], tiling.block_o)
+    _launch(Kind.PLAIN, x_TD, weight_OD, bias_O, tiling, scratch, x_TD, sends)
+
+
+def _launch(
+    kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch,
+    out: Tensor, sends: Sends | None,
+) -> None:  # fmt: skip
     assert kind is not Kind.PARTS and (bias_O is None or kind is not Kind.SILU)
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
     num_tiles = triton.cdiv(num_out, tiling.block_o)
     assert tiling.parts == 1 or (kind is Kind.PLAIN and num_tiles * tiling.parts <= FULL_CARD)
     assert tiling.parts == 1 or tiling.block_o * tiling.block_t <= MAX_SHARED_TILE
-    out = torch.empty((num_rows, num_out), dtype=x_TD.dtype, device=x_TD.device)
-    x_desc = TensorDescriptor(x_TD, [num_rows, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
+    reach = min(_rows_in_reach(x_TD), tiling.block_t)
+    x_desc = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
     weight_block = [tiling.block_o, tiling.block_d]
     weight_desc = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
+    place = (scratch.counters, scratch.counters, 0)
+    constants = {"SIZE": 1, "SLOT_BYTES": 0, "PART": 0}
+    if sends is not None:
+        place = (sends.peers.addresses_R, sends.peers.counts_S, sends.peers.rank)
+        constants = sends.constants(num_out)
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
-        num_rows, num_out,
+        *place, num_rows, num_out,
         STEPS=triton.cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
-        BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
+        SEND=sends is not None, **constants, BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),
     )  # fmt: skip
-    return out

@@ -15,8 +15,10 @@ import torch
 
 from core.peer_memory import HEADER_BYTES, PeerMemory, block_bytes
 from core.shared_words import WORD, SharedWords
-from plugins.kernels import triton_exchange
-from plugins.kernels.triton_exchange import TritonExchange, Way
+from plugins.kernels import triton_slots, triton_wide
+from plugins.kernels.triton_exchange import TritonExchange
+from plugins.kernels.triton_slots import Way
+from plugins.kernels.triton_wide import WideScratch
 
 SLOTS, SLOT_BYTES = 12, 2048
 STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]
@@ -45,7 +47,8 @@ def make(rank, size, words):
     first, step_bytes = words.ctypes.data, block_bytes(size, SLOTS, SLOT_BYTES)
     addresses = torch.tensor([first + peer * step_bytes for peer in range(size)])
     counts = torch.zeros(SLOTS, dtype=torch.int64)
-    return TritonExchange(PeerMemory(rank, size, SLOTS, SLOT_BYTES, addresses, counts))
+    peers = PeerMemory(rank, size, SLOTS, SLOT_BYTES, addresses, counts)
+    return TritonExchange(peers, WideScratch.make(torch.device("cpu")))
 
 
 def inputs(rank, step):
@@ -110,6 +113,33 @@ def check_what_is_not_all_of_a_kind(exchange, rank, size):
         torch.testing.assert_close(new_residual.float(), whole, rtol=2e-3, atol=1e-5)
 
 
+def check_products(exchange, rank, size):
+    """Tiles sent from within a product give the sum of all ranks' products, and its norm; small integers are exact."""
+    for number, (rows, width, few) in enumerate([(3, 128, 1), (7, 128, 1), (2, 2048, 4), (5, 2048, 4), (12, 128, 1)]):
+        triton_wide.MIN_PROGRAMS = few  # more than there are tiles: they are cut along the input too
+        num_out, dtype = 64 * size, torch.float16
+        generators = [torch.Generator().manual_seed(100 * number + peer) for peer in range(size)]
+        xs = [torch.randint(-2, 3, (rows, width), generator=one).to(dtype) for one in generators]
+        weights = [torch.randint(-1, 2, (num_out, width), generator=one).to(dtype) for one in generators]
+        bias = torch.arange(num_out).to(dtype) / 8
+        residual = torch.randint(-9, 9, (rows, num_out), generator=generators[0]).to(dtype)
+        norm_weight = torch.linspace(0.5, 1.5, num_out).to(dtype)
+        products = [x.float() @ weight.float().T for x, weight in zip(xs, weights, strict=True)]
+        whole = (sum(products) + bias.float() + residual.float()).to(dtype)
+        results = exchange.linear_add_rms_norm(
+            xs[rank], weights[rank], bias if rank == 0 else None, residual.clone(), norm_weight, 1e-6
+        )
+        assert results is not None and torch.equal(results[1], whole), number
+        expected = whole.float() * torch.rsqrt(whole.float().square().mean(-1, keepdim=True) + 1e-6)
+        torch.testing.assert_close(results[0].float(), expected * norm_weight.float(), rtol=1e-3, atol=1e-6)
+        parts = [x[:, :num_out].contiguous() for x in xs]
+        assert torch.equal(exchange.all_reduce(parts[rank].clone()), sum(parts))  # through the same slots
+        mixed = norm_weight.float()
+        assert exchange.linear_add_rms_norm(xs[rank], weights[rank], None, residual, mixed, 1e-6) is None
+        odd = weights[rank][: num_out - 8].contiguous(), residual[:, : num_out - 8].contiguous(), norm_weight[:-8]
+        assert exchange.linear_add_rms_norm(xs[rank], odd[0], None, odd[1], odd[2], 1e-6) is None, "tiles would part"
+
+
 def check_what_fits(exchange):
     assert not exchange.fits(torch.zeros(SLOTS + 1, 24)) and not exchange.fits(torch.zeros(2, 48)[:, ::2])
     assert not exchange.fits(torch.zeros(1, SLOT_BYTES)) and not exchange.fits(torch.zeros(0, 24))
@@ -117,7 +147,8 @@ def check_what_fits(exchange):
 
 
 def main(rank, size, fd):
-    triton_exchange.RANKS_AT_ONCE, triton_exchange.MOST_ROWS_AT_ONCE = size, 4
+    triton_slots.RANKS_AT_ONCE, triton_slots.MOST_ROWS_AT_ONCE = size, 4
+    triton_wide.MAX_WEIGHT = 0
     words = SharedWords.attach(fd, num_words(size)).words
     exchange = make(rank, size, words)
     if words[0] != 0:  # let go from the start
@@ -129,6 +160,7 @@ def main(rank, size, fd):
         check_step(exchange, rank, size, step)
     check_what_looks_like_nothing(exchange, rank, size)
     check_what_is_not_all_of_a_kind(exchange, rank, size)
+    check_products(exchange, rank, size)
     check_what_fits(exchange)
     mine = words.reshape(size, -1)[rank]
     assert np.count_nonzero(mine) > 0

@@ -22,6 +22,7 @@ from plugins.kernels.triton_wide import (  # noqa: E402
     SHARED_BYTES,
     WideScratch,
     WideTiling,
+    empty_with_room,
     fitting_wide_tiling,
     wide_product,
     wide_tiling,
@@ -32,10 +33,12 @@ DTYPE = torch.bfloat16 if GPU else torch.float16
 LIMIT = 8e-3 if GPU else 1e-3  # one rounding of the output: 2^-8, 2^-11
 
 
-def check(kind, num_rows, num_out, width, tiling, *, bias=False, scratch=None):
+def check(kind, num_rows, num_out, width, tiling, *, bias=False, scratch=None, room=0):
     """The product of random operands, of which rows and weight lie in larger tensors."""
     rows_O = num_out * (2 if kind is Kind.SILU else 1)
-    x_TD = torch.randn(num_rows, width + 8, device=DEVICE).to(DTYPE)[:, :width]
+    x_TD = torch.randn(num_rows + room, width + 8, device=DEVICE).to(DTYPE)
+    x_TD[num_rows:] = float("nan")  # memory that may be read, but must not matter
+    x_TD = x_TD[:num_rows, :width]
     weight_OD = (torch.randn(rows_O, width + 16, device=DEVICE) * width**-0.5).to(DTYPE)[:, :width]
     bias_O = torch.randn(rows_O, device=DEVICE).to(DTYPE) if bias else None
     expected_TO = x_TD.double() @ weight_OD.double().T
@@ -58,6 +61,21 @@ def check(kind, num_rows, num_out, width, tiling, *, bias=False, scratch=None):
 def test_plain_products_equal_reference(num_rows, parts):
     for num_out, width, bias in [(64, 256, False), (100, 232, True), (192, 416, True)]:
         check(Kind.PLAIN, num_rows, num_out, width, WideTiling(32, 32, 64, 3, parts=parts), bias=bias)
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 100])
+def test_rows_beyond_the_operand_do_not_matter(room):
+    for num_rows in (3, 20):
+        check(Kind.PLAIN, num_rows, 64, 256, WideTiling(32, 32, 64, 3, parts=2), room=room)
+        check(Kind.SILU, num_rows, 64, 256, WideTiling(32, 32, 64, 3), room=room)
+
+
+def test_outputs_have_room_for_a_tile():
+    like = torch.zeros(0, dtype=DTYPE, device=DEVICE)
+    for num_rows, rows in [(1, 16), (16, 16), (40, 64), (65, 128), (128, 128), (129, 129)]:
+        out = empty_with_room(num_rows, 3, 8, like=like)
+        assert out.shape == (num_rows, 3, 8) and out.untyped_storage().nbytes() == rows * 24 * 2
+        assert triton_wide._rows_in_reach(out.view(num_rows, 24)) == rows
 
 
 @pytest.mark.parametrize("num_rows", [1, 17, 32])

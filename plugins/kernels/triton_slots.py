@@ -1,0 +1,138 @@
+"""How rows lie in the memory that ranks share: words that arrive by themselves, and tiles sent from within a product.
+
+A place that nothing has arrived at holds all ones, a NaN that is never sent, so whoever waits looks at the data
+themselves; triton_exchange.py says why that suffices. A word is a pair of columns, or one of float32.
+Legend: T rows, O columns, R ranks.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from core.peer_memory import HEADER_BYTES, NUM_COPIES, PeerMemory
+
+HEADER = tl.constexpr(HEADER_BYTES)
+COPIES = tl.constexpr(NUM_COPIES)
+WORD_BYTES = 4
+"""Of what arrives whole, and is looked at whole."""
+PART_MULTIPLE = 4
+"""Words of a part, so that each begins where 16 bytes do."""
+RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
+"""Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
+
+
+class Way(Enum):
+    """How rows are summed up, see triton_exchange.py."""
+
+    AT_ONCE = "once"
+    BY_PARTS = "parts"
+
+    @classmethod
+    def of(cls, num_ranks: int, num_rows: int) -> Way:
+        """The faster one."""
+        return cls.AT_ONCE if num_ranks <= RANKS_AT_ONCE and num_rows <= MOST_ROWS_AT_ONCE else cls.BY_PARTS
+
+
+def part_words(num_words: int, num_ranks: int) -> int:
+    """Words of a row that each rank sums up; the last ranks' may be fewer, or none."""
+    share = -(-num_words // num_ranks)
+    return -(-share // PART_MULTIPLE) * PART_MULTIPLE
+
+
+@dataclass(frozen=True)
+class Sends:
+    """Where the tiles of a product go instead of to an output: to the ranks that will sum them up."""
+
+    peers: PeerMemory
+    way: Way
+
+    def takes(self, num_out: int, block_o: int) -> bool:
+        """Whether every tile of so many columns of 16 bits, of `num_out` in all, goes to one rank whole."""
+        part = part_words(num_out // 2, self.peers.size)
+        return num_out % block_o == 0 and (self.way is Way.AT_ONCE or part * 2 % block_o == 0)
+
+    def constants(self, num_out: int) -> dict[str, Any]:
+        """What `send_tile` must know when it is compiled."""
+        part = part_words(num_out // 2, self.peers.size) if self.way is Way.BY_PARTS else 0
+        return {"SIZE": self.peers.size, "SLOT_BYTES": self.peers.slot_bytes, "PART": part}
+
+
+@triton.jit
+def place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
+    """Where a slot's data of one source are in a peer's memory, for this count. Source SIZE has the sums of parts."""
+    at = HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
+    return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(word)), 16)
+
+
+@triton.jit
+def sendable(words):
+    """Never all ones, which is one of many NaNs: another in its stead."""
+    return tl.where(words == -1, -0x8001, words)
+
+
+@triton.jit
+def low_of(words, dtype: tl.constexpr):
+    """Of each word the first column, or the only one, as float32."""
+    if dtype == tl.bfloat16:
+        return (words << 16).to(tl.float32, bitcast=True)
+    elif dtype == tl.float16:
+        return words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return words.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def high_of(words, dtype: tl.constexpr):
+    """The second column, or zeros."""
+    if dtype == tl.bfloat16:
+        return (words & -0x10000).to(tl.float32, bitcast=True)
+    elif dtype == tl.float16:
+        return (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return (words & 0).to(tl.float32)
+
+
+@triton.jit
+def pack(first, second, dtype: tl.constexpr):
+    """The opposite of both."""
+    if dtype == tl.float32:
+        return first.to(tl.int32, bitcast=True)
+    else:
+        bits = first.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        return bits | (second.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def send_tile(
+    tile, first_out, row, num_rows, addresses, counts, rank, dtype: tl.constexpr, SIZE: tl.constexpr,
+    SLOT_BYTES: tl.constexpr, PART: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
+    """Send a float32 tile (BLOCK_T, BLOCK_O) to the rank that sums up its columns, or to all ranks if PART is 0.
+
+    It goes to the place of this rank's data, on this rank too, in its row's slot.
+    """
+    WORDS: tl.constexpr = BLOCK_O // 2
+    first, second = tl.split(tl.reshape(tile, (BLOCK_T, WORDS, 2)))
+    words = sendable(pack(first, second, dtype))
+    is_row = row < num_rows
+    count = tl.load(counts + row, mask=is_row, other=0)
+    to_place = HEADER + ((row.to(tl.int64) * COPIES + count % COPIES) * (SIZE + 1) + rank) * SLOT_BYTES
+    first_word = first_out // 2
+    if PART:
+        owner = first_word // PART
+        start = tl.multiple_of(first_word - owner * PART, WORDS)
+        places = (tl.load(addresses + owner) + to_place)[:, None].to(tl.pointer_type(tl.int32))
+        places = tl.multiple_of(places, (16, 16)) + (start + tl.arange(0, WORDS))[None, :]
+        tl.store(places, words, mask=is_row[:, None])
+    else:
+        start = tl.multiple_of(first_word, WORDS)
+        for step in tl.static_range(SIZE):
+            places = (tl.load(addresses + (rank + step) % SIZE) + to_place)[:, None].to(tl.pointer_type(tl.int32))
+            places = tl.multiple_of(places, (16, 16)) + (start + tl.arange(0, WORDS))[None, :]
+            tl.store(places, words, mask=is_row[:, None])
