@@ -1,9 +1,9 @@
 """Sums over ranks of a few rows, each with the norm that follows: nccl, torch's symmetric memory and the exchange.
 
-python tools/bench_exchange.py [NUM_GPUS] [WIDTH]: microseconds a call in a CUDA graph of many, bfloat16, rank 0's
-clock, after checking each against a float32 sum, and many exchanges of all kinds in a random order. Torch's one-shot
-and two-shot run without multicast. "2048:" and the like are products of so many inputs with one of many matrices, then
-the plain norm, the sum, or its tiles sent to the sum.
+python tools/bench_exchange.py [NUM_GPUS] [WIDTH] [ROWS,...]: microseconds a call in a CUDA graph of many, bfloat16,
+rank 0's clock, after checking each against a float32 sum, and many exchanges of all kinds in a random order. Torch's
+one-shot and two-shot run without multicast. "2048:" and the like are products of so many inputs with one of many
+matrices, then the plain norm, the sum, or its tiles sent to the sum.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from plugins.kernels import triton_exchange, triton_wide
 from plugins.kernels.triton_backend import TritonKernels
 from plugins.kernels.triton_ops import add_rms_norm
 from plugins.kernels.triton_slots import Way
+from plugins.kernels.triton_wide import empty_with_room
 
 ROWS = (1, 8, 32, 64, 96, 128, 192, 256, 512, 1024)
 MOST_ROWS = max(ROWS)
@@ -123,7 +124,7 @@ def time_ways(exchange, own, residual, weight, device):
 def time_products(exchange, kernels, width, residual, weight, device):
     """A product of each input size with the plain norm, with the sum after it, and with its tiles sent to the sum."""
     rows, columns = residual.shape
-    inner = torch.randn(rows, width, device=device).bfloat16()
+    inner = empty_with_room(rows, width, like=residual).normal_()
     matrices = [torch.randn(columns, width, device=device).bfloat16() for _ in range(MATRICES)]
     r = residual.clone()
 
@@ -200,7 +201,7 @@ def check_let_go(exchange, rank, device):
     dist.barrier()
 
 
-def work(rank, size, width, port):
+def work(rank, size, width, row_counts, port):
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, device_id=device)
@@ -220,7 +221,7 @@ def work(rank, size, width, port):
         shared = None
         print("torch's symmetric memory:", error)
     check_mixed(exchange, rank, size, width, device)
-    for rows in ROWS:
+    for rows in row_counts:
         own, residual = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
         dist.broadcast(residual, 0)
         total = own.float()
@@ -232,7 +233,7 @@ def work(rank, size, width, port):
         exchange.way = default
         found = time_ways(exchange, own, residual, weight, device)
         found |= time_others(ranks, shared, name, own, residual, weight, device)
-        if 8 <= rows <= 512:
+        if rows <= 512:
             for inner in (8192 // size, 25600 // size):  # of Qwen3-32B's output and down projections
                 times = time_products(exchange, kernels, inner, residual, weight, device)
                 found |= {f"{inner}:{key}": us for key, us in times.items()}
@@ -247,4 +248,5 @@ def work(rank, size, width, port):
 if __name__ == "__main__":
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     width = int(sys.argv[2]) if len(sys.argv) > 2 else 5120
-    torch.multiprocessing.spawn(work, (size, width, 29500 + size), nprocs=size)
+    row_counts = [int(count) for count in sys.argv[3].split(",")] if len(sys.argv) > 3 else ROWS
+    torch.multiprocessing.spawn(work, (size, width, row_counts, 29500 + size), nprocs=size)

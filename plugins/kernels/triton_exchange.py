@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from core.peer_memory import MIN_SLOT_BYTES, PeerMemory
-from plugins.kernels import triton_ops
+from plugins.kernels import triton_ops, triton_thin
 from plugins.kernels.triton_launch import launch_options
 from plugins.kernels.triton_product import Kind
 from plugins.kernels.triton_slots import (
@@ -296,15 +296,26 @@ class TritonExchange:
         num_rows, num_out = len(x_TD), weight_OD.shape[0]
         if not all(one.dtype == x_TD.dtype and one.is_contiguous() for one in (residual_TO, norm_weight_O)):
             return None
-        tiling = fitting_wide_tiling(Kind.PLAIN, x_TD, weight_OD, sends=True) if self.fits(residual_TO) else None
-        sends = Sends(self.peers, self.way(num_rows))
-        if tiling is None or not sends.takes(num_out, tiling.block_o):
+        if not self.fits(residual_TO) or not self._send(x_TD, weight_OD, bias_O):
             return None
-        send_wide_product(x_TD, weight_OD, bias_O, tiling, self.scratch, sends)
         # x is still read, so this is other memory than x's; who else has read it is done, or the product had not begun
         out_TO = empty_with_room(num_rows, num_out, like=x_TD)
         self._sum(out_TO, residual_TO, norm_weight_O, out_TO, eps, norm=True, sent=True)
         return out_TO, residual_TO
+
+    def _send(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:
+        """Launch a product that sends its tiles, if there is one that pays."""
+        sends = Sends(self.peers, self.way(len(x_TD)))
+        if triton_thin.fits(x_TD, weight_OD):
+            if not triton_thin.sends_thin(x_TD, weight_OD, sends):
+                return False
+            triton_thin.send_thin_linear(x_TD, weight_OD, bias_O, sends)
+            return True
+        tiling = fitting_wide_tiling(Kind.PLAIN, x_TD, weight_OD, sends=True)
+        if tiling is None or not sends.takes(weight_OD.shape[0], tiling.block_o):
+            return False
+        send_wide_product(x_TD, weight_OD, bias_O, tiling, self.scratch, sends)
+        return True
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
         """See Exchange."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from core.peer_memory import HEADER_BYTES, NUM_COPIES, PeerMemory
 
@@ -57,10 +58,18 @@ class Sends:
         part = part_words(num_out // 2, self.peers.size)
         return num_out % block_o == 0 and (self.way is Way.AT_ONCE or part * 2 % block_o == 0)
 
-    def constants(self, num_out: int) -> dict[str, Any]:
-        """What `send_tile` must know when it is compiled."""
-        part = part_words(num_out // 2, self.peers.size) if self.way is Way.BY_PARTS else 0
-        return {"SIZE": self.peers.size, "SLOT_BYTES": self.peers.slot_bytes, "PART": part}
+
+def sending_place(sends: Sends | None, unused: Tensor) -> tuple[Tensor, Tensor, int]:
+    """A product's arguments `addresses, counts, rank`; of one that sends nothing, any tensor twice."""
+    return (unused, unused, 0) if sends is None else (sends.peers.addresses_R, sends.peers.counts_S, sends.peers.rank)
+
+
+def sending_constants(sends: Sends | None, num_out: int) -> dict[str, Any]:
+    """What a product is compiled with, for `send_tile`. PART is 0 if rows are summed up at once."""
+    if sends is None:
+        return {"SEND": False, "SIZE": 1, "SLOT_BYTES": 0, "PART": 0}
+    part = part_words(num_out // 2, sends.peers.size) if sends.way is Way.BY_PARTS else 0
+    return {"SEND": True, "SIZE": sends.peers.size, "SLOT_BYTES": sends.peers.slot_bytes, "PART": part}
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from plugins.kernels.triton_launch import launch_options, launches_early
+from plugins.kernels.triton_slots import Sends, send_tile, sending_constants, sending_place
 
 MAX_ROWS = 4
 """Most rows a thin product takes."""
@@ -25,13 +26,13 @@ MAX_WIDTH_OF_ONE_ROW = 16384
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def _thin_linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, weight_stride, width, num_out,
-    ROWS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, addresses, counts, rank, x_stride, weight_stride, width, num_out,
+    ROWS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, SEND: tl.constexpr, SIZE: tl.constexpr,
+    SLOT_BYTES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if PDL and not SEND:
         gdc_launch_dependents()
     out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     column = tl.arange(0, BLOCK_D)
@@ -47,6 +48,8 @@ def _thin_linear_kernel(
         bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
+    if PDL and SEND:
+        gdc_launch_dependents()  # the sum after it takes for granted that all before it is done
     for row in tl.static_range(ROWS):
         x = tl.load(x_ptr + row * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
         y = tl.sum(weight.to(tl.float32) * x, axis=1)
@@ -54,7 +57,15 @@ def _thin_linear_kernel(
             y += bias
         if SILU:
             y = y / (1.0 + tl.exp(-y)) * tl.sum(up.to(tl.float32) * x, axis=1)
-        tl.store(out_ptr + row * num_out + out, y.to(out_ptr.dtype.element_ty), mask=outs)
+        dtype = out_ptr.dtype.element_ty
+        if SEND:
+            of_rows = row + tl.arange(0, 1)
+            first_out = tl.program_id(0) * BLOCK_O
+            send_tile(
+                y[None, :], first_out, of_rows, ROWS, addresses, counts, rank, dtype, SIZE, SLOT_BYTES, PART, 1, BLOCK_O
+            )
+        else:
+            tl.store(out_ptr + row * num_out + out, y.to(dtype), mask=outs)
 
 
 def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
@@ -87,14 +98,38 @@ def thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bo
     Device: one launch, no host sync. The weight is read before the launch before has finished: it must not write it.
     """
     assert bias_O is None or not silu
+    out_TO = torch.empty((len(x_TD), len(weight_OD) // (2 if silu else 1)), dtype=x_TD.dtype, device=x_TD.device)
+    _launch(x_TD, weight_OD, bias_O, out_TO, None, silu=silu)
+    return out_TO
+
+
+def sends_thin(x_TD: Tensor, weight_OD: Tensor, sends: Sends) -> bool:
+    """Whether `send_thin_linear` takes these, and the faster one takes them too."""
+    block_o, _ = _tiling(_block_d(x_TD.shape[1]), silu=False)
+    return fits(x_TD, weight_OD) and x_TD.element_size() == 2 and sends.takes(weight_OD.shape[0], block_o)
+
+
+def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sends: Sends) -> None:
+    """`thin_linear`, its outputs sent to the ranks that sum them up, for what `sends_thin`.
+
+    Device: one launch, no host sync, waits for no rank. Weight: see thin_linear.
+    """
+    _launch(x_TD, weight_OD, bias_O, x_TD, sends, silu=False)
+
+
+def _block_d(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _launch(
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, silu: bool
+) -> None:
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
-    out_TO = torch.empty((num_rows, num_out), dtype=x_TD.dtype, device=x_TD.device)
-    block_d = max(16, triton.next_power_of_2(width))
+    block_d = _block_d(width)
     block_o, num_warps = _tiling(block_d, silu)
     _thin_linear_kernel[(triton.cdiv(num_out, block_o),)](
-        x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO,
-        x_TD.stride(0), weight_OD.stride(0), width, num_out,
-        ROWS=num_rows, BIAS=bias_O is not None, SILU=silu, BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
+        x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO, *sending_place(sends, x_TD),
+        x_TD.stride(0), weight_OD.stride(0), width, num_out, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
+        **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
         **launch_options(x_TD.device),
     )  # fmt: skip
-    return out_TO

@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from plugins.kernels.triton_launch import launch_options, launches_early
 from plugins.kernels.triton_product import DTYPES, MAX_WEIGHT, Kind
-from plugins.kernels.triton_slots import Sends, send_tile
+from plugins.kernels.triton_slots import Sends, send_tile, sending_constants, sending_place
 
 MAX_ROWS = 128
 FEW_ROWS = 32
@@ -273,15 +273,10 @@ def _launch(
     x_desc = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
     weight_block = [tiling.block_o, tiling.block_d]
     weight_desc = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
-    place = (scratch.counters, scratch.counters, 0)
-    constants = {"SIZE": 1, "SLOT_BYTES": 0, "PART": 0}
-    if sends is not None:
-        place = (sends.peers.addresses_R, sends.peers.counts_S, sends.peers.rank)
-        constants = sends.constants(num_out)
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
-        *place, num_rows, num_out,
+        *sending_place(sends, scratch.counters), num_rows, num_out,
         STEPS=triton.cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
-        SEND=sends is not None, **constants, BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
+        **sending_constants(sends, num_out), BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),
     )  # fmt: skip

@@ -544,6 +544,22 @@ def test_the_kernels_take_the_products_that_fit(monkeypatch):
     assert taken == [Kind.PARTS, Kind.PLAIN, Kind.SILU]
 
 
+def test_deep_products_take_a_bias_of_zeros(monkeypatch):
+    case, biases = make_case([1], [1], torch.float16), []
+    kernels, plain = TritonKernels(None, case.spec), TorchKernels(None, case.spec)
+    linear = TorchKernels.linear
+    monkeypatch.setattr(TorchKernels, "linear", lambda self, x, w, b: (biases.append(b), linear(self, x, w, b))[1])
+    x, weight, bias = (torch.randn(size, device=DEVICE).half() for size in [(112, 8192), (24, 8192), 24])
+    for given in (None, bias):
+        out = kernels.linear(x, weight, given)
+        assert biases[-1].shape == (24,) and (given is None or biases[-1] is given)
+        assert relative_error(out, plain.linear(x, weight, given)) < 1e-3
+    assert not triton_backend.is_deep(64, 24, 8192) and not triton_backend.is_deep(113, 24, 12288)
+    assert triton_backend.is_deep(128, 5120, 12800) and not triton_backend.is_deep(128, 5248, 12800)
+    kernels.linear(x.float(), weight.float(), None)
+    assert biases[-1] is None, "the zeros are of another dtype"
+
+
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", Kind)
