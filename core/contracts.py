@@ -392,8 +392,8 @@ class FusedExchange(Protocol):
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Kernels.add_rms_norm of the sum over ranks of `linear`; None, with nothing done, where it would not pay.
 
-        Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. Of all ranks the same shapes, strides and
-        dtypes give None.
+        Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. Only rank 0 has the layer's bias, if there
+        is one, and whether the answer is None must not depend on it: all ranks must give the same.
         """
         ...
 

@@ -201,7 +201,9 @@ def bfloat16_answers(tp, shape):
         return [output.token_ids for output in llm.generate(load()[0], GREEDY)]
 
 
-LARGE = SHAPE | dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=12288)
+LARGE = SHAPE | dict(
+    hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128, intermediate_size=12288
+)
 """Of a size whose products send their tiles to the ranks that sum them up."""
 
 

@@ -5,10 +5,11 @@ has arrived at holds all ones, a NaN that is never sent, so whoever waits looks 
 puts all ones back. Two ways, of which each gives all ranks the same bits; nothing here uses multicast:
 - at once: each rank sends its row to all, and adds all rows in order of rank;
 - by parts: each rank adds up one part of every row's columns, and sends the sum to all; fewer bytes, but two trips.
+What a rank sends first may have been sent already, tile by tile, by the product that made it ("sent").
 
 Why two copies of a slot suffice, taken in turn: to complete an exchange a rank needs something of every other rank's
-kernel of that exchange. So when a rank sends for exchange n + 2, all others have begun their kernel of n + 1, and with
-it ended that of n, which left its copy all ones again. Counts that only grow, kept on the device, say whose turn it is:
+kernels of that exchange, the product that sends or the sum. So when a rank sends for exchange n + 2, all others have
+begun their first kernel of n + 1, and with it ended the sum of n, which left its copy all ones again. Counts that only grow, kept on the device, say whose turn it is:
 a captured graph replays, and slots may be used by different kinds of exchanges, and differently often.
 Legend: T rows, D columns, R ranks, N rows of a draw.
 """
@@ -129,10 +130,10 @@ def _sum_once_kernel(
     go_at = _go_at(addresses, rank)
     if PDL and not SENT:
         gdc_wait()
-    count = tl.load(counts + row)
+    count = tl.load(counts + row, cache_modifier=".cg")
     residual = weight
     if NORM:
-        residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0)
+        residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0, cache_modifier=".cg")
     own = weight
     without = -1
     if not SENT:
@@ -175,10 +176,10 @@ def _sum_by_parts_kernel(
     go_at = _go_at(addresses, rank)
     if PDL and not SENT:
         gdc_wait()
-    count = tl.load(counts + row)
+    count = tl.load(counts + row, cache_modifier=".cg")
     residual = weight
     if NORM:
-        residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0)
+        residual = tl.load(_as_words(residual_ptr) + at, mask=inside, other=0, cache_modifier=".cg")
     own = tl.zeros((TILE,), dtype=tl.int32)
     without = -1
     if not SENT:
@@ -293,13 +294,13 @@ class TritonExchange:
         eps: float,
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """See FusedExchange: tiles of the product go straight to the ranks that sum them up."""
-        num_rows, num_out = len(x_TD), weight_OD.shape[0]
         if not all(one.dtype == x_TD.dtype and one.is_contiguous() for one in (residual_TO, norm_weight_O)):
             return None
-        if not self.fits(residual_TO) or not self._send(x_TD, weight_OD, bias_O):
+        if not self.fits(residual_TO):
             return None
-        # x is still read, so this is other memory than x's; who else has read it is done, or the product had not begun
-        out_TO = empty_with_room(num_rows, num_out, like=x_TD)
+        out_TO = empty_with_room(*residual_TO.shape, like=x_TD)
+        if not self._send(x_TD, weight_OD, bias_O):
+            return None
         self._sum(out_TO, residual_TO, norm_weight_O, out_TO, eps, norm=True, sent=True)
         return out_TO, residual_TO
 

@@ -93,7 +93,7 @@ def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: b
     if kind is not Kind.PLAIN or block_t > most_rows or num_tiles > 2 * FULL_CARD:
         return None
     parts = 1
-    if num_tiles < MIN_PROGRAMS:
+    if num_tiles < MIN_PROGRAMS and block_t * 64 <= MAX_SHARED_TILE:
         parts = max(1, min(FULL_CARD // num_tiles, MAX_PARTS, triton.cdiv(width, 128) // MIN_STEPS))
     return _filling(block_t, 64, 128, num_out, parts=parts)
 
@@ -129,7 +129,8 @@ def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
 
     The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log.md).
     """
-    rows = _tile_rows(num_rows) if num_rows <= MAX_ROWS else num_rows
+    has_room = num_rows <= MAX_ROWS and like.is_cuda  # the interpreter would warn of what is not initialised
+    rows = _tile_rows(num_rows) if has_room else num_rows
     return torch.empty((rows, *sizes), dtype=like.dtype, device=like.device)[:num_rows]
 
 
@@ -194,7 +195,9 @@ def _wide_kernel(
             up = weight_desc.load([first_out + num_out, step * BLOCK_D])
             up_acc = tl.dot(up, x.T, up_acc)
     if PDL:
-        gdc_launch_dependents()  # not before: the next kernel's programs would take the places of this one's
+        # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs the
+        # wait above to be over.
+        gdc_launch_dependents()
     is_last = True
     if PARTS > 1:
         place = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + row[None, :]

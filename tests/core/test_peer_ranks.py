@@ -38,6 +38,17 @@ class FakeExchange:
         return tokens_N + 1
 
 
+class FusedFakeExchange(FakeExchange):
+    """Takes products of up to two rows too."""
+
+    def linear_add_rms_norm(self, x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps):
+        if x_TD.shape[0] > 2:
+            return None
+        self.calls.append("linear_add_rms_norm")
+        partial_TO = torch.nn.functional.linear(x_TD, weight_OD) * 2 + (0 if bias_O is None else bias_O)
+        return PlainKernels(None, SPEC).add_rms_norm(partial_TO, residual_TO, norm_weight_O, eps)
+
+
 class FakeGroup:
     """A torch.distributed backend over two ranks that hold the same."""
 
@@ -55,6 +66,29 @@ def test_few_rows_go_through_the_exchange_and_more_through_the_group():
     assert torch.equal(ranks.all_reduce(torch.ones(2, 4)), torch.full((2, 4), 2.0)) and exchange.calls == ["all_reduce"]
     assert torch.equal(ranks.all_reduce(torch.ones(3, 4)), torch.full((3, 4), 2.0)) and exchange.calls == ["all_reduce"]
     assert ranks.best_tokens(torch.zeros(5), torch.arange(5)).tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("num_rows", (2, 3))
+@pytest.mark.parametrize("exchange", (FakeExchange(), FusedFakeExchange()), ids=["plain", "fused"])
+def test_a_product_with_its_sum_and_norm_is_left_to_the_exchange_where_that_takes_it(exchange, num_rows):
+    pulse = Pulse(np.zeros(2 * PULSE_WORDS, dtype=np.int64), 0)
+    ranks, kernels = PeerRanks(0, 2, FakeGroup(), pulse=pulse, exchange=exchange), PlainKernels(None, SPEC)
+    x_TD, weight_OD, residual_TO = torch.randn(num_rows, 4), torch.randn(6, 4), torch.randn(num_rows, 6)
+    norm_weight_O, before = torch.rand(6), pulse.progress
+    exchange.calls.clear()
+    found = ranks.linear_add_rms_norm(kernels, x_TD, weight_OD, None, residual_TO.clone(), norm_weight_O, 1e-6)
+    expected = kernels.add_rms_norm(2 * x_TD @ weight_OD.T, residual_TO, norm_weight_O, 1e-6)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    is_fused = isinstance(exchange, FusedFakeExchange)
+    calls = ["linear_add_rms_norm" if is_fused else "add_rms_norm"] if num_rows == 2 else []
+    assert exchange.calls == calls and pulse.progress > before
+    if is_fused and num_rows == 2:
+        biased, _ = ranks.linear_add_rms_norm(
+            kernels, x_TD, weight_OD, torch.ones(6), residual_TO.clone(), norm_weight_O, 1e-6
+        )
+        sum_TO = 2 * x_TD @ weight_OD.T + 1
+        torch.testing.assert_close(biased, kernels.add_rms_norm(sum_TO, residual_TO, norm_weight_O, 1e-6)[0])
 
 
 def test_each_sum_through_the_exchange_counts_as_getting_further_without_a_mark_on_the_device():
