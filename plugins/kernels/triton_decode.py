@@ -72,7 +72,7 @@ def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dty
     """
     pairs = num_rows * num_kv_heads
     # Up to so many pairs: programs aimed at per multiprocessor.
-    wide, narrow = ((64, 2), (128, 3), (511, 4), (1024, 2)), ((192, 3), (256, 6), (640, 16), (1024, 2))
+    wide, narrow = ((64, 2), (128, 3), (511, 4), (1024, 2)), ((256, 3), (640, 16), (1024, 2))
     choices, most_of_32 = (wide, 511) if group >= WIDE_GROUP else (narrow, 640)
     programs_per_sm = next((programs for most, programs in choices if pairs <= most), 6 if group >= WIDE_GROUP else 16)
     if dtype == torch.float32:

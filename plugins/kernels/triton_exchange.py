@@ -9,8 +9,9 @@ What a rank sends first may have been sent already, tile by tile, by the product
 
 Why two copies of a slot suffice, taken in turn: to complete an exchange a rank needs something of every other rank's
 kernels of that exchange, the product that sends or the sum. So when a rank sends for exchange n + 2, all others have
-begun their first kernel of n + 1, and with it ended the sum of n, which left its copy all ones again. Counts that only grow, kept on the device, say whose turn it is:
-a captured graph replays, and slots may be used by different kinds of exchanges, and differently often.
+begun their first kernel of n + 1, and with it ended the sum of n, which left its copy all ones again. Counts that only
+grow, kept on the device, say whose turn it is: a captured graph replays, and slots may be used by different kinds of
+exchanges, and differently often.
 Legend: T rows, D columns, R ranks, N rows of a draw.
 """
 

@@ -195,8 +195,8 @@ def _wide_kernel(
             up = weight_desc.load([first_out + num_out, step * BLOCK_D])
             up_acc = tl.dot(up, x.T, up_acc)
     if PDL:
-        # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs the
-        # wait above to be over.
+        # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs
+        # the wait above to be over.
         gdc_launch_dependents()
     is_last = True
     if PARTS > 1:
