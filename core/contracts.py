@@ -148,7 +148,11 @@ class OpensCheckpoint(Protocol):
 
 
 class Attend(Protocol):
-    """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer."""
+    """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer.
+
+    Core's own also has `rows_N`, which `core.rows.wanted_rows` reads: the tokens whose hidden states are wanted, (N,)
+    int64 on the device, in any order, some perhaps twice; None, or no such attribute, means all.
+    """
 
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """Attend with this rank's heads over the paged cache.
@@ -196,7 +200,8 @@ class Model(Protocol):
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm.
 
-        Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D).
+        Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D), or (N, D) of the rows that
+        `core.rows.wanted_rows(attend)` names: what follows the last layer's attention need be computed for those alone.
         Device: no host sync; graph-safe if the kernels are.
         """
         ...

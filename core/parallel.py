@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core.errors import ConfigError
+from core.rows import whole
 
 if TYPE_CHECKING:
     from core.contracts import Kernels
@@ -87,14 +88,21 @@ class Ranks:
         """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
 
         Replaces each chunk of the residual, of which a rank may hold up to date only the rows that it will add to:
-        leave it to the next call. Ranks may compute all partials before the first norm comes back. Take every norm,
-        and be done with each before the next call's partial of the same chunk is computed.
+        leave it to the next call, or to residual_rows. Ranks may compute all partials before the first norm comes back.
+        Take every norm, and be done with each before the next call's partial of the same chunk is computed.
         """
         for index, partial_TD in enumerate(partials):
             normed_TD, residual_chunks[index] = self.add_rms_norm(
                 kernels, partial_TD, residual_chunks[index], weight_D, eps
             )
             yield normed_TD
+
+    def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
+        """Rows (N, D) of a residual that `add_rms_norm_each` may have left, up to date on every rank.
+
+        All norms of that call must have been taken. The rows are counted over all chunks.
+        """
+        return whole(residual_chunks).index_select(0, rows_N)
 
     def close(self) -> None:
         """Give back what moves the tensors; a second call does nothing."""

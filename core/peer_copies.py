@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from core.copies_layout import Layout
@@ -54,7 +55,7 @@ class PeerCopies:
 
     def fits(self, chunks: list[Tensor]) -> bool:
         """Whether so many chunks of such rows have room."""
-        num_rows = sum(-(-len(chunk_TD) // self.size) * self.size for chunk_TD in chunks)
+        num_rows = sum(largest_share(len(chunk_TD), self.size) * self.size for chunk_TD in chunks)
         row_bytes = {chunk_TD.shape[1] * chunk_TD.element_size() for chunk_TD in chunks}
         return len(chunks) <= MOST_CHUNKS and num_rows <= self.layout.num_rows and row_bytes == {self.layout.row_bytes}
 
@@ -76,6 +77,13 @@ class PeerCopies:
             one = under_way.popleft()
             one.wait()
             yield one.result_TD
+
+    def is_own(self, chunks: list[Tensor]) -> Tensor:
+        """Which rows of all chunks (T,) this rank adds up, and so keeps up to date: bool, on their device."""
+        is_own = [torch.zeros(len(chunk_TD), dtype=torch.bool, device=chunk_TD.device) for chunk_TD in chunks]
+        for is_own_T in is_own:
+            is_own_T[own_rows(len(is_own_T), self.rank, self.size)] = True
+        return torch.cat(is_own)
 
     def let_go(self) -> None:
         """Free what waits on this rank's GPU for others; what it computes is then worthless.
@@ -102,7 +110,7 @@ class _Sum:
 
     def __init__(self, copies: PeerCopies, chunk: int, first_row: int, partial_TD: Tensor) -> None:
         self.copies, self.chunk, self.first_row, self.partial_TD = copies, chunk, first_row, partial_TD.contiguous()
-        self.share, self.count = -(-len(partial_TD) // copies.size), copies.count(chunk)
+        self.share, self.count = largest_share(len(partial_TD), copies.size), copies.count(chunk)
         self.result_TD = copies.rows(copies.layout.results, first_row, len(partial_TD), partial_TD)
         self._added: Callable[[], None] | None = None
 
@@ -119,8 +127,7 @@ class _Sum:
 
     def _own(self, rank: int) -> slice:
         """Which rows of the chunk a rank owns."""
-        start, stop = (min(bound * self.share, len(self.partial_TD)) for bound in (rank, rank + 1))
-        return slice(start, stop)
+        return own_rows(len(self.partial_TD), rank, self.copies.size)
 
     def _send(self) -> None:
         copies, layout = self.copies, self.copies.layout
@@ -153,6 +160,17 @@ class _Sum:
         here = self.copies.addresses[self.copies.rank]
         for other in self.copies.others:
             self.copies.driver.wait(here + signal(self.chunk, other), self.count)
+
+
+def largest_share(num_rows: int, num_ranks: int) -> int:
+    """The rows of a rank, unless they are the last: then it may have fewer, or none."""
+    return -(-num_rows // num_ranks)
+
+
+def own_rows(num_rows: int, rank: int, num_ranks: int) -> slice:
+    """Which rows of a chunk of so many a rank owns."""
+    share = largest_share(num_rows, num_ranks)
+    return slice(min(rank * share, num_rows), min((rank + 1) * share, num_rows))
 
 
 def normaliser(kernels: Kernels, weight_D: Tensor, eps: float) -> Normalise:

@@ -75,11 +75,25 @@ class PeerRanks(ProcessRanks):
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
         """See Ranks."""
-        copies = None if len(residual_chunks) == 1 else self.copies
-        if copies is None or not copies.fits(residual_chunks) or _is_capturing():
+        copies = self._copies_for(residual_chunks)
+        if copies is None:
             return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
         self.reached_collective()
         return copies.add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+
+    def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
+        """See Ranks."""
+        rows_ND = super().residual_rows(residual_chunks, rows_N)
+        copies = self._copies_for(residual_chunks)
+        if copies is None:
+            return rows_ND
+        is_own_N = copies.is_own(residual_chunks).index_select(0, rows_N)
+        return self.all_reduce(rows_ND.masked_fill_(~is_own_N.unsqueeze(1), 0))
+
+    def _copies_for(self, residual_chunks: list[Tensor]) -> PeerCopies | None:
+        """The copies, if sums of such chunks are theirs."""
+        copies = None if len(residual_chunks) == 1 else self.copies
+        return None if copies is None or not copies.fits(residual_chunks) or _is_capturing() else copies
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
         """See Ranks."""

@@ -115,9 +115,9 @@ class PrefillGraphs:
         """One prefill step: everything a graph holds."""
         worker, table = self.worker, self.worker.table
         inputs = Inputs.of(inputs_X, num_tokens, self.num_rows)
-        hidden_TD = worker.forward(prefill_batch(table, inputs, self.max_model_len))
         drawn = prefill_draws(table, inputs)
-        tokens_N = worker.draw(hidden_TD, drawn)
+        hidden_ND = worker.forward(prefill_batch(table, inputs, self.max_model_len), drawn.token_indices_N)
+        tokens_N = worker.draw(hidden_ND, drawn)
         table.write_back(drawn, tokens_N)
         table.reset_padding()
         return tokens_N

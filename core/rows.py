@@ -1,15 +1,19 @@
-"""The rows of a step in chunks: while one chunk's product is summed over the ranks, the next chunk's is computed.
+"""The rows of a step: which are wanted, and in chunks.
 
-Whoever computes rows each by itself may take the chunks one by one; attention needs the whole. Knows no ranks.
-Legend: T tokens, D features.
+While one chunk's product is summed over the ranks, the next chunk's is computed. Whoever computes rows each by itself
+may take the chunks one by one; attention needs the whole. Knows no ranks. Legend: T tokens, N rows wanted, D features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from core.contracts import Attend
 
 ROW_TILE = 256
 """Chunks are multiples of this many rows, as products are computed in tiles of as many."""
@@ -41,3 +45,12 @@ def whole(chunks: Iterable[Tensor]) -> Tensor:
     """All rows in one tensor; a single chunk as it is."""
     parts = list(chunks)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def wanted_rows(attend: Attend) -> Tensor | None:
+    """The tokens (N,) whose hidden states are wanted of a model's forward; None if all are.
+
+    See Attend. An `attend` that somebody put around core's own wants all rows, unless it says otherwise.
+    """
+    rows_N: Tensor | None = getattr(attend, "rows_N", None)
+    return rows_N

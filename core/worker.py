@@ -33,6 +33,7 @@ class PagedAttention:
     kernels: Kernels
     kv_layers: Sequence[Tensor]
     batch: Batch
+    rows_N: Tensor | None = None
 
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """See Attend."""
@@ -95,7 +96,7 @@ class Worker:
         rows_N = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         params = SamplingBatch(self.table.temperature_R[rows_N] + 1, self.table.seed_R[rows_N], rows_N)
         index_N = torch.zeros_like(rows_N)
-        self.draw(hidden_TD, Draws(rows_N, index_N, params))
+        self.draw(hidden_TD.index_select(0, index_N), Draws(rows_N, index_N, params))
 
     @torch.inference_mode()
     def rehearse_graphs(self, spec: AttentionSpec, prefill_sizes: Sequence[int]) -> None:
@@ -151,23 +152,26 @@ class Worker:
         batch = self.table.batch(device_step)
         if step.shared_len:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
-        hidden_TD = self.forward(batch)
         drawn = self.table.draws(device_step, batch)
-        results_N = self._draw_all(hidden_TD, drawn, device_step, extras)
+        results_N = self._draw_all(batch, drawn, device_step, extras)
         self.table.write_back(drawn, results_N if results_N.ndim == 1 else results_N[: len(drawn.rows_N), 0])
         self.table.mirror(step)
         return results_N
 
-    def _draw_all(self, hidden_TD: Tensor, drawn: Draws, device_step: DeviceStep, extras: Extras) -> Tensor:
+    def _draw_all(self, batch: Batch, drawn: Draws, device_step: DeviceStep, extras: Extras) -> Tensor:
         """What a step that no graph holds sends to the host: see Executor.collect."""
-        step = device_step.step
+        step, tokens_N = device_step.step, drawn.token_indices_N
+        scores_prompts = len(step.scored_chunks) > 0
+        hidden_TD = hidden_ND = self.forward(batch, None if scores_prompts else tokens_N)
+        if scores_prompts and tokens_N is not None:
+            hidden_ND = hidden_TD.index_select(0, tokens_N)
         mask = device_step.views if len(step.mask_rows) else None
         results_N = drawn.rows_N
         if len(drawn.rows_N) and (mask is not None or extras != PLAIN):
-            results_N = draw_extra(self, self.drawn_hidden(hidden_TD, drawn), drawn, extras, step.max_context_len, mask)
+            results_N = draw_extra(self, hidden_ND, drawn, extras, step.max_context_len, mask)
         elif len(drawn.rows_N):
-            results_N = self.draw(hidden_TD, drawn)
-        if not len(step.scored_chunks):
+            results_N = self.draw(hidden_ND, drawn)
+        if not scores_prompts:
             return results_N
         prompt_PX = score_prompt(self, hidden_TD, step, extras.num_logprobs)
         return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
@@ -176,20 +180,26 @@ class Worker:
         """Wait for a launched step and return its tokens, or their scored rows."""
         return handle.wait()
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Hidden states of a batch: (T, D)."""
+    def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
+        """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
+
+        A model may compute no more than these in its last layer; where nothing is drawn, one is computed in vain.
+        """
         self.kernels.prepare(batch)
-        attend = PagedAttention(self.kernels, self.kv_layers, batch)
-        return self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+        rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
+        if rows_N is not None and len(rows_N) >= batch.num_tokens:
+            rows_N = None  # so that the number of rows says which came back
+        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
+        hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+        if tokens_N is None:
+            return hidden_TD
+        is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
+        return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
 
-    def draw(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
-        """Tokens (N,) drawn plainly from the hidden states."""
-        logits_NV = self.model.logits(self.drawn_hidden(hidden_TD, drawn))
+    def draw(self, hidden_ND: Tensor, drawn: Draws) -> Tensor:
+        """Tokens (N,) drawn plainly from these hidden states."""
+        logits_NV = self.model.logits(hidden_ND)
         return self._sample(logits_NV, drawn.params, self.ranks.rank * logits_NV.shape[1])
-
-    def drawn_hidden(self, hidden_TD: Tensor, drawn: Draws) -> Tensor:
-        """The hidden states (N, D) that are drawn from."""
-        return hidden_TD if drawn.token_indices_N is None else hidden_TD.index_select(0, drawn.token_indices_N)
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
         if self.ranks.size == 1:

@@ -6,6 +6,7 @@ from here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from core.batch import Batch
-from core.contracts import AttentionSpec, Model, ModelSpec, QKNorm, Rope, Runtime
+from core.contracts import AttentionSpec, Model, ModelSpec, Runtime
 from core.parallel import Ranks, head_parts
 from core.testing.batches import Row, make_batch
+from core.worker import PagedAttention
 from plugins.kernels.torch_reference import TorchKernels
 
 BLOCK_SIZE = 8
@@ -101,12 +103,9 @@ def one_prompt(token_ids: list[int], num_cached: int = 0) -> Batch:
 
 
 @torch.inference_mode()
-def run(model: Model, kernels: TorchKernels, cache: Tensor, batch: Batch) -> Tensor:
-    """This rank's logits of every token of the batch."""
-
-    def attend(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
-        q_THE = kernels.qk_norm_rope_write(qkv_TC, cache[:, layer], batch, rope, norm)
-        return kernels.attend(q_THE, cache[:, layer], batch).flatten(1)
-
+def run(model: Model, kernels: TorchKernels, cache: Tensor, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    """This rank's logits of every token of the batch, or of those that forward returns when it is asked for some."""
     kernels.prepare(batch)
+    rows_N = None if rows is None else torch.tensor(rows)
+    attend = PagedAttention(kernels, cache.unbind(1), batch, rows_N)
     return model.logits(model.forward(batch.token_ids_T, batch.positions_T, attend))

@@ -76,14 +76,15 @@ class ModelDriver:
         return Row(context, len(chunk.tokens), tuple(blocks))
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch) -> Tensor:
-        """The model's hidden states (T, D) of a batch, checked."""
+    def hidden(self, batch: Batch, rows_N: Tensor | None = None) -> Tensor:
+        """The model's hidden states (T, D) of a batch, checked; or (N, D), if it computes the wanted rows alone."""
         given, self.attended = replace(batch, token_ids_T=batch.token_ids_T.clone()), []
         given = replace(given, positions_T=batch.positions_T.clone())
-        hidden_TD: Tensor = self.model.forward(given.token_ids_T, given.positions_T, self.attend_of(batch))
+        hidden_TD: Tensor = self.model.forward(given.token_ids_T, given.positions_T, self.attend_of(batch, rows_N))
         check_unchanged("token_ids_T, which forward was given,", batch.token_ids_T, given.token_ids_T)
         check_unchanged("positions_T, which forward was given,", batch.positions_T, given.positions_T)
-        check_form("what forward returns", hidden_TD, (batch.num_tokens, self.spec.hidden_size), self.attention.dtype)
+        num_rows = batch.num_tokens if rows_N is None or len(hidden_TD) == batch.num_tokens else len(rows_N)
+        check_form("what forward returns", hidden_TD, (num_rows, self.spec.hidden_size), self.attention.dtype)
         wanted = list(range(self.spec.num_layers))
         check(self.attended == wanted, f"forward called attend for layers {self.attended} and must for {wanted}")
         return hidden_TD
@@ -97,8 +98,8 @@ class ModelDriver:
         check_form("what logits returns", logits_TV, (len(hidden_TD), columns), self.attention.dtype)
         return logits_TV
 
-    def attend_of(self, batch: Batch) -> Any:
-        """What forward is given: `core.contracts.Attend` that checks how it is called."""
+    def attend_of(self, batch: Batch, rows_N: Tensor | None = None) -> Any:
+        """What forward is given: `core.contracts.Attend` that checks how it is called, and wants these rows."""
 
         def attend(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
             check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
@@ -107,6 +108,7 @@ class ModelDriver:
             q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], batch, rope, norm)
             return self.kernels.attend(q_THE, self.cache[:, layer], batch).flatten(1)
 
+        attend.rows_N = rows_N  # type: ignore[attr-defined]
         return attend
 
     def _check_attend(self, batch: Batch, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None) -> None:

@@ -164,6 +164,21 @@ class ModelSuite:
         expected_TV = torch.cat([alone[0][-1:], *alone[1:]])
         check_close("logits of prompts in one batch, compared with each alone", batched_TV, expected_TV, TOLERANCE)
 
+    def test_rows_that_are_wanted_are_those_of_all(self) -> None:
+        """A forward that computes its last layer for the wanted rows alone; one that computes all rows need not."""
+        prompts = [self._prompt(length)[::-1] for length in (9, 4, 6)]
+        driver = self._driver()
+        driver.hidden(driver.batch([Chunk(0, 0, prompts[0][:-1])]))
+        batch = driver.batch([Chunk(0, 8, prompts[0][-1:]), *(Chunk(row, 0, prompts[row]) for row in (1, 2))])
+        whole_TD = driver.hidden(batch)
+        for rows in ([10], [0, 4, 10], [10, 0, 0, 4, 3]):
+            rows_N = torch.tensor(rows, device=self.device)
+            some_ND = driver.hidden(batch, rows_N)
+            if len(some_ND) == batch.num_tokens:
+                some_ND = some_ND.index_select(0, rows_N)
+            what = f"hidden states of tokens {rows}, wanted alone, compared with the same of all"
+            check_close(what, some_ND, whole_TD.index_select(0, rows_N), TOLERANCE)
+
     def test_forward_and_logits_never_wait_for_the_host(self) -> None:
         """Decode steps are captured as CUDA graphs, whatever the model."""
         driver = self._driver()
@@ -174,6 +189,9 @@ class ModelSuite:
                 hidden_TD = driver.model.forward(batch.token_ids_T, batch.positions_T, driver.attend_of(batch))
             with no_host_sync("logits", but=(REFERENCE,)):
                 driver.model.logits(hidden_TD)
+            batch, rows_N = driver.batch([Chunk(1, 0, self._prompt(5))]), torch.tensor([4, 1], device=self.device)
+            with no_host_sync("forward", but=(REFERENCE,)):
+                driver.model.forward(batch.token_ids_T, batch.positions_T, driver.attend_of(batch, rows_N))
 
     def test_the_same_step_gives_the_same_logits(self) -> None:
         """Not a bit differs when it is computed again: nothing is drawn, and nothing counts the steps."""

@@ -22,7 +22,7 @@ from core.layers import (
     empty_parameter,
 )
 from core.rope import rope_table
-from core.rows import cut, cut_like, whole
+from core.rows import cut, cut_like, wanted_rows, whole
 from core.weights import WeightTarget
 from plugins.models.qwen3_config import Shape, read_config
 
@@ -58,7 +58,8 @@ class Qwen3:
         norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
         normed: Iterable[Tensor] = [self.kernels.rms_norm(chunk_TD, norms[0], self.eps) for chunk_TD in residual]
         for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
-            normed = layer(normed, residual, next_norm_D, attend)
+            rows_N = wanted_rows(attend) if layer is self.layers[-1] else None
+            normed = layer(normed, residual, next_norm_D, attend, rows_N)
         return whole(normed)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ class Qwen3Layer:
     """
 
     def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
-        self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, shape.eps
+        self.index, self.rope, self.eps = index, rope, shape.eps
+        self.kernels, self.ranks = runtime.kernels, runtime.ranks
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.attention_bias
         self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
@@ -94,10 +96,20 @@ class Qwen3Layer:
         self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
 
     def __call__(
-        self, normed: Iterable[Tensor], residual: list[Tensor], next_norm_D: Tensor, attend: Attend
+        self,
+        normed: Iterable[Tensor],
+        residual: list[Tensor],
+        next_norm_D: Tensor,
+        attend: Attend,
+        rows_N: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """The stream after this layer, normalised for what comes next; as it is, it replaces the residual."""
+        """The stream after this layer, normalised for what comes next; as it is, it replaces the residual.
+
+        rows_N: of the last layer, the rows to go on with after attention, if not all; the residual is then left alone.
+        """
         attended_TD = attend(self.index, whole(map(self.qkv, normed)), self.rope, self.qk_norm)
+        if rows_N is not None:
+            attended_TD, residual = attended_TD.index_select(0, rows_N), [self.ranks.residual_rows(residual, rows_N)]
         normed = self.output.add_rms_norm_each(cut_like(attended_TD, residual), residual, self.mlp_norm_D, self.eps)
         inner = (self.kernels.linear_silu_mul(chunk_TD, self.gate_up.weight_OD) for chunk_TD in normed)
         return self.down.add_rms_norm_each(inner, residual, next_norm_D, self.eps)

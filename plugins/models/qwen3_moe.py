@@ -25,6 +25,7 @@ from core.layers import (
     empty_parameter,
 )
 from core.rope import rope_table
+from core.rows import wanted_rows
 from core.weights import WeightTarget
 from plugins.models.qwen3_moe_config import MoeShape, read_config
 
@@ -60,7 +61,8 @@ class Qwen3Moe:
         norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
         normed_TD = self.kernels.rms_norm(residual_TD, norms[0], self.eps)
         for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
-            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend)
+            rows_N = wanted_rows(attend) if layer is self.layers[-1] else None
+            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend, rows_N)
         return normed_TD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -92,10 +94,15 @@ class Qwen3MoeLayer:
         self.mlp = Experts(shape, runtime) if index in shape.sparse_layers else FeedForward(shape, runtime)
 
     def __call__(
-        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend
+        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend, rows_N: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The stream after this layer, normalised for what comes next and as it is."""
+        """The stream after this layer, normalised for what comes next and as it is.
+
+        rows_N: of the last layer, the rows to go on with after attention, if not all.
+        """
         attended_TD = attend(self.index, self.qkv(normed_TD), self.rope, self.qk_norm)
+        if rows_N is not None:
+            attended_TD, residual_TD = attended_TD.index_select(0, rows_N), residual_TD.index_select(0, rows_N)
         normed_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, self.eps)
         return self.mlp.add_rms_norm(normed_TD, residual_TD, next_norm_D, self.eps)
 

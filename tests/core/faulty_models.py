@@ -11,6 +11,7 @@ from torch import Tensor
 
 from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
 from core.parallel import Ranks
+from core.rows import wanted_rows
 from core.testing.plain_model import PlainModel
 from core.weights import WeightTarget
 
@@ -63,6 +64,26 @@ class OverwritesTokenIds(PlainModel):
         hidden_TD = super().forward(token_ids_T, positions_T, attend)
         token_ids_T.zero_()
         return hidden_TD
+
+
+class ReturnsTheLastRows(PlainModel):
+    """As many as are wanted."""
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD, rows_N = super().forward(token_ids_T, positions_T, attend), wanted_rows(attend)
+        return hidden_TD if rows_N is None else hidden_TD[-len(rows_N) :]
+
+
+class SortsTheWantedRows(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD, rows_N = super().forward(token_ids_T, positions_T, attend), wanted_rows(attend)
+        return hidden_TD if rows_N is None else hidden_TD[rows_N.sort().values]
+
+
+class DropsWhatIsWantedTwice(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        hidden_TD, rows_N = super().forward(token_ids_T, positions_T, attend), wanted_rows(attend)
+        return hidden_TD if rows_N is None else hidden_TD[sorted(set(rows_N.tolist()))]
 
 
 class ReturnsOneRowOfLogits(PlainModel):
@@ -174,6 +195,9 @@ FAULTS = {
     MasksTheLogits: "logits waits for the device: torch's index in faulty_models.py:",
     DropsFeaturesAtRandom: "the same step computed again gives other logits",
     ReturnsEveryOtherFeature: "what forward returns has shape (1, 8) and must have (1, 16)",
+    ReturnsTheLastRows: "hidden states of tokens [0, 4, 10], wanted alone, compared with the same of all",
+    SortsTheWantedRows: "hidden states of tokens [10, 0, 0, 4, 3], wanted alone, compared with the same of all",
+    DropsWhatIsWantedTwice: "what forward returns has shape (4, 16) and must have (5, 16)",
     ForgetsAWeight: "still unset: model.layers[1].mlp_norm_D",
     LoadsTwoTensorsToOnePlace: "test_every_parameter_is_loaded",
     NeverUsesAWeight: "the weight extra.weight changes no logits",

@@ -106,7 +106,7 @@ class Rank:
 
     def step(self, hidden_TD: Tensor, chunk_rows: list[int], num_layers: int) -> list[Tensor]:
         """Queue a step; the tensors that the main stream will have filled when all is done."""
-        residual = [chunk_TD.clone() for chunk_TD in hidden_TD.split(chunk_rows)]
+        residual = self.residual = [chunk_TD.clone() for chunk_TD in hidden_TD.split(chunk_rows)]
         normed: Iterable[Tensor] = [chunk_TD.clone() for chunk_TD in residual]
         buffers = [torch.empty_like(chunk_TD) for chunk_TD in residual]
         for layer in range(num_layers):
@@ -136,12 +136,13 @@ def product(normed_TD: Tensor, layer: int, rank: int) -> Tensor:
     return normed_TD * (rank + 1.5) + layer
 
 
-def expected(hidden_TD: Tensor, num_layers: int, size: int) -> Tensor:
+def expected(hidden_TD: Tensor, num_layers: int, size: int) -> tuple[Tensor, Tensor]:
+    """The norm and the residual."""
     normed_TD, residual_TD = hidden_TD, hidden_TD.clone()
     for layer in range(num_layers):
         total_TD = sum((product(normed_TD, layer, rank) for rank in range(size)), torch.zeros(()).double())
         normed_TD, residual_TD = PLAIN.add_rms_norm(total_TD, residual_TD, WEIGHT_D, EPS)
-    return normed_TD
+    return normed_TD, residual_TD
 
 
 def make(size: int, num_tokens: int, num_queues: int) -> tuple[list[Gpu], list[Rank], list[Tensor]]:
@@ -186,8 +187,13 @@ def test_every_rank_gets_the_plain_result_in_whatever_order_streams_run(
     assert run(gpus, random.Random(order.random())) == 0
     for index, (hidden_TD, (_, num_layers)) in enumerate(zip(inputs, steps, strict=True)):
         found = [torch.cat(of_rank[index]) for of_rank in results]
-        torch.testing.assert_close(found[0], expected(hidden_TD, num_layers, size))
+        expected_TD, residual_TD = expected(hidden_TD, num_layers, size)
+        torch.testing.assert_close(found[0], expected_TD)
         assert all(torch.equal(one, found[0]) for one in found)
+    is_own_RT = torch.stack([rank.copies.is_own(rank.residual) for rank in ranks])
+    assert is_own_RT.sum(0).tolist() == [1] * len(residual_TD)
+    for rank, is_own_T in zip(ranks, is_own_RT, strict=True):
+        torch.testing.assert_close(torch.cat(rank.residual)[is_own_T], residual_TD[is_own_T])
 
 
 @pytest.mark.parametrize("count", [0, LET_GO, (1 << 32) - 2], ids=["first", "after_days", "around_32_bits"])

@@ -121,6 +121,9 @@ class FakeCopies:
     def fits(self, chunks):
         return self.has_room
 
+    def is_own(self, chunks):
+        return torch.tensor([True, False, False, False, True])
+
     def add_rms_norm_each(self, kernels, partials, residual_chunks, weight_D, eps):
         self.given = list(partials)
         yield from self.given
@@ -135,6 +138,24 @@ def test_chunks_go_through_copies_and_a_whole_step_does_not():
     (normed,) = ranks.add_rms_norm_each(kernels, [torch.ones(3, 4)], residual := [torch.zeros(3, 4)], weight, 1e-6)
     assert copies.given == chunks and torch.equal(residual[0], torch.full((3, 4), 2.0))
     torch.testing.assert_close(normed, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("what", ["copies", "a capture", "no room", "one chunk"])
+def test_rows_of_a_residual_are_asked_of_whom_keeps_them_up_to_date(what, monkeypatch):
+    """FakeGroup's two ranks hold the same: what a rank answers for alone comes back doubled, in the place of a sum."""
+    copies = FakeCopies()
+    copies.has_room = what != "no room"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: what == "a capture")
+    residual_TD, rows_N = torch.randn(5, 4), torch.tensor([4, 0, 0, 3])
+    residual_TD[3] = torch.nan
+    chunks = [residual_TD] if what == "one chunk" else [residual_TD[:3], residual_TD[3:]]
+    found_ND = PeerRanks(0, 2, FakeGroup(), copies=copies).residual_rows(chunks, rows_N)
+    expected_ND = residual_TD[rows_N]
+    if what == "copies":
+        expected_ND = 2 * expected_ND
+        expected_ND[3] = 0
+    assert torch.equal(found_ND.nan_to_num(7.0), expected_ND.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("what", ["a capture", "no room"])

@@ -15,6 +15,7 @@ from core.errors import CheckpointError, ConfigError
 from core.parallel import Ranks
 from core.testing.thread_ranks import on_ranks
 from core.weights import load_checkpoint, random_weights
+from plugins.kernels.torch_reference import TorchKernels
 from plugins.models.qwen3 import Qwen3
 from tests.hf_models import QWEN3, build, make_qwen3, one_prompt, run
 
@@ -114,7 +115,28 @@ def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
     monkeypatch.setattr(Ranks, "num_chunks", three)
     chunked = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
     torch.testing.assert_close(chunked, whole, atol=TOLERANCE, rtol=0)
-    assert counts == [len(PROMPT)] * size
+    wanted = [len(PROMPT) - 1, 8, 7]
+    some = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted))
+    torch.testing.assert_close(some, [logits[wanted] for logits in whole], atol=TOLERANCE, rtol=0)
+    assert counts == [len(PROMPT)] * (2 * size)
+
+
+def test_the_last_feed_forward_is_computed_for_the_wanted_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_qwen3(tmp_path)
+    num_rows, feed_forward = [], TorchKernels.linear_silu_mul
+
+    def noted(kernels: TorchKernels, x_TD: Tensor, weight_FD: Tensor) -> Tensor:
+        num_rows.append(len(x_TD))
+        return feed_forward(kernels, x_TD, weight_FD)
+
+    monkeypatch.setattr(TorchKernels, "linear_silu_mul", noted)
+    model, kernels, cache = load(tmp_path)
+    for wanted, last in ((None, len(PROMPT)), ([5, 2], 2)):
+        num_rows.clear()
+        run(model, kernels, cache, one_prompt(PROMPT), wanted)
+        assert num_rows == [*[len(PROMPT)] * (len(model.layers) - 1), last]
 
 
 def test_random_weights_do_not_depend_on_the_ranks() -> None:

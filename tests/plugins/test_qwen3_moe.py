@@ -79,6 +79,12 @@ def test_tokens_computed_one_by_one_or_in_chunks_give_the_same_logits(tmp_path: 
     torch.testing.assert_close(torch.cat(pieces), theirs, rtol=0, atol=TOLERANCE)
 
 
+def test_wanted_rows_alone_go_through_the_last_layers_experts(tmp_path: Path) -> None:
+    make_qwen3_moe(tmp_path)
+    whole, wanted = run(*load(tmp_path), one_prompt(PROMPT)), [5, 2]
+    torch.testing.assert_close(run(*load(tmp_path), one_prompt(PROMPT), wanted), whole[wanted], atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["plain", "named layers have none", "many experts"])
 def test_ranks_together_give_the_logits_of_one(tmp_path: Path, size: int, name: str) -> None:
