@@ -117,7 +117,7 @@ class RequestTable:
             )
             rows_N = torch.cat([rows_N, views["chunk_rows"].index_select(0, views["sampled_chunks"])])
             context_N = context_N.index_select(0, batch_rows_N)
-            tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N) - 1
+            tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N).long() - 1
         return Draws(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
 
     def sampling(self, rows_N: Tensor, position_N: Tensor, *, all_greedy: bool = False) -> SamplingBatch:
@@ -136,7 +136,7 @@ class DeviceStep:
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of a step. token_indices_N: which of the step's T tokens; None if every one of them."""
+    """The draws of a step. token_indices_N: which of the step's T tokens, int64; None if every one of them."""
 
     rows_N: Tensor
     token_indices_N: Tensor | None

@@ -25,6 +25,9 @@ from core.state import DeviceStep, Draws, RequestTable
 from core.step import IntArray, Step
 from core.step_clock import StepClock
 
+FEW_ROWS = range(1, 5)
+"""Numbers of rows for which kernels may have products of their own, each compiled by itself (Kernels.linear)."""
+
 
 @dataclass(frozen=True)
 class PagedAttention:
@@ -81,22 +84,38 @@ class Worker:
 
     @torch.inference_mode()
     def rehearse(self, spec: AttentionSpec) -> None:
-        """Compute the largest step the limits allow, into the scratch block: for measuring its memory."""
+        """Compute the largest step the limits allow, into the scratch block: for measuring its memory.
+
+        Then draw from each number of FEW_ROWS, so that no request waits until kernels of their own are compiled.
+        """
         num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
+        hidden_TD = self.forward(self._padding_batch(lens))
+        index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
+        self.draw(hidden_TD.index_select(0, index_N), self._padding_draws(index_N))
+        del hidden_TD
+        few = self._padding_batch(np.minimum(lens[:1], 2 * max(FEW_ROWS)))
+        for count in FEW_ROWS:
+            index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
+            self.draw(self.forward(few, index_N), self._padding_draws(index_N))
+
+    def _padding_batch(self, lens: IntArray) -> Batch:
+        """Prompts of these lengths, all of the padding row."""
         step = Step(
-            chunk_rows=np.full(num_chunks, self.table.padding_row),
-            chunk_starts=np.zeros(num_chunks, dtype=np.int64),
+            chunk_rows=np.full(len(lens), self.table.padding_row),
+            chunk_starts=np.zeros(len(lens), dtype=np.int64),
             chunk_lens=lens,
-            token_ids_T=np.zeros(spec.max_num_batched_tokens, dtype=np.int64),
+            token_ids_T=np.zeros(lens.sum(), dtype=np.int64),
             max_context_len=int(lens.max()),
         )
-        hidden_TD = self.forward(self.table.batch(self.table.receive(step)))
-        rows_N = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
+        return self.table.batch(self.table.receive(step))
+
+    def _padding_draws(self, index_N: Tensor) -> Draws:
+        """Draws of the padding row from these tokens, at no temperature of zero."""
+        rows_N = torch.full_like(index_N, self.table.padding_row)
         params = SamplingBatch(self.table.temperature_R[rows_N] + 1, self.table.seed_R[rows_N], rows_N)
-        index_N = torch.zeros_like(rows_N)
-        self.draw(hidden_TD.index_select(0, index_N), Draws(rows_N, index_N, params))
+        return Draws(rows_N, index_N, params)
 
     @torch.inference_mode()
     def rehearse_graphs(self, spec: AttentionSpec, prefill_sizes: Sequence[int]) -> None:

@@ -53,13 +53,13 @@ class ThreadRanks(Ranks):
         return min(int(other) for other in self.group.exchange(self.rank, torch.tensor(value)))
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
+def on_ranks(size: int, work: Callable[[Ranks], Result], ranks_class: type[ThreadRanks] = ThreadRanks) -> list[Result]:
     """Run `work` on every rank at once; its results in order of rank. The first rank's error is raised, if any."""
     meeting = Meeting(size)
 
     def one(rank: int) -> Result:
         try:
-            return work(ThreadRanks(rank, size, meeting))
+            return work(ranks_class(rank, size, meeting))
         except BaseException:
             meeting.barrier.abort()
             raise

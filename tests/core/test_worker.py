@@ -2,14 +2,18 @@
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from core.contracts import Attend
+from core import LLM, SamplingParams
+from core.contracts import Attend, AttentionSpec
+from core.prefill_graphs import PrefillGraphs
 from core.rows import wanted_rows
+from core.step import Step
 from core.testing.plain_kernels import PlainKernels
-from core.worker import Worker
+from core.worker import FEW_ROWS, Worker
 from tests.hf_models import one_prompt
 
 
@@ -47,3 +51,73 @@ def test_the_hidden_states_are_those_of_the_tokens_named_whatever_the_model_comp
     assert hidden_ND.squeeze(1).tolist() == [50 + token for token in (range(5) if tokens is None else tokens)]
     given = num_asked if model_class is WantedRows and num_asked is not None else 5
     assert model.calls == [(num_asked, given)]
+
+
+@pytest.fixture
+def served():
+    """An engine of the bundled model, its worker, and the forwards to come: tokens, rows asked for and rows given."""
+    sizes = dict(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, block_size=16, num_blocks=16)
+    with LLM(device="cpu", dtype="float32", engine=sizes) as llm:
+        worker: Worker = llm.engine.executor
+        forwards: list[tuple[int, list[int] | None, int]] = []
+        forward = worker.model.forward
+
+        def noted(token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+            hidden_ND, rows_N = forward(token_ids_T, positions_T, attend), wanted_rows(attend)
+            assert rows_N is None or rows_N.dtype == torch.int64
+            forwards.append((len(token_ids_T), None if rows_N is None else rows_N.tolist(), len(hidden_ND)))
+            return hidden_ND
+
+        worker.model.forward = noted
+        yield llm, worker, forwards
+
+
+def test_the_engine_asks_for_the_rows_it_draws_from(served):
+    llm, _, forwards = served
+    prompts = [[1, 2, 3], [4, 5, 6, 7], list(range(20))]
+    llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True, temperature=0))
+    # Prompts first: two whole ones and 9 tokens of the third, the other 11; then all rows of decode steps.
+    assert forwards[:3] == [(16, [2, 6], 2), (11, [10], 1), (3, None, 3)]
+
+
+def test_a_chunk_that_nothing_is_drawn_from_is_asked_for_one_row(served):
+    llm, _, forwards = served
+    llm.generate([list(range(20))], SamplingParams(max_tokens=1, temperature=0))
+    assert forwards == [(16, [0], 1), (4, [3], 1)]
+
+
+def test_prompts_that_are_scored_are_computed_whole(served):
+    llm, _, forwards = served
+    llm.generate([[1, 2, 3, 4]], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert forwards == [(4, None, 4)]
+
+
+def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
+    _, worker, _ = served
+    place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
+    prefills = PrefillGraphs(worker, (), place)
+    step = Step(
+        chunk_rows=np.array([0, 1]),
+        chunk_starts=np.array([0, 0]),
+        chunk_lens=np.array([3, 5]),
+        token_ids_T=np.arange(8),
+        sampled_chunks=np.array([0, 1]),
+        max_context_len=5,
+    )
+    wanted = []
+
+    def forward(batch: Any, tokens_N: Tensor) -> Tensor:
+        wanted.append(tokens_N.tolist())
+        return torch.zeros(len(tokens_N), 256)
+
+    worker.forward = forward
+    with torch.inference_mode():
+        assert len(prefills.step(prefills.inputs(step, 32), 32)) == 4
+    assert wanted == [[2, 7, 0, 0]]
+
+
+def test_a_rehearsal_computes_the_largest_step_and_draws_from_each_number_of_few_rows(served):
+    _, worker, forwards = served
+    place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
+    worker.rehearse(place)
+    assert forwards == [(16, None, 16), *((8, [0] * count, count) for count in FEW_ROWS)]

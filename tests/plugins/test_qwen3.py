@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import torch
 from torch import Tensor
 
 from core.checkpoint import resolve
+from core.contracts import Kernels
 from core.errors import CheckpointError, ConfigError
 from core.parallel import Ranks
-from core.testing.thread_ranks import on_ranks
+from core.peer_copies import own_rows
+from core.testing.thread_ranks import ThreadRanks, on_ranks
 from core.weights import load_checkpoint, random_weights
 from plugins.kernels.torch_reference import TorchKernels
 from plugins.models.qwen3 import Qwen3
@@ -119,6 +123,45 @@ def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
     some = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted))
     torch.testing.assert_close(some, [logits[wanted] for logits in whole], atol=TOLERANCE, rtol=0)
     assert counts == [len(PROMPT)] * (2 * size)
+
+
+@dataclass(frozen=True)
+class ForgetfulRanks(ThreadRanks):
+    """As sums by copies leave it: of a residual in chunks a rank knows only the rows it adds up, others: NaN."""
+
+    def num_chunks(self, num_rows: int) -> int:
+        return 3
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        for index, partial_TD in enumerate(partials):
+            own = own_rows(len(partial_TD), self.rank, self.size)
+            residual_TD = self.all_reduce(self._own_alone(residual_chunks[index], own, 0.0))
+            normed_TD, sum_TD = kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
+            residual_chunks[index] = self._own_alone(sum_TD, own, torch.nan)
+            yield normed_TD
+
+    def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
+        slices = [own_rows(len(chunk_TD), self.rank, self.size) for chunk_TD in residual_chunks]
+        known = [self._own_alone(*chunk, 0.0) for chunk in zip(residual_chunks, slices, strict=True)]
+        return self.all_reduce(super().residual_rows(known, rows_N))
+
+    def _own_alone(self, x_TD: Tensor, own: slice, other: float) -> Tensor:
+        alone_TD = torch.full_like(x_TD, other)
+        alone_TD[own] = x_TD[own]
+        return alone_TD
+
+
+@pytest.mark.parametrize("wanted", [[len(PROMPT) - 1, 8, 7], [0, 0, 3], [5], list(range(len(PROMPT)))[::-1]])
+def test_wanted_rows_are_right_where_a_rank_knows_only_its_own_rows_of_the_residual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[int]
+) -> None:
+    make_qwen3(tmp_path)
+    whole = run(*load(tmp_path), one_prompt(PROMPT))
+    monkeypatch.setattr("core.rows.ROW_TILE", 4)
+    shards = on_ranks(2, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted), ForgetfulRanks)
+    torch.testing.assert_close(torch.cat(shards, -1), whole[wanted], atol=TOLERANCE, rtol=0)
 
 
 def test_the_last_feed_forward_is_computed_for_the_wanted_rows_alone(
