@@ -18,8 +18,6 @@ Legend: T rows, D columns, R ranks, N rows of a draw.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -31,16 +29,17 @@ from plugins.kernels import triton_ops, triton_thin
 from plugins.kernels.triton_launch import launch_options
 from plugins.kernels.triton_product import Kind
 from plugins.kernels.triton_slots import (
-    COPIES,
-    HEADER,
     WORD_BYTES,
     Sends,
     Way,
     high_of,
     low_of,
+    offset_of,
     pack,
     part_words,
     place,
+    place_arguments,
+    place_constants,
     sendable,
 )
 from plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, send_wide_product
@@ -189,7 +188,7 @@ def _sum_by_parts_kernel(
         is_theirs = is_other[:, None] & (of_part[None, :] < PART) & (theirs < num_words)
         parts = sendable(tl.load(_as_words(x_ptr) + row * num_words + theirs, mask=is_theirs, other=0))
         own = sendable(tl.load(_as_words(x_ptr) + row * num_words + owned, mask=is_owned, other=0))
-        to_place = HEADER + ((row * COPIES + count % COPIES) * (SIZE + 1) + rank) * SLOT_BYTES
+        to_place = offset_of(row, count, rank, SIZE, SLOT_BYTES)
         places = tl.multiple_of((address + to_place)[:, None].to(tl.pointer_type(tl.int32)), (16, 16))
         tl.store(places + of_part[None, :], parts, mask=is_theirs)
     here = place(addresses, rank, row, count, 0, tl.int32, SIZE, SLOT_BYTES)
@@ -285,7 +284,7 @@ class TritonExchange:
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See Exchange; overwrites both inputs. Others of another dtype or with gaps take a launch of their own."""
-        if not all(one.dtype == x_TD.dtype and one.is_contiguous() for one in (residual_TD, weight_D)):
+        if not _are_like(x_TD, residual_TD, weight_D):
             return triton_ops.add_rms_norm(self.all_reduce(x_TD), residual_TD, weight_D, eps)
         self._sum(x_TD, residual_TD, weight_D, x_TD, eps, norm=True)
         return x_TD, residual_TD
@@ -295,13 +294,11 @@ class TritonExchange:
         eps: float,
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """See FusedExchange: tiles of the product go straight to the ranks that sum them up."""
-        if not all(one.dtype == x_TD.dtype and one.is_contiguous() for one in (residual_TO, norm_weight_O)):
+        if not _are_like(x_TD, residual_TO, norm_weight_O) or not self.fits(residual_TO):
             return None
-        if not self.fits(residual_TO):
-            return None
-        out_TO = empty_with_room(*residual_TO.shape, like=x_TD)
         if not self._send(x_TD, weight_OD, bias_O):
             return None
+        out_TO = empty_with_room(*residual_TO.shape, like=x_TD)
         self._sum(out_TO, residual_TO, norm_weight_O, out_TO, eps, norm=True, sent=True)
         return out_TO, residual_TO
 
@@ -325,8 +322,8 @@ class TritonExchange:
         num_rows = scores_N.shape[0]
         rows = min(BEST_ROWS, triton.next_power_of_2(num_rows))
         _best_kernel[(triton.cdiv(num_rows, rows),)](
-            scores_N.contiguous(), tokens_N.contiguous(), out_N, *self._place(), num_rows, **self._sizes(),
-            ROWS=rows, num_warps=4, **launch_options(scores_N.device),
+            scores_N.contiguous(), tokens_N.contiguous(), out_N, *place_arguments(self.peers), num_rows,
+            **place_constants(self.peers), ROWS=rows, num_warps=4, **launch_options(scores_N.device),
         )  # fmt: skip
         return out_N
 
@@ -341,8 +338,9 @@ class TritonExchange:
         way = self.way(num_rows)
         most_warps, most_registers = LAUNCHES[way]
         _KERNELS[way][(num_rows,)](
-            x_TD, residual_TD, weight_D, out_TD, *self._place(), width, num_words, eps, **self._sizes(),
-            PART=part, TILE=triton.next_power_of_2(part), LANES=triton.next_power_of_2(self.peers.size),
+            x_TD, residual_TD, weight_D, out_TD, *place_arguments(self.peers), width, num_words, eps,
+            **place_constants(self.peers), PART=part, TILE=triton.next_power_of_2(part),
+            LANES=triton.next_power_of_2(self.peers.size),
             NORM=norm, SENT=sent, WORDS=words, num_warps=max(1, min(most_warps, words // 128)), maxnreg=most_registers,
             **launch_options(x_TD.device),
         )  # fmt: skip
@@ -351,8 +349,7 @@ class TritonExchange:
         """How so many rows are summed up."""
         return Way.of(self.peers.size, num_rows)
 
-    def _place(self) -> tuple[Tensor, Tensor, int]:
-        return self.peers.addresses_R, self.peers.counts_S, self.peers.rank
 
-    def _sizes(self) -> dict[str, Any]:
-        return {"SIZE": self.peers.size, "SLOT_BYTES": self.peers.slot_bytes}
+def _are_like(x_TD: Tensor, *others: Tensor) -> bool:
+    """Whether the others have its dtype, and no gaps."""
+    return all(one.dtype == x_TD.dtype and one.is_contiguous() for one in others)

@@ -53,29 +53,47 @@ class Sends:
     peers: PeerMemory
     way: Way
 
+    def part(self, num_out: int) -> int:
+        """Words of each rank's part of `num_out` columns of 16 bits; 0 if rows are summed up at once."""
+        return part_words(num_out // 2, self.peers.size) if self.way is Way.BY_PARTS else 0
+
     def takes(self, num_out: int, block_o: int) -> bool:
         """Whether every tile of so many columns of 16 bits, of `num_out` in all, goes to one rank whole."""
-        part = part_words(num_out // 2, self.peers.size)
-        return num_out % block_o == 0 and (self.way is Way.AT_ONCE or part * 2 % block_o == 0)
+        return num_out % block_o == 0 and self.part(num_out) * 2 % block_o == 0
 
 
-def sending_place(sends: Sends | None, unused: Tensor) -> tuple[Tensor, Tensor, int]:
+def place_arguments(peers: PeerMemory) -> tuple[Tensor, Tensor, int]:
+    """A kernel's arguments `addresses, counts, rank`."""
+    return peers.addresses_R, peers.counts_S, peers.rank
+
+
+def place_constants(peers: PeerMemory) -> dict[str, int]:
+    """What a kernel is compiled with, for `place`."""
+    return {"SIZE": peers.size, "SLOT_BYTES": peers.slot_bytes}
+
+
+def sending_arguments(sends: Sends | None, unused: Tensor) -> tuple[Tensor, Tensor, int]:
     """A product's arguments `addresses, counts, rank`; of one that sends nothing, any tensor twice."""
-    return (unused, unused, 0) if sends is None else (sends.peers.addresses_R, sends.peers.counts_S, sends.peers.rank)
+    return (unused, unused, 0) if sends is None else place_arguments(sends.peers)
 
 
 def sending_constants(sends: Sends | None, num_out: int) -> dict[str, Any]:
-    """What a product is compiled with, for `send_tile`. PART is 0 if rows are summed up at once."""
+    """What a product is compiled with, for `send_tile`."""
     if sends is None:
         return {"SEND": False, "SIZE": 1, "SLOT_BYTES": 0, "PART": 0}
-    part = part_words(num_out // 2, sends.peers.size) if sends.way is Way.BY_PARTS else 0
-    return {"SEND": True, "SIZE": sends.peers.size, "SLOT_BYTES": sends.peers.slot_bytes, "PART": part}
+    return {"SEND": True, "PART": sends.part(num_out), **place_constants(sends.peers)}
+
+
+@triton.jit
+def offset_of(slot, count, source, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
+    """Where a slot's data of one source are in any rank's memory, for this count. Source SIZE has the sums of parts."""
+    return HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
 
 
 @triton.jit
 def place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
-    """Where a slot's data of one source are in a peer's memory, for this count. Source SIZE has the sums of parts."""
-    at = HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
+    """The same in this peer's memory, as a pointer to such words."""
+    at = offset_of(slot, count, source, SIZE, SLOT_BYTES)
     return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(word)), 16)
 
 
@@ -131,17 +149,20 @@ def send_tile(
     words = sendable(pack(first, second, dtype))
     is_row = row < num_rows
     count = tl.load(counts + row, mask=is_row, other=0)
-    to_place = HEADER + ((row.to(tl.int64) * COPIES + count % COPIES) * (SIZE + 1) + rank) * SLOT_BYTES
+    to_place = offset_of(row.to(tl.int64), count, rank, SIZE, SLOT_BYTES)
     first_word = first_out // 2
     if PART:
         owner = first_word // PART
-        start = tl.multiple_of(first_word - owner * PART, WORDS)
-        places = (tl.load(addresses + owner) + to_place)[:, None].to(tl.pointer_type(tl.int32))
-        places = tl.multiple_of(places, (16, 16)) + (start + tl.arange(0, WORDS))[None, :]
-        tl.store(places, words, mask=is_row[:, None])
+        _store_words(addresses, owner, to_place, first_word - owner * PART, words, is_row, WORDS)
     else:
-        start = tl.multiple_of(first_word, WORDS)
         for step in tl.static_range(SIZE):
-            places = (tl.load(addresses + (rank + step) % SIZE) + to_place)[:, None].to(tl.pointer_type(tl.int32))
-            places = tl.multiple_of(places, (16, 16)) + (start + tl.arange(0, WORDS))[None, :]
-            tl.store(places, words, mask=is_row[:, None])
+            _store_words(addresses, (rank + step) % SIZE, to_place, first_word, words, is_row, WORDS)
+
+
+@triton.jit
+def _store_words(addresses, peer, to_place, first_word, words, is_row, WORDS: tl.constexpr):
+    """Store rows of words in a peer's memory, from this word of each row's place on, a multiple of WORDS."""
+    start = tl.multiple_of(first_word, WORDS)
+    places = (tl.load(addresses + peer) + to_place)[:, None].to(tl.pointer_type(tl.int32))
+    places = tl.multiple_of(places, (16, 16)) + (start + tl.arange(0, WORDS))[None, :]
+    tl.store(places, words, mask=is_row[:, None])

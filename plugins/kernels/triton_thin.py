@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from plugins.kernels.triton_launch import launch_options, launches_early
-from plugins.kernels.triton_slots import Sends, send_tile, sending_constants, sending_place
+from plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
 
 MAX_ROWS = 4
 """Most rows a thin product takes."""
@@ -104,9 +104,9 @@ def thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bo
 
 
 def sends_thin(x_TD: Tensor, weight_OD: Tensor, sends: Sends) -> bool:
-    """Whether `send_thin_linear` takes these, and the faster one takes them too."""
+    """Whether `send_thin_linear` takes these, which must be for `fits`."""
     block_o, _ = _tiling(_block_d(x_TD.shape[1]), silu=False)
-    return fits(x_TD, weight_OD) and x_TD.element_size() == 2 and sends.takes(weight_OD.shape[0], block_o)
+    return x_TD.element_size() == 2 and sends.takes(weight_OD.shape[0], block_o)
 
 
 def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sends: Sends) -> None:
@@ -118,7 +118,7 @@ def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sen
 
 
 def _block_d(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
+    return int(max(16, triton.next_power_of_2(width)))
 
 
 def _launch(
@@ -128,7 +128,7 @@ def _launch(
     block_d = _block_d(width)
     block_o, num_warps = _tiling(block_d, silu)
     _thin_linear_kernel[(triton.cdiv(num_out, block_o),)](
-        x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO, *sending_place(sends, x_TD),
+        x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
         x_TD.stride(0), weight_OD.stride(0), width, num_out, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
         **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
         **launch_options(x_TD.device),

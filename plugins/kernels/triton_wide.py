@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from plugins.kernels.triton_launch import launch_options, launches_early
 from plugins.kernels.triton_product import DTYPES, MAX_WEIGHT, Kind
-from plugins.kernels.triton_slots import Sends, send_tile, sending_constants, sending_place
+from plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
 
 MAX_ROWS = 128
 FEW_ROWS = 32
@@ -121,7 +121,7 @@ def _filling(
 
 
 def _tile_rows(num_rows: int) -> int:
-    return max(16, 1 << (num_rows - 1).bit_length())
+    return int(max(16, triton.next_power_of_2(num_rows)))
 
 
 def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
@@ -218,20 +218,9 @@ def _wide_kernel(
         dtype = out_ptr.dtype.element_ty
         if SEND:
             send_tile(
-                acc.T,
-                first_out,
-                row,
-                num_rows,
-                addresses,
-                counts,
-                rank,
-                dtype,
-                SIZE,
-                SLOT_BYTES,
-                PART,
-                BLOCK_T,
-                BLOCK_O,
-            )
+                acc.T, first_out, row, num_rows, addresses, counts, rank, dtype,
+                SIZE, SLOT_BYTES, PART, BLOCK_T, BLOCK_O,
+            )  # fmt: skip
         else:
             to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
             inside = (row < num_rows)[:, None] & (out < num_out)[None, :]
@@ -278,7 +267,7 @@ def _launch(
     weight_desc = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
-        *sending_place(sends, scratch.counters), num_rows, num_out,
+        *sending_arguments(sends, scratch.counters), num_rows, num_out,
         STEPS=triton.cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
         **sending_constants(sends, num_out), BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),

@@ -115,7 +115,7 @@ KINDS = ("once", "parts1", "parts2", "sent once", "sent parts2")
 
 @pytest.mark.parametrize("size", (2, 3))
 def test_two_copies_of_a_slot_suffice_in_any_order_of_the_ranks_steps(size):
-    for kinds in product((*KINDS, "parts3") if size == 3 else KINDS, repeat=4 if size == 2 else 3):
+    for kinds in product((*KINDS, "parts3") if size == 3 else KINDS, repeat=4):
         Model(size, NUM_COPIES, kinds).explore()
 
 
