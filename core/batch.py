@@ -22,9 +22,9 @@ class Batch:
     block_table_BM int32; entries past a row's context name any block.
 
     A batch inside a captured graph has no lengths on the host: context_lens_host is None, and every size here is the
-    graph's. Captured decodes are rows of one token. A captured prefill (only for kernels that declare `graph_prefill`)
-    has no decodes, query_starts_host is None, rows that the step does not need have no queries, and the tokens that it
-    does not need are queries of the last row, in the scratch block; max_query_len is T.
+    graph's. Captured decodes are rows of one token. In a captured step with prompts (only for kernels that declare
+    `graph_prefill`) query_starts_host is None, rows that the step does not need have no queries, and the tokens that it
+    does not need are queries of the last row, in the scratch block; max_query_len is T without its decodes.
     """
 
     token_ids_T: Tensor
@@ -39,7 +39,7 @@ class Batch:
     max_context_len: int
     """An upper bound; block_table_BM covers it."""
     query_starts_host: np.ndarray[Any, np.dtype[np.int32]] | None
-    """query_starts_B1 on the host; for an all-decode batch simply 0..B, None for a captured prefill."""
+    """query_starts_B1 on the host; for an all-decode batch simply 0..B, None in a captured step with prompts."""
     context_lens_host: np.ndarray[Any, np.dtype[np.int32]] | None = None
     """context_lens_B on the host; None inside a captured graph."""
     shared_lens_B: Tensor | None = None

@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def captures_prefills(self) -> bool:
-        """Whether small prefill steps are captured as well."""
+        """Whether small steps with prompts are captured as well."""
         return self.uses_graphs and self.kernels.needs.graph_prefill
 
     @property

@@ -60,7 +60,10 @@ class EngineConfig:
     num_blocks: int | None = None
     """KV blocks; None takes as many as memory allows."""
     cuda_graphs: bool = True
-    """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU."""
+    """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
+
+    So are steps of both, if max_num_batched_tokens is at most 512.
+    """
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError
-from core.graph_sizes import MAX_ROWS, TOKEN_COUNTS, graph_sizes
+from core.graph_sizes import PromptShape, graph_sizes, prompt_shapes
 from core.step_counts import StepCounts
 
 FORMAT = 1
@@ -138,26 +138,27 @@ class Shape:
 
 
 class Shapes:
-    """The shapes of steps. sizes: of captured decodes, ascending; empty if nothing is captured."""
+    """The shapes of steps. sizes, prompts: of captured decodes and steps with prompts; empty if nothing is captured."""
 
-    def __init__(self, sizes: Sequence[int] = ()) -> None:
-        self._sizes = sizes
+    def __init__(self, sizes: Sequence[int] = (), prompts: Sequence[PromptShape] = ()) -> None:
+        self._sizes, self._prompts = sizes, prompts
 
     @classmethod
-    def of(cls, max_num_seqs: int, *, captures: bool) -> Shapes:
-        """Those of an engine."""
-        return cls(graph_sizes(max_num_seqs) if captures else ())
+    def of(cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool) -> Shapes:
+        """Those of an engine with these limits."""
+        if not captures:
+            return cls()
+        return cls(graph_sizes(max_num_seqs), prompt_shapes(max_num_seqs, max_num_batched_tokens, max_model_len))
 
     def shape(self, counts: StepCounts) -> Shape:
         """The shape of a step."""
         rows, tokens, sizes = counts.decode_rows, counts.prefill_tokens, self._sizes
         if not tokens:
             return Shape(DECODE, sizes[bisect_left(sizes, rows)], is_captured=True) if sizes else Shape(DECODE, rows)
-        if rows:
-            return Shape(MIXED, rows + tokens)
-        if sizes and tokens <= TOKEN_COUNTS[-1] and counts.prefill_chunks <= MAX_ROWS:
-            return Shape(CAPTURED, TOKEN_COUNTS[bisect_left(TOKEN_COUNTS, tokens)], is_captured=True)
-        return Shape(PREFILL, tokens)
+        for shape in self._prompts:
+            if shape.holds(rows, tokens, counts.prefill_chunks):
+                return Shape(CAPTURED, shape.num_tokens, is_captured=True)
+        return Shape(MIXED, rows + tokens) if rows else Shape(PREFILL, tokens)
 
 
 def _is_cost(value: object) -> bool:

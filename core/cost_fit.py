@@ -31,6 +31,8 @@ ATTENTION = {
 """Coefficients of a cost model, and the columns that they multiply."""
 LAUNCH_BOUND = 1.5
 """A step that is not captured and takes the device less than so many launches is the host's doing."""
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+"""Keys of the engine's configuration that the shapes of its steps depend on."""
 SAME = ("device", "kernels", "block_size")
 """What all jobs of a fit must have in common, besides the model."""
 
@@ -140,8 +142,8 @@ def _columns(one: Measured) -> tuple[list[StepCounts], dict[str, Column], list[A
     shared = own.setdefault("decode_shared_tokens", np.zeros_like(own["decode_rows"]))
     names = StepCounts._fields
     counts = [StepCounts(*values) for values in zip(*(own[name].tolist() for name in names), strict=True)]
-    max_num_seqs = one.result["config"]["engine"]["max_num_seqs"]
-    made = Shapes.of(max_num_seqs, captures=_captures(one.result))
+    engine = one.result["config"]["engine"]
+    made = Shapes.of(*(engine[limit] for limit in LIMITS), captures=_captures(one.result))
     shapes = [made.shape(count) for count in counts]
     own["num_tokens"] = np.array([shape.num_tokens for shape in shapes], dtype=np.int64)
     own["own_tokens"] = own["decode_context_tokens"] - shared

@@ -1,15 +1,17 @@
-"""Small pure prefill steps as CUDA graphs, one for each of a few token counts: their eager launches outlast the work.
+"""Small steps with prompts as CUDA graphs, one for each of a few shapes: their eager launches outlast the work.
 
 A graph's only input is one array of integers that the host lays out from the step; block tables and sampling parameters
 are gathered from the request table on the device, and tokens and lengths go back into it. Tokens beyond the step's own
-are the queries of one more row, the padding row, which writes to the scratch block.
-Legend: T tokens of a graph, B rows of a graph (the last one is padding), N = B - 1 draws.
+are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed step the first decodes
+are decodes to the kernels too, as many as the graph has; the rest of them are chunks of one token.
+Legend: T tokens of a graph that are no decodes, B rows of these (the last one is padding), N = B - 1 draws from them,
+G decodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,7 @@ import torch
 from torch import Tensor
 
 from core.batch import Batch
-from core.contracts import AttentionSpec
-from core.graph_sizes import MAX_ROWS, TOKEN_COUNTS
+from core.graph_sizes import PromptShape
 from core.graphs import record
 from core.state import Draws, RequestTable, slot_mapping
 from core.step import IntArray, Step
@@ -28,20 +29,19 @@ if TYPE_CHECKING:
     from core.worker import Worker
 
 
-def prefill_sizes(spec: AttentionSpec) -> list[int]:
-    """Token counts to capture: those that a step can have, and that the padding row's block table covers."""
-    most = min(spec.max_num_batched_tokens, spec.max_model_len)
-    return [size for size in TOKEN_COUNTS if size <= most]
+DREW_LAST = -1
+"""Stands for a token that only the device knows: the last one of its row."""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The input of a graph, all int64. Rows beyond the step's have no queries; draws beyond its own are padding's.
 
-    token_rows_T: which of the B rows a token belongs to. table_rows_B, draw_rows_N: rows of the request table.
-    draw_tokens_N: which of the T tokens a draw follows.
+    decode_rows_G, table_rows_B, draw_rows_N: rows of the request table. token_ids_T may be DREW_LAST. token_rows_T:
+    which of the B rows a token belongs to. draw_tokens_N: which of the T tokens a draw follows.
     """
 
+    decode_rows_G: Any
     token_ids_T: Any
     positions_T: Any
     token_rows_T: Any
@@ -53,10 +53,11 @@ class Inputs:
     draw_positions_N: Any
 
     @classmethod
-    def of(cls, inputs_X: Tensor, num_tokens: int, num_rows: int) -> Inputs:
+    def of(cls, inputs_X: Tensor, shape: PromptShape) -> Inputs:
         """Views of the flat array."""
-        num_draws = num_rows - 1
-        lengths = [*[num_tokens] * 3, num_rows + 1, *[num_rows] * 2, *[num_draws] * 3]
+        num_rows, num_draws = shape.num_rows + 1, shape.num_rows
+        num_tokens = [shape.num_tokens - shape.num_decodes] * 3
+        lengths = [shape.num_decodes, *num_tokens, num_rows + 1, *[num_rows] * 2, *[num_draws] * 3]
         return cls(*torch.split(inputs_X, lengths))
 
     def flat(self) -> IntArray:
@@ -72,60 +73,81 @@ class _Graph:
 
 
 class PrefillGraphs:
-    """Captured prefill steps of a worker, of these token counts, smallest first."""
+    """Captured steps with prompts of a worker, of these shapes: of steps that several hold, the first takes them."""
 
-    def __init__(self, worker: Worker, sizes: Sequence[int], spec: AttentionSpec) -> None:
-        self.worker, self.sizes, self.max_model_len = worker, list(sizes), spec.max_model_len
-        self.num_rows = min(MAX_ROWS, spec.max_num_seqs) + 1
-        self._graphs: dict[int, _Graph] = {}
+    def __init__(self, worker: Worker, shapes: Sequence[PromptShape], max_model_len: int) -> None:
+        self.worker, self.shapes, self.max_model_len = worker, list(shapes), max_model_len
+        self._graphs: dict[PromptShape, _Graph] = {}
 
     def capture(self, pool: Any) -> int:
-        """Capture every size, the largest first so that the others fit into its memory; returns how many."""
-        for size in reversed(self.sizes):
-            inputs_X = self.inputs(Step(), size).to(self.worker.table.device)
-            graph, tokens_N = record(partial(self.step, inputs_X, size), pool, inputs_X.device)
-            self._graphs[size] = _Graph(graph, inputs_X, tokens_N)
+        """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
+        for shape in reversed(self.shapes):
+            inputs_X = self.inputs(Step(), shape).to(self.worker.table.device)
+            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device)
+            self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
         return len(self._graphs)
 
-    def hold(self, step: Step) -> bool:
-        """Whether a graph fits this step: chunks alone, few and short enough, and plainly drawn."""
-        return (
-            0 < len(step.token_ids_T) <= max(self.sizes, default=0)
-            and len(step.chunk_rows) < self.num_rows
-            and not len(step.decode_rows)
-            and not len(step.mask_rows)
-            and not step.processors
-            and step.num_logprobs < 0
-        )
+    def shape(self, step: Step) -> PromptShape | None:
+        """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly drawn."""
+        if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
+            return None
+        sizes = len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows), step.max_context_len
+        return next((shape for shape in self.shapes if shape.holds(*sizes)), None)
 
-    def launch(self, step: Step) -> Tensor:
-        """Replay the smallest graph that holds this step; returns its tokens, valid until the next launch."""
-        size = self.sizes[np.searchsorted(self.sizes, len(step.token_ids_T))]
-        graph = self._graphs[size]
-        graph.inputs_X.copy_(self.inputs(step, size).pin_memory(), non_blocking=True)
+    def launch(self, step: Step, shape: PromptShape) -> Tensor:
+        """Replay a graph that holds this step; returns its tokens, valid until the next launch.
+
+        The table must not mirror the step yet.
+        """
+        graph = self._graphs[shape]
+        graph.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
         self.worker.begin()
         graph.graph.replay()
-        return graph.tokens_N[: len(step.sampled_chunks)]
+        return graph.tokens_N[: step.num_sampled]
 
-    def inputs(self, step: Step, num_tokens: int) -> Tensor:
-        """A step as the input of the graph of `num_tokens`, on the host."""
-        return torch.from_numpy(lay_out(step, num_tokens, self.num_rows, self.worker.table.padding_row).flat())
+    def inputs(self, step: Step, shape: PromptShape) -> Tensor:
+        """A step as the input of the graph of this shape, on the host."""
+        table = self.worker.table
+        step = with_few_decodes(step, shape.num_decodes, table)
+        return torch.from_numpy(lay_out(step, shape, table.padding_row).flat())
 
-    def step(self, inputs_X: Tensor, num_tokens: int) -> Tensor:
-        """One prefill step: everything a graph holds."""
+    def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
+        """One step with prompts: everything a graph holds."""
         worker, table = self.worker, self.worker.table
-        inputs = Inputs.of(inputs_X, num_tokens, self.num_rows)
-        drawn = prefill_draws(table, inputs)
-        hidden_ND = worker.forward(prefill_batch(table, inputs, self.max_model_len), drawn.token_indices_N)
+        inputs = Inputs.of(inputs_X, shape)
+        batch = prefill_batch(table, inputs, self.max_model_len)
+        drawn = prefill_draws(table, inputs, batch)
+        hidden_ND = worker.forward(batch, drawn.token_indices_N)
         tokens_N = worker.draw(hidden_ND, drawn)
         table.write_back(drawn, tokens_N)
         table.reset_padding()
         return tokens_N
 
 
-def lay_out(step: Step, num_tokens: int, num_rows: int, padding_row: int) -> Inputs:
-    """A step's chunks as the first of `num_rows` rows; the tokens that are missing to num_tokens form the last one."""
-    count, sampled = len(step.chunk_rows), step.sampled_chunks
+def with_few_decodes(step: Step, num_decodes: int, table: RequestTable) -> Step:
+    """The same step with at most so many decodes; those left over are its first chunks."""
+    left_over = step.decode_rows[num_decodes:]
+    if not len(left_over):
+        return step
+    count, ones = len(left_over), np.ones(len(left_over), dtype=np.int64)
+    return replace(
+        step,
+        decode_rows=step.decode_rows[:num_decodes],
+        chunk_rows=np.concatenate([left_over, step.chunk_rows]),
+        chunk_starts=np.concatenate([table.host_length_R[left_over].astype(np.int64) - 1, step.chunk_starts]),
+        chunk_lens=np.concatenate([ones, step.chunk_lens]),
+        token_ids_T=np.concatenate([DREW_LAST * ones, step.token_ids_T]),
+        sampled_chunks=np.concatenate([np.arange(count), step.sampled_chunks + count]),
+    )
+
+
+def lay_out(step: Step, shape: PromptShape, padding_row: int) -> Inputs:
+    """A step's chunks as the first of the shape's rows; the tokens that are missing form the last one.
+
+    Decodes are as many as the shape has, or none of a step that is empty.
+    """
+    count, sampled, num_rows = len(step.chunk_rows), step.sampled_chunks, shape.num_rows + 1
+    num_tokens = shape.num_tokens - shape.num_decodes
     lens_B, past_B = (np.zeros(num_rows, dtype=np.int64) for _ in range(2))
     lens_B[:count], past_B[:count] = step.chunk_lens, step.chunk_starts
     lens_B[-1] = num_tokens - len(step.token_ids_T)
@@ -133,6 +155,7 @@ def lay_out(step: Step, num_tokens: int, num_rows: int, padding_row: int) -> Inp
     contexts_B = np.maximum(past_B + lens_B, 1)
     token_rows_T = np.repeat(np.arange(num_rows), lens_B)
     return Inputs(
+        decode_rows_G=_filled(shape.num_decodes, padding_row, step.decode_rows),
         token_ids_T=_filled(num_tokens, 0, step.token_ids_T),
         positions_T=np.arange(num_tokens) + (past_B - starts_B1[:-1])[token_rows_T],
         token_rows_T=token_rows_T,
@@ -153,23 +176,34 @@ def _filled(size: int, padding: int, values: IntArray) -> IntArray:
 
 
 def prefill_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> Batch:
-    """The batch of a captured prefill step, made on the device alone."""
-    block_table_BM = table.block_table_RM.index_select(0, inputs.table_rows_B)
+    """The batch of a captured step with prompts, made on the device alone."""
+    num_decodes = len(inputs.decode_rows_G)
+    decodes_G = torch.arange(num_decodes, device=table.device)
+    rows_B = torch.cat([inputs.decode_rows_G, inputs.table_rows_B])
+    block_table_BM = table.block_table_RM.index_select(0, rows_B)
+    context_G = table.length_R.index_select(0, inputs.decode_rows_G)
+    positions_T = torch.cat([context_G.long() - 1, inputs.positions_T])
+    last_T = table.last_token_R.index_select(0, inputs.table_rows_B.index_select(0, inputs.token_rows_T))
+    token_ids_T = torch.where(inputs.token_ids_T == DREW_LAST, last_T, inputs.token_ids_T)
+    batch_rows_T = torch.cat([decodes_G, inputs.token_rows_T + num_decodes])
     return Batch(
-        token_ids_T=inputs.token_ids_T,
-        positions_T=inputs.positions_T,
-        slot_mapping_T=slot_mapping(block_table_BM, inputs.token_rows_T, inputs.positions_T, table.block_size),
-        query_starts_B1=inputs.query_starts_B1.to(torch.int32),
-        context_lens_B=inputs.context_lens_B.to(torch.int32),
+        token_ids_T=torch.cat([table.last_token_R.index_select(0, inputs.decode_rows_G), token_ids_T]),
+        positions_T=positions_T,
+        slot_mapping_T=slot_mapping(block_table_BM, batch_rows_T, positions_T, table.block_size),
+        query_starts_B1=torch.cat([decodes_G, inputs.query_starts_B1 + num_decodes]).to(torch.int32),
+        context_lens_B=torch.cat([context_G, inputs.context_lens_B.to(torch.int32)]),
         block_table_BM=block_table_BM,
-        num_decodes=0,
+        num_decodes=num_decodes,
         max_query_len=inputs.token_ids_T.shape[0],
         max_context_len=max_context_len,
         query_starts_host=None,
     )
 
 
-def prefill_draws(table: RequestTable, inputs: Inputs) -> Draws:
-    """The draws of a captured prefill step."""
-    params = table.sampling(inputs.draw_rows_N, inputs.draw_positions_N)
-    return Draws(inputs.draw_rows_N, inputs.draw_tokens_N, params)
+def prefill_draws(table: RequestTable, inputs: Inputs, batch: Batch) -> Draws:
+    """The draws of a captured step with prompts: those of its decodes, then those of chunks."""
+    count = batch.num_decodes
+    rows_N = torch.cat([inputs.decode_rows_G, inputs.draw_rows_N])
+    tokens_N = torch.cat([torch.arange(count, device=table.device), inputs.draw_tokens_N + count])
+    positions_N = torch.cat([batch.context_lens_B[:count].long(), inputs.draw_positions_N])
+    return Draws(rows_N, tokens_N, table.sampling(rows_N, positions_N))

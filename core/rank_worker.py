@@ -12,11 +12,10 @@ import torch
 from core.choose import Choice, chosen
 from core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from core.errors import CapacityError
-from core.graph_sizes import graph_sizes
+from core.graph_sizes import graph_sizes, prompt_shapes
 from core.memory import GIB, allocate_cache, count_blocks
 from core.peer_ranks import with_copies, with_exchange
 from core.pipeline import Pipeline
-from core.prefill_graphs import prefill_sizes
 from core.processing import Processing
 from core.state import RequestTable
 from core.weights import load_checkpoint, load_source, random_weights
@@ -98,15 +97,16 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
             pipeline=Pipeline(processing.stages, processor_spec(choice)),
         )
 
-    prefills = prefill_sizes(attention) if choice.captures_prefills else []
+    limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
+    shapes = prompt_shapes(*limits) if choice.captures_prefills else []
     rehearsals = [lambda: worker(1).rehearse(attention)]
     if choice.uses_graphs:
-        rehearsals += [lambda: worker(1).rehearse_graphs(attention, prefills), lambda: rehearse_extra_draws(choice)]
+        rehearsals += [lambda: worker(1).rehearse_graphs(attention, shapes), lambda: rehearse_extra_draws(choice)]
     num_blocks = count_blocks(choice.config.engine, choice.spec.num_layers, attention, rehearsals)
     ready = worker(choice.ranks.smallest(num_blocks))
     if choice.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
-        ready.capture(attention, sizes, prefills, shares_prefixes=choice.shares_prefixes)
+        ready.capture(attention, sizes, shapes, shares_prefixes=choice.shares_prefixes)
     return ready
 
 

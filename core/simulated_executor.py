@@ -8,7 +8,7 @@ collects.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from core.step import IntArray, Step
 from core.step_counts import StepCounter
 from core.step_watch import Clock, DeviceTime
 from core.virtual_clock import VirtualClock
+
+if TYPE_CHECKING:
+    from core.contracts import Limits
 
 
 class BlankExecutor:
@@ -46,10 +49,11 @@ class BlankExecutor:
 class SimulatedExecutor:
     """core.engine.Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
 
-    def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, max_num_seqs: int) -> None:
+    def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:
         self.inner, self.cost, self.clock = inner, cost, clock
-        self._shapes = Shapes.of(max_num_seqs, captures=cost.captures)
-        self._counter = StepCounter(max_num_seqs)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len
+        self._shapes = Shapes.of(*sizes, captures=cost.captures)
+        self._counter = StepCounter(limits.max_num_seqs)
         self._free_s: float | None = None
         """When the device is done with all it was given; None before the first step."""
         self._times: SimulatedTimes | None = None
@@ -110,5 +114,5 @@ def run_on(engine: Engine, cost: CostModel) -> VirtualClock:
     """Let an engine that has served nothing live on a virtual clock, where its steps take what the model says."""
     clock = VirtualClock()
     engine.clock, engine.sleep = clock.now, clock.sleep
-    engine.executor = SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan.max_num_seqs)
+    engine.executor = SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan)
     return clock

@@ -17,6 +17,7 @@ from core.arrivals import Arrival, Arrivals
 from core.batch import Batch
 from core.contracts import AttentionSpec, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
 from core.drawing import PLAIN, Extras, draw_extra, score_prompt
+from core.graph_sizes import PromptShape
 from core.graphs import DecodeGraphs, capture_graphs
 from core.parallel import ALONE, Ranks
 from core.pipeline import Pipeline
@@ -118,23 +119,23 @@ class Worker:
         return Draws(rows_N, index_N, params)
 
     @torch.inference_mode()
-    def rehearse_graphs(self, spec: AttentionSpec, prefill_sizes: Sequence[int]) -> None:
+    def rehearse_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
         """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
-        for size in prefill_sizes[-1:]:
-            prefills = PrefillGraphs(self, (), spec)
-            prefills.step(prefills.inputs(Step(), size).to(spec.device), size)
+        prefills = PrefillGraphs(self, (), spec.max_model_len)
+        for shape in {max(shapes, key=lambda shape: shape.num_decodes), shapes[-1]} if shapes else ():
+            prefills.step(prefills.inputs(Step(), shape).to(spec.device), shape)
 
     def capture(
-        self, spec: AttentionSpec, sizes: Sequence[int], prefill_sizes: Sequence[int], *, shares_prefixes: bool
+        self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
     ) -> None:
-        """Capture pure decode and small pure prefill steps of these sizes as CUDA graphs; `launch` then replays them.
+        """Capture decode steps of so many rows, ascending, and steps with prompts of these shapes as CUDA graphs.
 
-        Sizes are rows for decodes and tokens for prefills, both ascending.
+        `launch` then replays them.
         """
         self.graphs = DecodeGraphs(self, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
-        self.prefill_graphs = PrefillGraphs(self, prefill_sizes, spec)
+        self.prefill_graphs = PrefillGraphs(self, shapes, spec.max_model_len)
         capture_graphs(self.graphs, self.prefill_graphs)
 
     @torch.inference_mode()
@@ -164,9 +165,11 @@ class Worker:
         if self.graphs is not None and self.graphs.hold(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
-        if self.prefill_graphs is not None and self.prefill_graphs.hold(step):
+        shape = None if self.prefill_graphs is None else self.prefill_graphs.shape(step)
+        if self.prefill_graphs is not None and shape is not None:
+            tokens_N = self.prefill_graphs.launch(step, shape)
             self.table.mirror(step)
-            return self.prefill_graphs.launch(step)
+            return tokens_N
         self.begin()
         batch = self.table.batch(device_step)
         if step.shared_len:

@@ -27,10 +27,10 @@ SHAPE = {
 }
 
 
-def make(dtype="float32", kernels="triton", **engine):
+def make(dtype="float32", kernels="triton", scheduler="prefill_first", **engine):
     model = {"name": "qwen3", "checkpoint": "", "weights": "random", "random_shape": SHAPE}
     sizes = {"max_num_seqs": 64, "max_model_len": 2048, "memory_fraction": 0.2, **engine}
-    return LLM(model=model, device="cuda", dtype=dtype, kernels=kernels, engine=sizes)
+    return LLM(model=model, device="cuda", dtype=dtype, kernels=kernels, scheduler=scheduler, engine=sizes)
 
 
 def load(count=40, seed=0):
@@ -128,15 +128,38 @@ def test_prefill_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
     llm = make(**engine)
     graphs = llm.engine.executor.prefill_graphs
     launch, shapes = graphs.launch, []
-    graphs.launch = lambda step: (shapes.append((len(step.chunk_rows), int(step.chunk_starts.max()))), launch(step))[1]
+    graphs.launch = lambda step, shape: (
+        shapes.append((len(step.chunk_rows), int(step.chunk_starts.max()))),
+        launch(step, shape),
+    )[1]
     assert prefill_tokens(llm) == plain_prefill
     assert any(rows > 1 for rows, _ in shapes) and any(start > 0 or "prefix_caching" in engine for _, start in shapes)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        dict(scheduler="chunked"),
+        dict(scheduler="longest_first"),
+        dict(scheduler="longest_first", overlap=False, block_size=64, num_blocks=60),
+        dict(scheduler="chunked", max_num_seqs=21, prefix_caching=False),
+    ],
+    ids=str,
+)
+def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
+    llm = make(**{"max_num_batched_tokens": 112, **engine})
+    graphs = llm.engine.executor.prefill_graphs
+    launch, taken = graphs.launch, []
+    graphs.launch = lambda step, shape: (taken.append((len(step.decode_rows), shape)), launch(step, shape))[1]
+    assert tokens(llm) == plain
+    assert any(0 < rows <= shape.num_decodes + shape.max_left_over for rows, shape in taken)
+    assert any(shape.num_decodes for _, shape in taken) or engine["scheduler"] == "chunked"
 
 
 def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
     with make(max_num_seqs=4) as llm:
         graphs = llm.engine.executor.prefill_graphs
-        graphs.launch = lambda step: pytest.fail("this step fits no graph")
+        graphs.launch = lambda step, shape: pytest.fail("this step fits no graph")
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(7,)))
         llm.generate([[1] * 513], SamplingParams(max_tokens=1))
 
@@ -144,7 +167,7 @@ def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
 def test_kernels_that_do_not_declare_it_capture_no_prefill():
     pytest.importorskip("flash_attn")
     with make("bfloat16", "flash_attn", max_num_seqs=4) as llm:
-        assert not llm.engine.executor.prefill_graphs.sizes
+        assert not llm.engine.executor.prefill_graphs.shapes
 
 
 def test_every_batch_size_has_a_graph():

@@ -192,6 +192,18 @@ def test_without_graphs_several_gpus_give_the_tokens_of_one(alone, tp):
         assert len(parted(llm.generate(*load()), alone["plain"])) <= 1
 
 
+@pytest.mark.parametrize("tp", SIZES)
+def test_captured_mixed_steps_give_the_tokens_of_one_gpu(alone, tp):
+    """Each rank finds out by itself which decodes are left over, and how long they are."""
+    options = tree(tp, max_num_batched_tokens=144, **BESIDE) | {"scheduler": "longest_first"}
+    with LLM(**options) as llm:
+        graphs = llm.engine.executor.worker.prefill_graphs
+        launch, taken = graphs.launch, []
+        graphs.launch = lambda step, shape: (taken.append((len(step.decode_rows), shape)), launch(step, shape))[1]
+        assert len(parted(llm.generate(*load()), alone["plain"])) <= 1
+    assert any(rows > shape.num_decodes > 0 for rows, shape in taken)
+
+
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 

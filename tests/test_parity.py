@@ -130,7 +130,7 @@ def alone(folder):
     return tokens
 
 
-@pytest.mark.parametrize("scheduler", ["prefill_first", "chunked"])
+@pytest.mark.parametrize("scheduler", ["prefill_first", "chunked", "longest_first"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crowd_gets_the_tokens_each_request_gets_alone(folder, alone, scheduler, way):
     with LLM(folder, device="cpu", scheduler=scheduler, **WAYS[way]) as llm:

@@ -91,7 +91,7 @@ def run(engine, prompts, params):
     return sorted(mine, key=lambda output: ids.index(output.request_id))
 
 
-@pytest.mark.parametrize("scheduler", ["prefill_first", "chunked"])
+@pytest.mark.parametrize("scheduler", ["prefill_first", "chunked", "longest_first"])
 @pytest.mark.parametrize("way", WAYS)
 def test_several_ranks_give_the_tokens_of_one(group, folder, host, expected, scheduler, way):
     ranks, choice = group

@@ -24,7 +24,7 @@ EPS = 1e-5
 
 
 class GraphSuite(AttentionCases):
-    """What kernels that declare graph_safe must not do, and how captured prefills look."""
+    """What kernels that declare graph_safe must not do, and how captured steps with prompts look."""
 
     def test_what_a_graph_captures_never_waits_for_the_host(self) -> None:
         """Each operation of a decode step by itself, so that the message names it."""
@@ -32,35 +32,46 @@ class GraphSuite(AttentionCases):
             self._watch_operations(spec)
             self._watch_attention(spec, self._captured_decodes(spec))
             if self.graph_prefill:
-                self._watch_attention(spec, self._captured_prefill(spec)[1])
+                for num_decodes in (0, 2):
+                    self._watch_attention(spec, self._captured_prompts(spec, num_decodes)[1])
 
     def test_attend_prefills_as_a_captured_graph_lays_them_out(self) -> None:
         """No lengths on the host, rows without queries, and the last row's queries in the scratch block."""
         for spec in self.specs() if self.graph_prefill else ():
-            rows, captured = self._captured_prefill(spec)
-            q_THE, kv_2NSKE = self.inputs(spec, rows)
-            needed = rows[:2]
-            num_needed = sum(row.num_queries for row in needed)
-            batch = make_batch(needed, spec, num_decodes=0)
-            reference = PlainKernels(None, exact(spec))
-            expected = reference.attend(q_THE[:num_needed].double(), kv_2NSKE.double(), batch)
-            actual = self.attend(spec, q_THE, kv_2NSKE, captured)[:num_needed]
-            what = f"attend of a prefill as a graph captures it ({describe(spec)})"
-            check_close(what, actual, expected, self.tolerance(spec))
+            self._attend_captured(spec, 0)
+
+    def test_attend_computes_mixed_steps_as_a_captured_graph_lays_them_out(self) -> None:
+        """The same behind decodes; a row of the step's own that is no decode to the graph has one query."""
+        for spec in self.specs() if self.graph_prefill else ():
+            self._attend_captured(spec, 2)
+
+    def _attend_captured(self, spec: AttentionSpec, num_decodes: int) -> None:
+        rows, captured = self._captured_prompts(spec, num_decodes)
+        q_THE, kv_2NSKE = self.inputs(spec, rows)
+        needed = rows[:-2]
+        num_needed = sum(row.num_queries for row in needed)
+        batch = make_batch(needed, spec, num_decodes=num_decodes)
+        reference = PlainKernels(None, exact(spec))
+        expected = reference.attend(q_THE[:num_needed].double(), kv_2NSKE.double(), batch)
+        actual = self.attend(spec, q_THE, kv_2NSKE, captured)[:num_needed]
+        what = f"attend of prompts and {num_decodes} decodes as a graph captures them ({describe(spec)})"
+        check_close(what, actual, expected, self.tolerance(spec))
 
     def _captured_decodes(self, spec: AttentionSpec) -> Batch:
         rows = self.scattered(spec, [(spec.block_size + 1, 1), (3, 1)])
         batch = make_batch(rows, spec, num_decodes=2, filler=cache_blocks(spec))
         return replace(batch, context_lens_host=None, max_context_len=4 * spec.block_size)
 
-    def _captured_prefill(self, spec: AttentionSpec) -> tuple[list[Row], Batch]:
-        """Two rows of the step's, one without queries, and the padding row."""
+    def _captured_prompts(self, spec: AttentionSpec, num_decodes: int) -> tuple[list[Row], Batch]:
+        """Decodes, three rows of the step's, one without queries, and the padding row."""
         scratch = cache_blocks(spec)
-        needed = self.scattered(spec, [(spec.block_size + 7, 7), (5, 5)])
+        decodes = [(spec.block_size + 1, 1), (3, 1)][:num_decodes]
+        needed = self.scattered(spec, [*decodes, (spec.block_size + 3, 1), (spec.block_size + 7, 7), (5, 5)])
         rows = [*needed, Row(1, 0, (scratch,)), Row(20, 20, (scratch,) * (-(-20 // spec.block_size)))]
-        batch = make_batch(rows, spec, num_decodes=0, filler=scratch)
+        batch = make_batch(rows, spec, num_decodes=num_decodes, filler=scratch)
         on_device = replace(batch, query_starts_host=None, context_lens_host=None)
-        return rows, replace(on_device, max_query_len=batch.num_tokens, max_context_len=4 * spec.block_size)
+        num_others = batch.num_tokens - num_decodes
+        return rows, replace(on_device, max_query_len=num_others, max_context_len=4 * spec.block_size)
 
     def _watch_operations(self, spec: AttentionSpec) -> None:
         kernels, x_TD = self.make(spec), self.random(spec, 3, 64)
@@ -83,7 +94,8 @@ class GraphSuite(AttentionCases):
 
     def _watch_attention(self, spec: AttentionSpec, batch: Batch) -> None:
         """A step's calls in their order: prepare, then the cache writes and the attention of a layer."""
-        kernels, kind = self.make(spec), "decode" if batch.num_decodes else "prefill"
+        kernels = self.make(spec)
+        kind = "decode" if batch.num_requests == batch.num_decodes else f"prefill beside {batch.num_decodes} decodes"
         weight_E = self.random(spec, spec.head_dim)
         norm = QKNorm(weight_E, weight_E.flip(0), EPS)
         num_heads = spec.num_heads + 2 * spec.num_kv_heads

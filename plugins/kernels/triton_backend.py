@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.aside import Aside
 from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
 from core.peer_memory import PeerMemory
@@ -91,6 +92,7 @@ class TritonKernels(TorchKernels):
         )  # fmt: skip
         self._wide_scratch = WideScratch.make(spec.device)
         self._no_bias = torch.zeros(MOST_DEEP_OUTPUTS, dtype=spec.dtype, device=spec.device)
+        self._aside = Aside(spec.device) if spec.device.type == "cuda" else None
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See Kernels.rms_norm."""
@@ -226,18 +228,29 @@ class TritonKernels(TorchKernels):
         return out_THE
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
-        """See Kernels.attend. `prepare` must have seen this batch."""
+        """See Kernels.attend. `prepare` must have seen this batch.
+
+        In a captured step prompts are computed beside the decodes, which leave most of the arithmetic units idle.
+        """
         out_THE = empty_with_room(*q_THE.shape, like=q_THE)
-        if batch.num_decodes:
-            rows = batch.num_decodes
+        rows, has_prefill = batch.num_decodes, batch.scratch["prefill"] is not None
+        joined = None
+        if rows and has_prefill and self._aside is not None and torch.cuda.is_current_stream_capturing():
+            joined = self._aside(lambda: self._prefill(q_THE, kv_2NSKE, batch, out_THE))
+        elif has_prefill:
+            self._prefill(q_THE, kv_2NSKE, batch, out_THE)
+        if rows:
             self._decode(q_THE[:rows], kv_2NSKE, batch, out_THE[:rows])
-        if batch.scratch["prefill"] is not None:
-            step: _PrefillStep = batch.scratch["prefill"]
-            prefill_attention(
-                q_THE, kv_2NSKE, batch.block_table_BM, batch.query_starts_B1, batch.context_lens_B, step.tiles_W2,
-                self.spec.scale, out_THE, step.tiling,
-            )  # fmt: skip
+        if joined is not None:
+            joined()
         return out_THE
+
+    def _prefill(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, out_THE: Tensor) -> None:
+        step: _PrefillStep = batch.scratch["prefill"]
+        prefill_attention(
+            q_THE, kv_2NSKE, batch.block_table_BM, batch.query_starts_B1, batch.context_lens_B, step.tiles_W2,
+            self.spec.scale, out_THE, step.tiling,
+        )  # fmt: skip
 
     def _decode(self, q_BHE: Tensor, kv_2NSKE: Tensor, batch: Batch, out_BHE: Tensor) -> None:
         step: _DecodeStep = batch.scratch["decode"]

@@ -1,7 +1,9 @@
 """The scheduler policies that ship with Hookline: their options and their registration. Imports no policy code."""
 
+import math
 from dataclasses import dataclass
 
+from core.errors import ConfigError
 from core.hookspecs import Registrar, hookimpl
 
 API_VERSION = 1
@@ -23,6 +25,20 @@ class ChunkedConfig:
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
 
 
+@dataclass
+class LongestFirstConfig:
+    """Decodes and prompt chunks in the same step; of waiting prompts those with most left to generate."""
+
+    watermark: float = 0.01
+    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
+    ageing_tokens_per_s: float = 100.0
+    """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.ageing_tokens_per_s) and self.ageing_tokens_per_s > 0):
+            raise ConfigError(f"scheduler.ageing_tokens_per_s={self.ageing_tokens_per_s} must be finite and above 0")
+
+
 @hookimpl
 def register_schedulers(register: Registrar) -> None:
     register(
@@ -36,4 +52,10 @@ def register_schedulers(register: Registrar) -> None:
         "plugins.schedulers.chunked:Chunked",
         config=ChunkedConfig,
         help="decodes first, the rest of each step's token budget goes to prompt chunks",
+    )
+    register(
+        "longest_first",
+        "plugins.schedulers.longest_first:LongestFirst",
+        config=LongestFirstConfig,
+        help="for batch jobs: as chunked, but those with most left to generate begin first",
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
 from plugins.schedulers import ChunkedConfig
-from plugins.schedulers.fcfs import (
+from plugins.schedulers.moves import (
     SIMPLY_DECODE,
     Draft,
     admit_waiting,

@@ -14,6 +14,7 @@ from core.cost import (
     CostModel,
     Curve,
     HostCost,
+    Shape,
     Shapes,
     cost_of,
     read_cost,
@@ -61,7 +62,7 @@ def test_shared_context_costs_its_own_coefficient():
 
 
 def test_captured_steps_are_padded_and_others_are_not():
-    shapes = Shapes.of(100, captures=True)
+    shapes = Shapes.of(100, 1024, 4096, captures=True)
     steps = [
         StepCounts(decode_rows=5),
         StepCounts(prefill_tokens=33, prefill_chunks=16),
@@ -75,6 +76,15 @@ def test_captured_steps_are_padded_and_others_are_not():
     ]  # fmt: skip
     assert [shape.is_captured for shape in found] == [True, True, False, False, False]
     assert [Shapes().shape(counts).num_tokens for counts in steps] == [5, 33, 33, 513, 35]
+
+
+def test_mixed_steps_of_a_small_budget_are_captured_whole():
+    shapes = Shapes.of(100, 384, 4096, captures=True)
+    steps = [StepCounts(prefill_tokens=tokens, prefill_chunks=2, decode_rows=rows) for rows, tokens in
+             [(100, 284), (3, 20), (90, 200)]]  # fmt: skip
+    assert [shapes.shape(counts) for counts in steps] == [Shape(CAPTURED, 384, is_captured=True)] * 3
+    many = StepCounts(prefill_tokens=100, prefill_chunks=32, decode_rows=16)
+    assert shapes.shape(many) == Shape(MIXED, 116)
 
 
 def test_a_model_comes_back_from_its_file(tmp_path):
@@ -124,7 +134,7 @@ def measured(cost=COST, scheduler=None, **options) -> Measured:
     engine.time_steps()
     workload = WorkloadConfig(num_prompts=120, prompt_len=(1, 300), output_len=(1, 100), request_rate=100.0)
     recording = drive(engine, draw_load(workload, 50))
-    config = {"model": {"name": "m"}, "engine": {"max_num_seqs": 64, "cuda_graphs": False}}
+    config = {"model": {"name": "m"}, "engine": {**limits, "cuda_graphs": False}}
     result = {"device": "cpu", "kernels": "k", "block_size": 4, "overlap": False, "config": config}
     return Measured(result, recording)
 

@@ -1,13 +1,16 @@
-"""What a prefill graph is fed: the step's own tokens, rows and draws as the eager path lays them out, then padding."""
+"""What a graph with prompts is fed: the step's own tokens, rows and draws as the eager path has them, then padding."""
 
 import numpy as np
+import pytest
 import torch
 
-from core.prefill_graphs import Inputs, lay_out, prefill_batch, prefill_draws
+from core.graph_sizes import MAX_LEFT_OVER_CONTEXT, PromptShape, prompt_shapes
+from core.prefill_graphs import Inputs, lay_out, prefill_batch, prefill_draws, with_few_decodes
 from core.state import RequestTable
 from core.step import Step
 
 T, B, SCRATCH = 32, 5, 99
+SHAPE = PromptShape(T, 0, B - 1)
 
 
 def table_and_step():
@@ -28,8 +31,8 @@ def table_and_step():
 
 
 def inputs_of(table, step):
-    flat = torch.from_numpy(lay_out(step, T, B, table.padding_row).flat())
-    return Inputs.of(flat, T, B)
+    flat = torch.from_numpy(lay_out(step, SHAPE, table.padding_row).flat())
+    return Inputs.of(flat, SHAPE)
 
 
 def test_the_steps_own_part_is_what_the_eager_path_computes():
@@ -48,7 +51,8 @@ def test_draws_are_those_of_the_eager_path_then_the_padding_rows():
     table, step = table_and_step()
     device_step = table.receive(step)
     eager = table.draws(device_step, table.batch(device_step))
-    drawn = prefill_draws(table, inputs_of(table, step))
+    inputs = inputs_of(table, step)
+    drawn = prefill_draws(table, inputs, prefill_batch(table, inputs, 40))
     assert drawn.rows_N.tolist() == [*eager.rows_N.tolist(), 8, 8]
     assert drawn.token_indices_N[:2].tolist() == eager.token_indices_N.tolist()
     for name in ("temperature_N", "seed_N", "position_N"):
@@ -69,6 +73,69 @@ def test_a_step_that_fills_the_graph_leaves_the_padding_row_without_queries():
     step = Step(
         chunk_rows=np.arange(4), chunk_starts=np.zeros(4, np.int64), chunk_lens=np.full(4, 8), token_ids_T=np.arange(T)
     )
-    batch = prefill_batch(table, inputs_of(table, step), 40)
+    inputs = inputs_of(table, step)
+    batch = prefill_batch(table, inputs, 40)
     assert batch.query_starts_B1.tolist() == [0, 8, 16, 24, 32, 32]
-    assert (prefill_draws(table, inputs_of(table, step)).rows_N == table.padding_row).all()
+    assert (prefill_draws(table, inputs, batch).rows_N == table.padding_row).all()
+
+
+def mixed_step(table):
+    """The chunks of `table_and_step` beside decodes of rows 7, 0 and 3."""
+    table.last_token_R[:8] = torch.arange(200, 208)
+    table.length_R[:8] = torch.tensor([9, 1, 1, 21, 1, 1, 1, 17])
+    table.host_length_R[:8] = table.length_R[:8].numpy()
+    return dict(decode_rows=np.array([7, 0, 3]))
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 2, 3])
+def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decodes_are_decodes(num_decodes):
+    table, step = table_and_step()
+    for name, rows in mixed_step(table).items():
+        setattr(step, name, rows)
+    eager = table.batch(table.receive(step))
+    drawn = table.draws(table.receive(step), eager)
+    shape = PromptShape(T, num_decodes, 7, 3)
+    laid_out = lay_out(with_few_decodes(step, num_decodes, table), shape, table.padding_row)
+    inputs = Inputs.of(torch.from_numpy(laid_out.flat()), shape)
+    batch = prefill_batch(table, inputs, 40)
+    assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (num_decodes, T, num_decodes + 8)
+    for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
+        assert torch.equal(getattr(batch, name)[:20], getattr(eager, name)), name
+    assert torch.equal(batch.query_starts_B1[:7], eager.query_starts_B1)
+    assert torch.equal(batch.context_lens_B[:6], eager.context_lens_B)
+    assert torch.equal(batch.block_table_BM[:6, :8], eager.block_table_BM)
+    draws = prefill_draws(table, inputs, batch)
+    assert torch.equal(draws.rows_N[:5], drawn.rows_N)
+    assert torch.equal(draws.token_indices_N[:5], drawn.token_indices_N)
+    assert (draws.rows_N[5:] == table.padding_row).all()
+    for name in ("temperature_N", "seed_N", "position_N"):
+        assert torch.equal(getattr(draws.params, name)[:5], getattr(drawn.params, name)), name
+
+
+def test_small_budgets_are_captured_with_decodes_and_large_ones_without():
+    assert {shape.num_decodes for shape in prompt_shapes(512, 16384, 4096)} == {0}
+    shapes = prompt_shapes(100, 300, 4096)
+    assert [(shape.num_tokens, shape.num_decodes) for shape in shapes] == [
+        *[(size, 0) for size in (32, 64, 128, 192, 256)],
+        *[(300, count) for count in range(96, -1, -16)],
+    ]
+    assert {shape.num_tokens for shape in prompt_shapes(100, 300, 200)} == {32, 64, 128, 192}
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 15, 16, 31, 99, 100])
+@pytest.mark.parametrize("num_tokens", [1, 40, 200])
+def test_a_mixed_step_takes_the_graph_with_most_of_its_decodes(num_decodes, num_tokens):
+    shape = next(one for one in prompt_shapes(100, 300, 4096) if one.holds(num_decodes, num_tokens, 3))
+    assert shape.num_decodes == num_decodes // 16 * 16 and shape.num_tokens >= num_decodes + num_tokens
+
+
+def test_what_fits_no_graph():
+    shapes = prompt_shapes(100, 300, 4096)
+
+    def is_held(*sizes):
+        return any(shape.holds(*sizes) for shape in shapes)
+
+    assert is_held(0, 300, 16) and not is_held(0, 300, 32) and not is_held(0, 301, 1)
+    assert is_held(17, 283, 30) and not is_held(17, 283, 31) and not is_held(17, 284, 1)
+    assert is_held(17, 20, 3, MAX_LEFT_OVER_CONTEXT) and not is_held(17, 20, 3, MAX_LEFT_OVER_CONTEXT + 1)
+    assert is_held(16, 20, 3, MAX_LEFT_OVER_CONTEXT + 1)

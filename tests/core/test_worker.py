@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from core import LLM, SamplingParams
+from core.batch import Batch
 from core.contracts import Attend, AttentionSpec
+from core.graph_sizes import PromptShape, prompt_shapes
 from core.prefill_graphs import PrefillGraphs
 from core.rows import wanted_rows
 from core.step import Step
@@ -94,8 +96,7 @@ def test_prompts_that_are_scored_are_computed_whole(served):
 
 def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
     _, worker, _ = served
-    place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
-    prefills = PrefillGraphs(worker, (), place)
+    prefills, shape = PrefillGraphs(worker, (), 64), PromptShape(32, 0, 4)
     step = Step(
         chunk_rows=np.array([0, 1]),
         chunk_starts=np.array([0, 0]),
@@ -112,7 +113,7 @@ def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
 
     worker.forward = forward
     with torch.inference_mode():
-        assert len(prefills.step(prefills.inputs(step, 32), 32)) == 4
+        assert len(prefills.step(prefills.inputs(step, shape), shape)) == 4
     assert wanted == [[2, 7, 0, 0]]
 
 
@@ -121,3 +122,49 @@ def test_a_rehearsal_computes_the_largest_step_and_draws_from_each_number_of_few
     place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
     worker.rehearse(place)
     assert forwards == [(16, None, 16), *((8, [0] * count, count) for count in FEW_ROWS)]
+
+
+class AtOnce(PrefillGraphs):
+    """Computes what a graph would replay, and notes which shapes were taken."""
+
+    def __init__(self, worker: Worker, *limits: int) -> None:
+        super().__init__(worker, prompt_shapes(*limits), limits[-1])
+        self.taken: list[tuple[int, int]] = []
+        prepare = worker.kernels.prepare
+
+        def with_lengths(batch: Batch) -> None:
+            """Kernels of the CPU need lengths on the host, and no rows without queries."""
+            if batch.query_starts_host is None:
+                lens_B = np.diff(batch.query_starts_B1.numpy())
+                rows = torch.from_numpy(np.flatnonzero(lens_B))
+                batch.context_lens_B, batch.block_table_BM = batch.context_lens_B[rows], batch.block_table_BM[rows]
+                batch.query_starts_host = np.concatenate([[0], np.cumsum(lens_B[rows])]).astype(np.int32)
+                batch.query_starts_B1 = torch.from_numpy(batch.query_starts_host)
+                batch.context_lens_host = batch.context_lens_B.numpy()
+            prepare(batch)
+
+        worker.kernels.prepare = with_lengths  # type: ignore[method-assign]
+
+    def launch(self, step: Step, shape: PromptShape) -> Tensor:
+        self.taken.append((len(step.decode_rows), shape.num_decodes))
+        return self.step(self.inputs(step, shape), shape)[: step.num_sampled]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("scheduler", ["chunked", "longest_first"])
+def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, overlap):
+    sizes = dict(max_num_batched_tokens=48, max_num_seqs=20, max_model_len=96, block_size=16, num_blocks=60)
+    sizes["overlap"] = overlap
+    prompts = [[(7 * index + place) % 250 for place in range(3 + 11 * index % 60)] for index in range(40)]
+    params = [
+        SamplingParams(max_tokens=4 + index % 25, ignore_eos=True, temperature=index % 2, seed=index)
+        for index in range(40)
+    ]
+    with LLM(device="cpu", dtype="float32", scheduler=scheduler, engine=sizes) as llm:
+        plain = [output.token_ids for output in llm.generate(prompts, params)]
+        llm.engine.pool.reset_cache()
+        worker: Worker = llm.engine.executor
+        graphs = worker.prefill_graphs = AtOnce(worker, 20, 48, 96)
+        assert [output.token_ids for output in llm.generate(prompts, params)] == plain
+        assert {decodes for _, decodes in graphs.taken} == {0, 16}
+        assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)

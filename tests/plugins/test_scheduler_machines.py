@@ -10,8 +10,9 @@ from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.testing.scheduler_suite import MAX_STEPS
-from plugins.schedulers import ChunkedConfig, PrefillFirstConfig
+from plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
 from plugins.schedulers.chunked import Chunked
+from plugins.schedulers.longest_first import LongestFirst
 from plugins.schedulers.prefill_first import PrefillFirst
 
 VOCAB = 20
@@ -122,8 +123,12 @@ class EngineMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())],
-    ids=["prefill_first", "chunked"],
+    [
+        lambda: PrefillFirst(PrefillFirstConfig()),
+        lambda: Chunked(ChunkedConfig()),
+        lambda: LongestFirst(LongestFirstConfig()),
+    ],
+    ids=["prefill_first", "chunked", "longest_first"],
 )
 def test_engine_and_policy_survive_any_sequence_of_events(make):
     machine = type("Machine", (EngineMachine,), {"scheduler": staticmethod(make)})

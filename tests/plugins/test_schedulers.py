@@ -1,17 +1,22 @@
 """The shipped policies: the conformance suite, and what each promises beyond it."""
 
+import random
+
 import pytest
 
 from core.contracts import ALL
+from core.errors import ConfigError
 from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import completion, fake_engine
 from core.testing.scheduler_suite import SchedulerSuite, drain, look
-from plugins.schedulers import ChunkedConfig, PrefillFirstConfig
+from plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
 from plugins.schedulers.chunked import Chunked
+from plugins.schedulers.longest_first import LongestFirst
 from plugins.schedulers.prefill_first import PrefillFirst
 
 BOTH = [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())]
+ALL_OF_THEM = [*BOTH, lambda: LongestFirst(LongestFirstConfig())]
 
 
 class TestPrefillFirst(SchedulerSuite):
@@ -22,6 +27,11 @@ class TestPrefillFirst(SchedulerSuite):
 class TestChunked(SchedulerSuite):
     def make(self):
         return Chunked(ChunkedConfig())
+
+
+class TestLongestFirst(SchedulerSuite):
+    def make(self):
+        return LongestFirst(LongestFirstConfig())
 
 
 def params(max_tokens=4, **options):
@@ -48,7 +58,7 @@ def test_chunked_decodes_and_computes_prompts_in_one_step():
     assert list(plan.prefill) == [(1, 7)]
 
 
-@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("make", ALL_OF_THEM)
 def test_max_num_seqs_counts_running_requests(make):
     engine = fake_engine(make(), max_num_seqs=4)
     for index in range(12):
@@ -67,7 +77,7 @@ def test_requests_are_admitted_first_come_first_served(make):
     assert [output.request_id for output in drain(engine)] == ids
 
 
-@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("make", ALL_OF_THEM)
 def test_cached_prefix_tokens_do_not_count_against_the_token_budget(make):
     engine = fake_engine(make(), max_num_batched_tokens=16, block_size=4, num_blocks=64)
     shared = list(range(1, 13))
@@ -79,7 +89,7 @@ def test_cached_prefix_tokens_do_not_count_against_the_token_budget(make):
     assert [count for _, count in plan.prefill] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("make", ALL_OF_THEM)
 def test_out_of_blocks_the_newest_request_is_preempted_and_queued_at_the_head(make):
     engine = fake_engine(make(), num_blocks=8, block_size=2, max_model_len=16, prefix_caching=False)
     for index in range(2):
@@ -91,7 +101,7 @@ def test_out_of_blocks_the_newest_request_is_preempted_and_queued_at_the_head(ma
     assert 0 in engine.queue.running
 
 
-@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("make", ALL_OF_THEM)
 def test_preempted_requests_resume_with_the_same_tokens(make):
     engine = fake_engine(make(), num_blocks=10, block_size=2, max_model_len=20)
     prompts = [[index + 1] * 4 for index in range(5)]
@@ -102,7 +112,7 @@ def test_preempted_requests_resume_with_the_same_tokens(make):
     assert [output.token_ids for output in outputs] == [completion(1, prompt, 12, 50) for prompt in prompts]
 
 
-@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("make", ALL_OF_THEM)
 def test_a_running_request_that_fills_the_whole_pool_ends_with_length(make):
     engine = fake_engine(make(), num_blocks=4, block_size=4, max_model_len=128)
     engine.add([1] * 10, params(max_tokens=100))
@@ -129,3 +139,66 @@ def test_chunked_gives_every_running_request_a_token_in_every_step_while_prompts
     for expected in range(2, 12):
         engine.step()
         assert engine.queue.live[0].num_output_tokens == expected
+
+
+def planned(engine):
+    """The ids of what the engine would compute prompts of next, and of which waiting requests it has heard."""
+    return [id_ for id_, _ in engine.scheduler.plan(look(engine)).prefill]
+
+
+def test_those_with_most_left_to_generate_begin_first():
+    engine = fake_engine(LongestFirst(LongestFirstConfig()), max_num_seqs=2, max_num_batched_tokens=8)
+    for max_tokens in (4, 9, 2, 9, 7):
+        engine.add([1, 2, 3], params(max_tokens=max_tokens))
+    assert planned(engine) == [1, 3]
+    engine.step()
+    order = [output.request_id for output in drain(engine)]
+    assert order == [1, 3, 0, 2, 4]  # 4 and 0 begin together, and 0 has less to do
+
+
+def test_a_second_of_waiting_counts_as_tokens():
+    engine = fake_engine(LongestFirst(LongestFirstConfig(ageing_tokens_per_s=3.0)), max_num_seqs=1)
+    now_s = 0.0
+    engine.clock = lambda: now_s
+    engine.add([1], params(max_tokens=4))
+    now_s = 1.0
+    engine.add([1], params(max_tokens=6))
+    assert planned(engine) == [0]
+    engine.add([1], params(max_tokens=8))
+    assert planned(engine) == [2]
+
+
+def test_a_decode_and_prompts_share_a_step_of_at_most_the_budget():
+    engine = fake_engine(LongestFirst(LongestFirstConfig()), max_num_batched_tokens=8, max_num_seqs=8)
+    engine.add([1, 2, 3], params(max_tokens=9))
+    engine.step()
+    engine.add([1] * 20, params(max_tokens=2))
+    plan = engine.scheduler.plan(look(engine))
+    assert plan.decode is ALL and list(plan.prefill) == [(1, 7)]
+
+
+def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions():
+    """Compared with a policy that has never seen the queue before."""
+    kept = fake_engine(
+        LongestFirst(LongestFirstConfig()), num_blocks=12, block_size=2, max_model_len=20, max_num_seqs=3
+    )
+    rng = random.Random(1)
+    ids, preemptions = [], 0
+    for _ in range(300):
+        if rng.random() < 0.3:
+            ids.append(kept.add([rng.randrange(1, 50)] * rng.randint(1, 8), params(max_tokens=rng.randint(1, 12))))
+        if rng.random() < 0.1 and ids:
+            kept.abort([rng.choice(ids)])
+        if kept.has_work:
+            view = look(kept)
+            fresh = LongestFirst(LongestFirstConfig()).plan(view)
+            assert kept.scheduler.plan(look(kept)) == fresh
+            outputs = kept.step()
+            preemptions += sum(output.num_preemptions for output in outputs)
+    assert preemptions > 3
+
+
+@pytest.mark.parametrize("ageing", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_request_cannot_starve_by_configuration(ageing):
+    with pytest.raises(ConfigError, match=r"scheduler.ageing_tokens_per_s=\S+ must be finite and above 0"):
+        LongestFirstConfig(ageing_tokens_per_s=ageing)

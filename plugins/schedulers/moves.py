@@ -1,4 +1,4 @@
-"""First come, first served: the moves both shipped policies are made of.
+"""The moves that the shipped policies are made of: first come, first served, unless a policy says otherwise.
 
 Each counts against the view's ledger and notes what it decided in a draft; none knows which policy calls it.
 """
@@ -6,6 +6,7 @@ Each counts against the view's ledger and notes what it decided in a draft; none
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from core.contracts import ALL, Everyone, Plan, RequestView, SchedulerView
@@ -81,11 +82,14 @@ def continue_prompts(draft: Draft) -> None:
             draft.tokens_left -= num_tokens
 
 
-def admit_waiting(draft: Draft) -> None:
-    """Waiting requests in queue order, until one does not fit whole; the last may be admitted with a chunk only."""
+def admit_waiting(draft: Draft, waiting: Iterable[RequestView] | None = None) -> None:
+    """Waiting requests in this order, until one does not fit whole; the last may be admitted with a chunk only.
+
+    waiting: all of them; None: in queue order.
+    """
     budget, limits = draft.view.budget, draft.view.limits
     seats = limits.max_num_seqs - draft.num_running
-    for request in draft.view.waiting:
+    for request in draft.view.waiting if waiting is None else waiting:
         if not draft.tokens_left or not seats:
             break
         left = budget.num_uncomputed_tokens(request)

@@ -1,0 +1,77 @@
+"""For batch jobs: who has most left to generate begins first, and prompt chunks go along with the decodes.
+
+A decode step of few rows waits for the weights to come from memory; prompt tokens in the same step use that time. But a
+long answer that begins late decodes alone in the end, so the longest begin first and all end at about the same time
+(Graham 1969, doi:10.1137/0117039). Tokens in the same step: Sarathi-Serve, arXiv:2403.02310.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from core.contracts import Plan, RequestView, SchedulerView
+from plugins.schedulers import LongestFirstConfig
+from plugins.schedulers.moves import (
+    SIMPLY_DECODE,
+    Draft,
+    admit_waiting,
+    can_simply_decode,
+    continue_prompts,
+    decode_running,
+)
+
+
+class LongestFirst:
+    """Shortest time until all are done; engine.max_num_batched_tokens bounds every step, and some hundred are best."""
+
+    def __init__(self, config: LongestFirstConfig) -> None:
+        self.config = config
+        self._ranked = _Ranked(config.ageing_tokens_per_s)
+
+    def plan(self, view: SchedulerView) -> Plan:
+        if can_simply_decode(view):
+            return SIMPLY_DECODE
+        draft = Draft(view, self.config.watermark)
+        decode_running(draft)
+        continue_prompts(draft)
+        if not draft.preempt:
+            admit_waiting(draft, self._ranked.take(view.waiting))
+        return draft.plan()
+
+
+class _Ranked:
+    """The waiting requests by rank, kept from plan to plan, for sorting a long queue at each step would take too long.
+
+    A rank is what a request may still generate, less ageing times its arrival. It stays while the request waits, and
+    new ones join the queue at its ends, so what is kept is of the right length only if it is right.
+    """
+
+    def __init__(self, ageing_tokens_per_s: float) -> None:
+        self._ageing_tokens_per_s = ageing_tokens_per_s
+        self._heap: list[tuple[float, int, RequestView]] = []
+        self._ids: set[int] = set()
+
+    def take(self, waiting: Sequence[RequestView]) -> Iterator[RequestView]:
+        """The waiting requests, the longest first; one is dropped when the next is asked for."""
+        for end in (waiting, reversed(waiting)):
+            self._add_new(end)
+        if len(self._heap) != len(waiting):
+            self._heap, self._ids = [], set()
+            self._add_new(waiting)
+        while self._heap:
+            _, id_, request = self._heap[0]
+            yield request
+            heapq.heappop(self._heap)
+            self._ids.remove(id_)
+
+    def _add_new(self, requests: Iterator[RequestView] | Sequence[RequestView]) -> None:
+        """Add requests up to the first that is known."""
+        for request in requests:
+            if request.id in self._ids:
+                return
+            heapq.heappush(self._heap, (self._rank(request), request.id, request))
+            self._ids.add(request.id)
+
+    def _rank(self, request: RequestView) -> float:
+        return self._ageing_tokens_per_s * request.arrival_s - (request.max_tokens - request.num_output_tokens)
