@@ -7,11 +7,11 @@ from dataclasses import dataclass
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
 MAX_ROWS = 16
-"""Most requests of a captured step besides its decodes."""
+"""Most prompts of a captured step, if there are no decodes in it."""
 DECODE_STEP = 16
-"""Decodes of captured steps with prompts are multiples of it; those left over are computed as prompts of one token."""
-MAX_LEFT_OVER_CONTEXT = 16_384
-"""Most tokens of a context of such a step: prompts of one token read theirs one after the other."""
+"""Decodes of captured mixed steps are multiples of it; those left over are computed as prompts of one token."""
+MAX_MIXED_LEN = 16_384
+"""Longest requests with which mixed steps are captured: prompts of one token read their context one after the other."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -38,32 +38,32 @@ class PromptShape:
     num_rows: int
     max_left_over: int = 0
 
-    def holds(self, num_decodes: int, num_tokens: int, num_chunks: int, max_context_len: int = 0) -> bool:
-        """Whether it can be a step of so many decodes and so many prompt tokens, in so many chunks.
-
-        max_context_len: as of Step.
-        """
+    def holds(self, num_decodes: int, num_tokens: int, num_chunks: int) -> bool:
+        """Whether it can be a step of so many decodes and so many prompt tokens, in so many chunks."""
         left_over = num_decodes - self.num_decodes
         return (
             num_decodes + num_tokens <= self.num_tokens
             and 0 <= left_over <= self.max_left_over
             and left_over + num_chunks <= self.num_rows
-            and (not left_over or max_context_len <= MAX_LEFT_OVER_CONTEXT)
         )
 
 
 def prompt_shapes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[PromptShape]:
     """The captured steps with prompts, those of fewest tokens first, and of these those of most decodes.
 
-    Steps of prompts alone are padded to the next of TOKEN_COUNTS. A mixed step fills up max_num_batched_tokens as long
-    as prompts wait, so if that is small, it is captured with each number of decodes.
+    Steps are padded to the next of TOKEN_COUNTS. Where max_num_batched_tokens is small, mixed steps are captured, too:
+    as long as prompts wait they fill it up, so that of them alone there is one for each number of decodes.
     """
-    rows = min(MAX_ROWS, max_num_seqs)
     most = min(max_num_batched_tokens, max_model_len)  # the padding row has no more blocks
-    shapes = [PromptShape(size, 0, rows) for size in TOKEN_COUNTS if size <= most]
-    if max_num_batched_tokens <= min(TOKEN_COUNTS[-1], max_model_len):
-        left_over = min(DECODE_STEP - 1, max_num_seqs)
-        counts = range(0, min(max_num_seqs, max_num_batched_tokens - 1) + 1, DECODE_STEP)
-        mixed = (PromptShape(max_num_batched_tokens, count, rows + left_over, left_over) for count in reversed(counts))
-        shapes = [shape for shape in shapes if shape.num_tokens < max_num_batched_tokens] + list(mixed)
-    return shapes
+    is_mixed = max_num_batched_tokens <= min(TOKEN_COUNTS[-1], max_model_len) and max_model_len <= MAX_MIXED_LEN
+    left_over = min(DECODE_STEP - 1, max_num_seqs - 1) if is_mixed else 0
+
+    def shape(num_tokens: int, num_decodes: int) -> PromptShape:
+        return PromptShape(num_tokens, num_decodes, min(MAX_ROWS + left_over, max_num_seqs - num_decodes), left_over)
+
+    sizes = [size for size in TOKEN_COUNTS if size <= most]
+    if not is_mixed:
+        return [shape(size, 0) for size in sizes]
+    counts = range(0, min(max_num_seqs, max_num_batched_tokens), DECODE_STEP)
+    whole = [shape(max_num_batched_tokens, count) for count in reversed(counts)]
+    return [shape(size, 0) for size in sizes if size < max_num_batched_tokens] + whole

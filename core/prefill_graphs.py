@@ -91,7 +91,7 @@ class PrefillGraphs:
         """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly drawn."""
         if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
             return None
-        sizes = len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows), step.max_context_len
+        sizes = len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows)
         return next((shape for shape in self.shapes if shape.holds(*sizes)), None)
 
     def launch(self, step: Step, shape: PromptShape) -> Tensor:

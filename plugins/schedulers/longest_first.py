@@ -8,7 +8,7 @@ long answer that begins late decodes alone in the end, so the longest begin firs
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from core.contracts import Plan, RequestView, SchedulerView
 from plugins.schedulers import LongestFirstConfig
@@ -43,35 +43,44 @@ class LongestFirst:
 class _Ranked:
     """The waiting requests by rank, kept from plan to plan, for sorting a long queue at each step would take too long.
 
-    A rank is what a request may still generate, less ageing times its arrival. It stays while the request waits, and
-    new ones join the queue at its ends, so what is kept is of the right length only if it is right.
+    A rank is the arrival times ageing, less what a request may still generate: it stays while the request waits. All
+    that wait are kept, for new ones join the queue at its ends; so if no more are kept than wait, they are the same.
     """
 
     def __init__(self, ageing_tokens_per_s: float) -> None:
         self._ageing_tokens_per_s = ageing_tokens_per_s
         self._heap: list[tuple[float, int, RequestView]] = []
         self._ids: set[int] = set()
+        self._taken: list[RequestView] = []
 
     def take(self, waiting: Sequence[RequestView]) -> Iterator[RequestView]:
-        """The waiting requests, the longest first; one is dropped when the next is asked for."""
+        """The waiting requests, those of least rank first; one is dropped when the next is asked for."""
+        self._keep_again()
         for end in (waiting, reversed(waiting)):
-            self._add_new(end)
+            self._keep_new(end)
         if len(self._heap) != len(waiting):
-            self._heap, self._ids = [], set()
-            self._add_new(waiting)
+            self._ids = {request.id for request in waiting}
+            self._heap = [self._ranked(request) for request in waiting]
+            heapq.heapify(self._heap)
         while self._heap:
-            _, id_, request = self._heap[0]
-            yield request
-            heapq.heappop(self._heap)
-            self._ids.remove(id_)
+            yield self._heap[0][2]
+            request = heapq.heappop(self._heap)[2]
+            self._ids.remove(request.id)
+            self._taken.append(request)
 
-    def _add_new(self, requests: Iterator[RequestView] | Sequence[RequestView]) -> None:
-        """Add requests up to the first that is known."""
+    def _keep_again(self) -> None:
+        """Those that were taken and still wait, since that plan was not carried out."""
+        taken, self._taken = self._taken, []
+        self._keep_new(request for request in taken if request.num_computed_tokens == 0)
+
+    def _keep_new(self, requests: Iterable[RequestView]) -> None:
+        """Keep requests up to the first that is kept already."""
         for request in requests:
             if request.id in self._ids:
                 return
-            heapq.heappush(self._heap, (self._rank(request), request.id, request))
+            heapq.heappush(self._heap, self._ranked(request))
             self._ids.add(request.id)
 
-    def _rank(self, request: RequestView) -> float:
-        return self._ageing_tokens_per_s * request.arrival_s - (request.max_tokens - request.num_output_tokens)
+    def _ranked(self, request: RequestView) -> tuple[float, int, RequestView]:
+        rank = self._ageing_tokens_per_s * request.arrival_s - (request.max_tokens - request.num_output_tokens)
+        return rank, request.id, request

@@ -65,6 +65,12 @@ class NeedsChunksOnTheHost(DenseKernels):
         assert batch.num_decodes or batch.query_starts_host is not None
 
 
+class NeedsMixedStepsOnTheHost(DenseKernels):
+    def prepare(self, batch: Batch) -> None:
+        is_mixed = 0 < batch.num_decodes < batch.num_requests
+        assert not is_mixed or batch.query_starts_host is not None
+
+
 class SkipsTheLastExpert(PlainKernels):
     def expert_mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, *weights: Tensor) -> Tensor:
         return super().expert_mlp(x_TD, expert_TA[:, :-1], weight_TA[:, :-1], *weights)
@@ -308,6 +314,7 @@ FAULTS = {
     NormalisesOnTheHost: "waits for the device: Tensor.cpu in faulty_kernels.py:",
     CountsTheTokensOfAnExpert: "waits for the device: torch's bincount in faulty_kernels.py:",
     NeedsChunksOnTheHost: "test_attend_prefills_as_a_captured_graph_lays_them_out",
+    NeedsMixedStepsOnTheHost: "test_attend_computes_mixed_steps_as_a_captured_graph_lays_them_out",
     SkipsTheLastExpert: "expert_mlp of 1 tokens by any experts, 1 of 4",
     RoutesByTheFirstToken: "expert_mlp of 17 tokens by any experts, 3 of 5",
     NeverNormalisesTheRouting: "the weights of route_experts, 1 of 4, normalise=True",

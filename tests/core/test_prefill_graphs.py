@@ -1,11 +1,13 @@
 """What a graph with prompts is fed: the step's own tokens, rows and draws as the eager path has them, then padding."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
 
-from core.graph_sizes import MAX_LEFT_OVER_CONTEXT, PromptShape, prompt_shapes
-from core.prefill_graphs import Inputs, lay_out, prefill_batch, prefill_draws, with_few_decodes
+from core.graph_sizes import MAX_MIXED_LEN, PromptShape, prompt_shapes
+from core.prefill_graphs import Inputs, PrefillGraphs, lay_out, prefill_batch, prefill_draws, with_few_decodes
 from core.state import RequestTable
 from core.step import Step
 
@@ -99,6 +101,7 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     inputs = Inputs.of(torch.from_numpy(laid_out.flat()), shape)
     batch = prefill_batch(table, inputs, 40)
     assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (num_decodes, T, num_decodes + 8)
+    assert (batch.max_query_len, batch.max_context_len) == (T - num_decodes, 40)
     for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
         assert torch.equal(getattr(batch, name)[:20], getattr(eager, name)), name
     assert torch.equal(batch.query_starts_B1[:7], eager.query_starts_B1)
@@ -113,29 +116,51 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
 
 
 def test_small_budgets_are_captured_with_decodes_and_large_ones_without():
-    assert {shape.num_decodes for shape in prompt_shapes(512, 16384, 4096)} == {0}
+    assert prompt_shapes(512, 16384, 4096) == [
+        PromptShape(size, 0, 16, 0) for size in (32, 64, 128, 192, 256, 384, 512)
+    ]
     shapes = prompt_shapes(100, 300, 4096)
     assert [(shape.num_tokens, shape.num_decodes) for shape in shapes] == [
         *[(size, 0) for size in (32, 64, 128, 192, 256)],
         *[(300, count) for count in range(96, -1, -16)],
     ]
-    assert {shape.num_tokens for shape in prompt_shapes(100, 300, 200)} == {32, 64, 128, 192}
+    assert {shape.num_decodes for shape in prompt_shapes(100, 300, MAX_MIXED_LEN)} == set(range(0, 97, 16))
+    for other in (prompt_shapes(100, 300, MAX_MIXED_LEN + 1), prompt_shapes(100, 300, 200)):
+        assert {(shape.num_decodes, shape.max_left_over) for shape in other} == {(0, 0)}
 
 
-@pytest.mark.parametrize("num_decodes", [0, 1, 15, 16, 31, 99, 100])
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 32), (16, 16), (16, 32), (20, 32), (128, 128), (512, 512)])
+def test_no_shape_draws_for_more_than_may_run(max_num_seqs, budget):
+    shapes = prompt_shapes(max_num_seqs, budget, 4096)
+    assert all(0 < shape.num_rows <= max_num_seqs - shape.num_decodes for shape in shapes)
+    assert all(shape.num_decodes < shape.num_tokens <= budget for shape in shapes)
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 15, 16, 31, 96])
 @pytest.mark.parametrize("num_tokens", [1, 40, 200])
 def test_a_mixed_step_takes_the_graph_with_most_of_its_decodes(num_decodes, num_tokens):
     shape = next(one for one in prompt_shapes(100, 300, 4096) if one.holds(num_decodes, num_tokens, 3))
     assert shape.num_decodes == num_decodes // 16 * 16 and shape.num_tokens >= num_decodes + num_tokens
 
 
-def test_what_fits_no_graph():
-    shapes = prompt_shapes(100, 300, 4096)
+def held(**step):
+    """Which graph a step takes, of those for at most 100 requests and 300 tokens."""
+    sections = {"chunk_rows": np.arange(3), "token_ids_T": np.arange(40), "decode_rows": np.arange(20)}
+    graphs = PrefillGraphs(cast(Any, None), prompt_shapes(100, 300, 4096), 4096)
+    return graphs.shape(Step(**{**sections, **step}))
 
-    def is_held(*sizes):
-        return any(shape.holds(*sizes) for shape in shapes)
 
-    assert is_held(0, 300, 16) and not is_held(0, 300, 32) and not is_held(0, 301, 1)
-    assert is_held(17, 283, 30) and not is_held(17, 283, 31) and not is_held(17, 284, 1)
-    assert is_held(17, 20, 3, MAX_LEFT_OVER_CONTEXT) and not is_held(17, 20, 3, MAX_LEFT_OVER_CONTEXT + 1)
-    assert is_held(16, 20, 3, MAX_LEFT_OVER_CONTEXT + 1)
+def test_which_graph_a_step_takes():
+    assert held() == PromptShape(300, 16, 31, 15)
+    assert held(decode_rows=np.arange(2)) == PromptShape(64, 0, 31, 15)
+    assert held(token_ids_T=np.arange(280)) and not held(token_ids_T=np.arange(281))
+    assert held(chunk_rows=np.arange(27)) and not held(chunk_rows=np.arange(28))
+    assert held(decode_rows=np.arange(97), chunk_rows=np.arange(3))
+    assert not held(decode_rows=np.arange(97), chunk_rows=np.arange(4)), "that would be 101 requests"
+
+
+@pytest.mark.parametrize(
+    "step", [{"chunk_rows": np.arange(0)}, {"mask_rows": np.arange(1)}, {"processors": 1}, {"num_logprobs": 0}], ids=str
+)
+def test_steps_without_prompts_or_with_draws_that_are_not_plain_take_none(step):
+    assert held(**step) is None

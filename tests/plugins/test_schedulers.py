@@ -142,7 +142,7 @@ def test_chunked_gives_every_running_request_a_token_in_every_step_while_prompts
 
 
 def planned(engine):
-    """The ids of what the engine would compute prompts of next, and of which waiting requests it has heard."""
+    """The requests whose prompts the engine would compute next."""
     return [id_ for id_, _ in engine.scheduler.plan(look(engine)).prefill]
 
 
@@ -168,6 +168,15 @@ def test_a_second_of_waiting_counts_as_tokens():
     assert planned(engine) == [2]
 
 
+def test_a_plan_that_is_not_carried_out_and_an_abort_leave_nothing_behind():
+    engine = fake_engine(LongestFirst(LongestFirstConfig()), max_num_seqs=1)
+    ids = [engine.add([1, 2], params(max_tokens=max_tokens)) for max_tokens in (4, 9, 7, 3)]
+    assert planned(engine) == [1]
+    engine.abort([ids[2]])
+    assert planned(engine) == planned(engine) == [1]
+    assert [output.request_id for output in drain(engine)] == [1, 0, 3]
+
+
 def test_a_decode_and_prompts_share_a_step_of_at_most_the_budget():
     engine = fake_engine(LongestFirst(LongestFirstConfig()), max_num_batched_tokens=8, max_num_seqs=8)
     engine.add([1, 2, 3], params(max_tokens=9))
@@ -177,22 +186,25 @@ def test_a_decode_and_prompts_share_a_step_of_at_most_the_budget():
     assert plan.decode is ALL and list(plan.prefill) == [(1, 7)]
 
 
-def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions():
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed):
     """Compared with a policy that has never seen the queue before."""
     kept = fake_engine(
         LongestFirst(LongestFirstConfig()), num_blocks=12, block_size=2, max_model_len=20, max_num_seqs=3
     )
-    rng = random.Random(1)
+    rng = random.Random(seed)
     ids, preemptions = [], 0
     for _ in range(300):
         if rng.random() < 0.3:
             ids.append(kept.add([rng.randrange(1, 50)] * rng.randint(1, 8), params(max_tokens=rng.randint(1, 12))))
         if rng.random() < 0.1 and ids:
             kept.abort([rng.choice(ids)])
-        if kept.has_work:
-            view = look(kept)
-            fresh = LongestFirst(LongestFirstConfig()).plan(view)
+        for _ in range(rng.randint(0, 2) if kept.has_work else 0):
+            fresh = LongestFirst(LongestFirstConfig()).plan(look(kept))
             assert kept.scheduler.plan(look(kept)) == fresh
+            if rng.random() < 0.2:  # between this plan, which is not carried out, and the next
+                kept.abort([rng.choice(ids)])
+        if kept.has_work:
             outputs = kept.step()
             preemptions += sum(output.num_preemptions for output in outputs)
     assert preemptions > 3
