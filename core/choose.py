@@ -46,7 +46,7 @@ class Choice:
         return self.config.engine.cuda_graphs and self.device.type == "cuda" and graph_safe
 
     @property
-    def captures_prefills(self) -> bool:
+    def captures_prompts(self) -> bool:
         """Whether small steps with prompts are captured as well."""
         return self.uses_graphs and self.kernels.needs.graph_prefill
 

@@ -240,6 +240,9 @@ class Kernels(Protocol):
 
     The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values. `core.batch.Batch` says
     which tokens, positions, cache slots and block tables a step has. Decode rows come first in a batch.
+
+    A class may say `own_row_counts: Sequence[int]`: numbers of rows for which products are compiled by themselves. Each
+    is computed once before the engine starts, so that no request waits for a compiler.
     """
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
 MAX_ROWS = 16
-"""Most prompts of a captured step, if there are no decodes in it."""
+"""Prompts that a captured step has room for, besides decodes that are left over."""
 DECODE_STEP = 16
 """Decodes of captured mixed steps are multiples of it; those left over are computed as prompts of one token."""
 MAX_MIXED_LEN = 16_384

@@ -25,7 +25,7 @@ from core.state import Draws, RequestTable, slot_mapping
 from core.step import Step
 
 if TYPE_CHECKING:
-    from core.prefill_graphs import PrefillGraphs
+    from core.prompt_graphs import PromptGraphs
     from core.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -42,15 +42,15 @@ class _Graph:
 
 
 @torch.inference_mode()
-def capture_graphs(decodes: DecodeGraphs, prefills: PrefillGraphs) -> None:
+def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
     """Capture all of them into one memory pool and say what it took."""
     device = decodes.worker.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = torch.cuda.graph_pool_handle()
-    num_prefills, num_decodes = prefills.capture(pool), decodes.capture(pool)
+    num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
     torch.cuda.synchronize(device)
     seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
-    what = f"{num_decodes} decode and {num_prefills} prefill graphs"
+    what = f"{num_decodes} graphs of decodes and {num_prompts} with prompts"
     logger.info("captured %s in %.1f s, %.2f GiB", what, seconds, grown / GIB)
 
 

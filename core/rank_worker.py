@@ -98,7 +98,7 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
         )
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits) if choice.captures_prefills else []
+    shapes = prompt_shapes(*limits) if choice.captures_prompts else []
     rehearsals = [lambda: worker(1).rehearse(attention)]
     if choice.uses_graphs:
         rehearsals += [lambda: worker(1).rehearse_graphs(attention, shapes), lambda: rehearse_extra_draws(choice)]

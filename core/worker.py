@@ -21,13 +21,10 @@ from core.graph_sizes import PromptShape
 from core.graphs import DecodeGraphs, capture_graphs
 from core.parallel import ALONE, Ranks
 from core.pipeline import Pipeline
-from core.prefill_graphs import PrefillGraphs
+from core.prompt_graphs import PromptGraphs
 from core.state import DeviceStep, Draws, RequestTable
 from core.step import IntArray, Step
 from core.step_clock import StepClock
-
-FEW_ROWS = range(1, 5)
-"""Numbers of rows for which kernels may have products of their own, each compiled by itself (Kernels.linear)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Worker:
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
         self.graphs: DecodeGraphs | None = None
-        self.prefill_graphs: PrefillGraphs | None = None
+        self.prompt_graphs: PromptGraphs | None = None
         self.arrivals = Arrivals(table.padding_row, table.device)
         self.clock: StepClock | None = None
 
@@ -87,7 +84,7 @@ class Worker:
     def rehearse(self, spec: AttentionSpec) -> None:
         """Compute the largest step the limits allow, into the scratch block: for measuring its memory.
 
-        Then draw from each number of FEW_ROWS, so that no request waits until kernels of their own are compiled.
+        Then draw from each number of rows that the kernels compile products for by themselves.
         """
         num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
@@ -96,8 +93,8 @@ class Worker:
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.draw(hidden_TD.index_select(0, index_N), self._padding_draws(index_N))
         del hidden_TD
-        few = self._padding_batch(np.minimum(lens[:1], 2 * max(FEW_ROWS)))
-        for count in FEW_ROWS:
+        for count in getattr(self.kernels, "own_row_counts", ()):
+            few = self._padding_batch(np.minimum(lens[:1], 2 * count))
             index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
             self.draw(self.forward(few, index_N), self._padding_draws(index_N))
 
@@ -123,9 +120,9 @@ class Worker:
         """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
-        prefills = PrefillGraphs(self, (), spec.max_model_len)
+        prompts = PromptGraphs(self, (), spec.max_model_len)
         for shape in {max(shapes, key=lambda shape: shape.num_decodes), shapes[-1]} if shapes else ():
-            prefills.step(prefills.inputs(Step(), shape).to(spec.device), shape)
+            prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
 
     def capture(
         self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
@@ -135,8 +132,8 @@ class Worker:
         `launch` then replays them.
         """
         self.graphs = DecodeGraphs(self, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
-        self.prefill_graphs = PrefillGraphs(self, shapes, spec.max_model_len)
-        capture_graphs(self.graphs, self.prefill_graphs)
+        self.prompt_graphs = PromptGraphs(self, shapes, spec.max_model_len)
+        capture_graphs(self.graphs, self.prompt_graphs)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Arrival:
@@ -165,9 +162,9 @@ class Worker:
         if self.graphs is not None and self.graphs.hold(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
-        shape = None if self.prefill_graphs is None else self.prefill_graphs.shape(step)
-        if self.prefill_graphs is not None and shape is not None:
-            tokens_N = self.prefill_graphs.launch(step, shape)
+        shape = None if self.prompt_graphs is None else self.prompt_graphs.shape(step)
+        if self.prompt_graphs is not None and shape is not None:
+            tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
         self.begin()
@@ -235,7 +232,7 @@ class Worker:
         """Drop the cache, the weights and what processors keep."""
         self.pipeline = None
         self.graphs = None
-        self.prefill_graphs = None
+        self.prompt_graphs = None
         self.kv_cache = None
         self.kv_layers = []
         self.__dict__.pop("model", None)

@@ -124,9 +124,9 @@ def plain_prefill():
     ],
     ids=str,
 )
-def test_prefill_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
+def test_prompt_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
     llm = make(**engine)
-    graphs = llm.engine.executor.prefill_graphs
+    graphs = llm.engine.executor.prompt_graphs
     launch, shapes = graphs.launch, []
     graphs.launch = lambda step, shape: (
         shapes.append((len(step.chunk_rows), int(step.chunk_starts.max()))),
@@ -148,7 +148,7 @@ def test_prefill_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
 )
 def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
     llm = make(**{"max_num_batched_tokens": 400, **engine})
-    graphs = llm.engine.executor.prefill_graphs
+    graphs = llm.engine.executor.prompt_graphs
     launch, taken = graphs.launch, []
     graphs.launch = lambda step, shape: (taken.append((len(step.decode_rows), shape)), launch(step, shape))[1]
     assert tokens(llm) == plain
@@ -157,7 +157,7 @@ def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
 
 def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
     with make(max_num_seqs=4) as llm:
-        graphs = llm.engine.executor.prefill_graphs
+        graphs = llm.engine.executor.prompt_graphs
         graphs.launch = lambda step, shape: pytest.fail("this step fits no graph")
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(7,)))
         llm.generate([[1] * 513], SamplingParams(max_tokens=1))
@@ -166,7 +166,7 @@ def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
 def test_kernels_that_do_not_declare_it_capture_no_prefill():
     pytest.importorskip("flash_attn")
     with make("bfloat16", "flash_attn", max_num_seqs=4) as llm:
-        assert not llm.engine.executor.prefill_graphs.shapes
+        assert not llm.engine.executor.prompt_graphs.shapes
 
 
 def test_every_batch_size_has_a_graph():

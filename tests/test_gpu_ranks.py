@@ -197,7 +197,7 @@ def test_captured_mixed_steps_give_the_tokens_of_one_gpu(alone, tp):
     """Each rank finds out by itself which decodes are left over, and how long they are."""
     options = tree(tp, max_num_batched_tokens=144, **BESIDE) | {"scheduler": "longest_first"}
     with LLM(**options) as llm:
-        graphs = llm.engine.executor.worker.prefill_graphs
+        graphs = llm.engine.executor.worker.prompt_graphs
         launch, taken = graphs.launch, []
         graphs.launch = lambda step, shape: (taken.append((len(step.decode_rows), shape)), launch(step, shape))[1]
         assert len(parted(llm.generate(*load()), alone["plain"])) <= 1

@@ -81,6 +81,8 @@ class TritonKernels(TorchKernels):
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
     """
 
+    own_row_counts = range(1, triton_thin.MAX_ROWS + 1)
+
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)
         self._decode_scratch = DecodeScratch.make(

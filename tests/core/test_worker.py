@@ -11,11 +11,11 @@ from core import LLM, SamplingParams
 from core.batch import Batch
 from core.contracts import Attend, AttentionSpec
 from core.graph_sizes import PromptShape, prompt_shapes
-from core.prefill_graphs import PrefillGraphs
+from core.prompt_graphs import PromptGraphs
 from core.rows import wanted_rows
 from core.step import Step
 from core.testing.plain_kernels import PlainKernels
-from core.worker import FEW_ROWS, Worker
+from core.worker import Worker
 from tests.hf_models import one_prompt
 
 
@@ -96,7 +96,7 @@ def test_prompts_that_are_scored_are_computed_whole(served):
 
 def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
     _, worker, _ = served
-    prefills, shape = PrefillGraphs(worker, (), 64), PromptShape(32, 0, 4)
+    prompts, shape = PromptGraphs(worker, (), 64), PromptShape(32, 0, 4)
     step = Step(
         chunk_rows=np.array([0, 1]),
         chunk_starts=np.array([0, 0]),
@@ -113,18 +113,21 @@ def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
 
     worker.forward = forward
     with torch.inference_mode():
-        assert len(prefills.step(prefills.inputs(step, shape), shape)) == 4
+        assert len(prompts.step(prompts.inputs(step, shape), shape)) == 4
     assert wanted == [[2, 7, 0, 0]]
 
 
-def test_a_rehearsal_computes_the_largest_step_and_draws_from_each_number_of_few_rows(served):
+def test_a_rehearsal_computes_the_largest_step_and_draws_from_the_row_counts_that_kernels_name(served):
     _, worker, forwards = served
     place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
     worker.rehearse(place)
-    assert forwards == [(16, None, 16), *((8, [0] * count, count) for count in FEW_ROWS)]
+    assert forwards == [(16, None, 16)]
+    worker.kernels.own_row_counts = (1, 3)
+    worker.rehearse(place)
+    assert forwards[1:] == [(16, None, 16), (2, [0], 1), (6, [0] * 3, 3)]
 
 
-class AtOnce(PrefillGraphs):
+class AtOnce(PromptGraphs):
     """Computes what a graph would replay, and notes which shapes were taken."""
 
     def __init__(self, worker: Worker, *limits: int) -> None:
@@ -164,7 +167,7 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, ove
         plain = [output.token_ids for output in llm.generate(prompts, params)]
         llm.engine.pool.reset_cache()
         worker: Worker = llm.engine.executor
-        graphs = worker.prefill_graphs = AtOnce(worker, 20, 48, 96)
+        graphs = worker.prompt_graphs = AtOnce(worker, 20, 48, 96)
         assert [output.token_ids for output in llm.generate(prompts, params)] == plain
         assert {decodes for _, decodes in graphs.taken} == {0, 16}
         assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)

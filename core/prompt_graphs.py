@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from core.worker import Worker
 
 
-DREW_LAST = -1
+LAST_DRAWN = -1
 """Stands for a token that only the device knows: the last one of its row."""
 
 
@@ -37,7 +37,7 @@ DREW_LAST = -1
 class Inputs:
     """The input of a graph, all int64. Rows beyond the step's have no queries; draws beyond its own are padding's.
 
-    decode_rows_G, table_rows_B, draw_rows_N: rows of the request table. token_ids_T may be DREW_LAST. token_rows_T:
+    decode_rows_G, table_rows_B, draw_rows_N: rows of the request table. token_ids_T may be LAST_DRAWN. token_rows_T:
     which of the B rows a token belongs to. draw_tokens_N: which of the T tokens a draw follows.
     """
 
@@ -72,7 +72,7 @@ class _Graph:
     tokens_N: Tensor
 
 
-class PrefillGraphs:
+class PromptGraphs:
     """Captured steps with prompts of a worker, of these shapes: of steps that several hold, the first takes them."""
 
     def __init__(self, worker: Worker, shapes: Sequence[PromptShape], max_model_len: int) -> None:
@@ -115,8 +115,8 @@ class PrefillGraphs:
         """One step with prompts: everything a graph holds."""
         worker, table = self.worker, self.worker.table
         inputs = Inputs.of(inputs_X, shape)
-        batch = prefill_batch(table, inputs, self.max_model_len)
-        drawn = prefill_draws(table, inputs, batch)
+        batch = prompt_batch(table, inputs, self.max_model_len)
+        drawn = prompt_draws(table, inputs, batch)
         hidden_ND = worker.forward(batch, drawn.token_indices_N)
         tokens_N = worker.draw(hidden_ND, drawn)
         table.write_back(drawn, tokens_N)
@@ -136,7 +136,7 @@ def with_few_decodes(step: Step, num_decodes: int, table: RequestTable) -> Step:
         chunk_rows=np.concatenate([left_over, step.chunk_rows]),
         chunk_starts=np.concatenate([table.host_length_R[left_over].astype(np.int64) - 1, step.chunk_starts]),
         chunk_lens=np.concatenate([ones, step.chunk_lens]),
-        token_ids_T=np.concatenate([DREW_LAST * ones, step.token_ids_T]),
+        token_ids_T=np.concatenate([LAST_DRAWN * ones, step.token_ids_T]),
         sampled_chunks=np.concatenate([np.arange(count), step.sampled_chunks + count]),
     )
 
@@ -175,7 +175,7 @@ def _filled(size: int, padding: int, values: IntArray) -> IntArray:
     return filled
 
 
-def prefill_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> Batch:
+def prompt_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> Batch:
     """The batch of a captured step with prompts, made on the device alone."""
     num_decodes = len(inputs.decode_rows_G)
     decodes_G = torch.arange(num_decodes, device=table.device)
@@ -184,7 +184,7 @@ def prefill_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> 
     context_G = table.length_R.index_select(0, inputs.decode_rows_G)
     positions_T = torch.cat([context_G.long() - 1, inputs.positions_T])
     last_T = table.last_token_R.index_select(0, inputs.table_rows_B.index_select(0, inputs.token_rows_T))
-    token_ids_T = torch.where(inputs.token_ids_T == DREW_LAST, last_T, inputs.token_ids_T)
+    token_ids_T = torch.where(inputs.token_ids_T == LAST_DRAWN, last_T, inputs.token_ids_T)
     batch_rows_T = torch.cat([decodes_G, inputs.token_rows_T + num_decodes])
     return Batch(
         token_ids_T=torch.cat([table.last_token_R.index_select(0, inputs.decode_rows_G), token_ids_T]),
@@ -200,7 +200,7 @@ def prefill_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> 
     )
 
 
-def prefill_draws(table: RequestTable, inputs: Inputs, batch: Batch) -> Draws:
+def prompt_draws(table: RequestTable, inputs: Inputs, batch: Batch) -> Draws:
     """The draws of a captured step with prompts: those of its decodes, then those of chunks."""
     count = batch.num_decodes
     rows_N = torch.cat([inputs.decode_rows_G, inputs.draw_rows_N])

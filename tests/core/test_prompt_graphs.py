@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.graph_sizes import MAX_MIXED_LEN, PromptShape, prompt_shapes
-from core.prefill_graphs import Inputs, PrefillGraphs, lay_out, prefill_batch, prefill_draws, with_few_decodes
+from core.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_draws, with_few_decodes
 from core.state import RequestTable
 from core.step import Step
 
@@ -40,7 +40,7 @@ def inputs_of(table, step):
 def test_the_steps_own_part_is_what_the_eager_path_computes():
     table, step = table_and_step()
     eager = table.batch(table.receive(step))
-    batch = prefill_batch(table, inputs_of(table, step), 40)
+    batch = prompt_batch(table, inputs_of(table, step), 40)
     for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
         assert torch.equal(getattr(batch, name)[:17], getattr(eager, name)), name
     assert torch.equal(batch.query_starts_B1[:4], eager.query_starts_B1)
@@ -54,7 +54,7 @@ def test_draws_are_those_of_the_eager_path_then_the_padding_rows():
     device_step = table.receive(step)
     eager = table.draws(device_step, table.batch(device_step))
     inputs = inputs_of(table, step)
-    drawn = prefill_draws(table, inputs, prefill_batch(table, inputs, 40))
+    drawn = prompt_draws(table, inputs, prompt_batch(table, inputs, 40))
     assert drawn.rows_N.tolist() == [*eager.rows_N.tolist(), 8, 8]
     assert drawn.token_indices_N[:2].tolist() == eager.token_indices_N.tolist()
     for name in ("temperature_N", "seed_N", "position_N"):
@@ -63,7 +63,7 @@ def test_draws_are_those_of_the_eager_path_then_the_padding_rows():
 
 def test_padding_tokens_are_the_last_row_and_write_to_the_scratch_block():
     table, step = table_and_step()
-    batch = prefill_batch(table, inputs_of(table, step), 40)
+    batch = prompt_batch(table, inputs_of(table, step), 40)
     assert batch.query_starts_B1.tolist() == [0, 5, 16, 17, 17, 32]
     assert batch.context_lens_B.tolist() == [5, 18, 31, 1, 15]
     assert batch.positions_T[17:].tolist() == list(range(15))
@@ -76,9 +76,9 @@ def test_a_step_that_fills_the_graph_leaves_the_padding_row_without_queries():
         chunk_rows=np.arange(4), chunk_starts=np.zeros(4, np.int64), chunk_lens=np.full(4, 8), token_ids_T=np.arange(T)
     )
     inputs = inputs_of(table, step)
-    batch = prefill_batch(table, inputs, 40)
+    batch = prompt_batch(table, inputs, 40)
     assert batch.query_starts_B1.tolist() == [0, 8, 16, 24, 32, 32]
-    assert (prefill_draws(table, inputs, batch).rows_N == table.padding_row).all()
+    assert (prompt_draws(table, inputs, batch).rows_N == table.padding_row).all()
 
 
 def mixed_step(table):
@@ -99,7 +99,7 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     shape = PromptShape(T, num_decodes, 7, 3)
     laid_out = lay_out(with_few_decodes(step, num_decodes, table), shape, table.padding_row)
     inputs = Inputs.of(torch.from_numpy(laid_out.flat()), shape)
-    batch = prefill_batch(table, inputs, 40)
+    batch = prompt_batch(table, inputs, 40)
     assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (num_decodes, T, num_decodes + 8)
     assert (batch.max_query_len, batch.max_context_len) == (T - num_decodes, 40)
     for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
@@ -107,7 +107,7 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     assert torch.equal(batch.query_starts_B1[:7], eager.query_starts_B1)
     assert torch.equal(batch.context_lens_B[:6], eager.context_lens_B)
     assert torch.equal(batch.block_table_BM[:6, :8], eager.block_table_BM)
-    draws = prefill_draws(table, inputs, batch)
+    draws = prompt_draws(table, inputs, batch)
     assert torch.equal(draws.rows_N[:5], drawn.rows_N)
     assert torch.equal(draws.token_indices_N[:5], drawn.token_indices_N)
     assert (draws.rows_N[5:] == table.padding_row).all()
@@ -146,7 +146,7 @@ def test_a_mixed_step_takes_the_graph_with_most_of_its_decodes(num_decodes, num_
 def held(**step):
     """Which graph a step takes, of those for at most 100 requests and 300 tokens."""
     sections = {"chunk_rows": np.arange(3), "token_ids_T": np.arange(40), "decode_rows": np.arange(20)}
-    graphs = PrefillGraphs(cast(Any, None), prompt_shapes(100, 300, 4096), 4096)
+    graphs = PromptGraphs(cast(Any, None), prompt_shapes(100, 300, 4096), 4096)
     return graphs.shape(Step(**{**sections, **step}))
 
 
