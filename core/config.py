@@ -62,7 +62,7 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
 
-    So are steps of both, if max_num_batched_tokens is at most 512.
+    So are steps of both, if max_num_batched_tokens is at most 512 and max_model_len at most 16,384.
     """
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
