@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError
-from core.graph_sizes import PromptShape, graph_sizes, prompt_shapes
+from core.graph_sizes import PromptShape, graph_sizes, holding_shape, prompt_shapes
 from core.step_counts import StepCounts
 
 FORMAT = 1
@@ -155,9 +155,8 @@ class Shapes:
         rows, tokens, sizes = counts.decode_rows, counts.prefill_tokens, self._sizes
         if not tokens:
             return Shape(DECODE, sizes[bisect_left(sizes, rows)], is_captured=True) if sizes else Shape(DECODE, rows)
-        for shape in self._prompts:
-            if shape.holds(rows, tokens, counts.prefill_chunks):
-                return Shape(CAPTURED, shape.num_tokens, is_captured=True)
+        if captured := holding_shape(self._prompts, rows, tokens, counts.prefill_chunks):
+            return Shape(CAPTURED, captured.num_tokens, is_captured=True)
         return Shape(MIXED, rows + tokens) if rows else Shape(PREFILL, tokens)
 
 

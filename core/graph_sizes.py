@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
@@ -46,6 +47,13 @@ class PromptShape:
             and 0 <= left_over <= self.max_left_over
             and left_over + num_chunks <= self.num_rows
         )
+
+
+def holding_shape(
+    shapes: Iterable[PromptShape], num_decodes: int, num_tokens: int, num_chunks: int
+) -> PromptShape | None:
+    """The first shape that holds such a step, if any."""
+    return next((shape for shape in shapes if shape.holds(num_decodes, num_tokens, num_chunks)), None)
 
 
 def prompt_shapes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[PromptShape]:

@@ -152,11 +152,10 @@ class DecodeGraphs:
 def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> Batch:
     """The batch of a pure decode step, made on the device alone."""
     size = rows_G.shape[0]
-    context_G = table.length_R.index_select(0, rows_G)
-    positions_G = context_G.long() - 1
+    token_ids_G, positions_G, context_G = table.newest(rows_G)
     block_table_GM = table.block_table_RM.index_select(0, rows_G)
     return Batch(
-        token_ids_T=table.last_token_R.index_select(0, rows_G),
+        token_ids_T=token_ids_G,
         positions_T=positions_G,
         slot_mapping_T=slot_mapping(block_table_GM, None, positions_G, table.block_size),
         query_starts_B1=torch.arange(size + 1, dtype=torch.int32, device=table.device),

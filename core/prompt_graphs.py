@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from core.batch import Batch
-from core.graph_sizes import PromptShape
+from core.graph_sizes import PromptShape, holding_shape
 from core.graphs import record
 from core.state import Draws, RequestTable, slot_mapping
 from core.step import IntArray, Step
@@ -91,8 +91,7 @@ class PromptGraphs:
         """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly drawn."""
         if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
             return None
-        sizes = len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows)
-        return next((shape for shape in self.shapes if shape.holds(*sizes)), None)
+        return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 
     def launch(self, step: Step, shape: PromptShape) -> Tensor:
         """Replay a graph that holds this step; returns its tokens, valid until the next launch.
@@ -134,7 +133,7 @@ def with_few_decodes(step: Step, num_decodes: int, table: RequestTable) -> Step:
         step,
         decode_rows=step.decode_rows[:num_decodes],
         chunk_rows=np.concatenate([left_over, step.chunk_rows]),
-        chunk_starts=np.concatenate([table.host_length_R[left_over].astype(np.int64) - 1, step.chunk_starts]),
+        chunk_starts=np.concatenate([table.host_length_R[left_over] - 1, step.chunk_starts]),
         chunk_lens=np.concatenate([ones, step.chunk_lens]),
         token_ids_T=np.concatenate([LAST_DRAWN * ones, step.token_ids_T]),
         sampled_chunks=np.concatenate([np.arange(count), step.sampled_chunks + count]),
@@ -181,13 +180,13 @@ def prompt_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> B
     decodes_G = torch.arange(num_decodes, device=table.device)
     rows_B = torch.cat([inputs.decode_rows_G, inputs.table_rows_B])
     block_table_BM = table.block_table_RM.index_select(0, rows_B)
-    context_G = table.length_R.index_select(0, inputs.decode_rows_G)
-    positions_T = torch.cat([context_G.long() - 1, inputs.positions_T])
+    newest_G, positions_G, context_G = table.newest(inputs.decode_rows_G)
+    positions_T = torch.cat([positions_G, inputs.positions_T])
     last_T = table.last_token_R.index_select(0, inputs.table_rows_B.index_select(0, inputs.token_rows_T))
     token_ids_T = torch.where(inputs.token_ids_T == LAST_DRAWN, last_T, inputs.token_ids_T)
     batch_rows_T = torch.cat([decodes_G, inputs.token_rows_T + num_decodes])
     return Batch(
-        token_ids_T=torch.cat([table.last_token_R.index_select(0, inputs.decode_rows_G), token_ids_T]),
+        token_ids_T=torch.cat([newest_G, token_ids_T]),
         positions_T=positions_T,
         slot_mapping_T=slot_mapping(block_table_BM, batch_rows_T, positions_T, table.block_size),
         query_starts_B1=torch.cat([decodes_G, inputs.query_starts_B1 + num_decodes]).to(torch.int32),

@@ -63,9 +63,7 @@ class RequestTable:
         rows_B = torch.cat([views["decode_rows"], views["chunk_rows"]]) if num_chunks else views["decode_rows"]
         num_columns = -(-step.max_context_len // self.block_size)
         block_table_BM = self.block_table_RM[:, :num_columns].index_select(0, rows_B)
-        context_B = self.length_R.index_select(0, views["decode_rows"])
-        token_ids_T = self.last_token_R.index_select(0, views["decode_rows"])
-        positions_T = context_B.long() - 1
+        token_ids_T, positions_T, context_B = self.newest(views["decode_rows"])
         batch_rows_T = None
         if num_chunks:
             chunk_rows_T, chunk_positions_T = _chunk_tokens(views, len(step.token_ids_T))
@@ -90,6 +88,14 @@ class RequestTable:
                 [self.host_length_R[step.decode_rows], step.chunk_starts + step.chunk_lens]
             ).astype(np.int32),
         )
+
+    def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What decodes of these rows compute: token ids and positions (int64), and lengths with these tokens (int32).
+
+        Device: no host sync; graph-safe.
+        """
+        context_N = self.length_R.index_select(0, rows_N)
+        return self.last_token_R.index_select(0, rows_N), context_N.long() - 1, context_N
 
     def write_back(self, drawn: Draws, tokens_N: Tensor) -> None:
         """Keep the drawn tokens, so that the next step can start from them. Device: no host sync; graph-safe."""

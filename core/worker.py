@@ -162,8 +162,7 @@ class Worker:
         if self.graphs is not None and self.graphs.hold(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
-        shape = None if self.prompt_graphs is None else self.prompt_graphs.shape(step)
-        if self.prompt_graphs is not None and shape is not None:
+        if self.prompt_graphs is not None and (shape := self.prompt_graphs.shape(step)) is not None:
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N

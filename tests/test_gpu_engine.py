@@ -108,6 +108,18 @@ def prefill_tokens(llm):
     return found
 
 
+def launches_of(graphs):
+    """The steps that graphs with prompts will be, and their shapes."""
+    launch, launched = graphs.launch, []
+    graphs.launch = lambda step, shape: (launched.append((step, shape)), launch(step, shape))[1]
+    return launched
+
+
+def has_left_over(launched):
+    """Whether a step had decodes as such, and others left over."""
+    return any(len(step.decode_rows) > shape.num_decodes > 0 for step, shape in launched)
+
+
 @pytest.fixture(scope="module")
 def plain_prefill():
     return prefill_tokens(make(kernels="torch", overlap=False, cuda_graphs=False))
@@ -126,14 +138,10 @@ def plain_prefill():
 )
 def test_prompt_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
     llm = make(**engine)
-    graphs = llm.engine.executor.prompt_graphs
-    launch, shapes = graphs.launch, []
-    graphs.launch = lambda step, shape: (
-        shapes.append((len(step.chunk_rows), int(step.chunk_starts.max()))),
-        launch(step, shape),
-    )[1]
+    launched = launches_of(llm.engine.executor.prompt_graphs)
     assert prefill_tokens(llm) == plain_prefill
-    assert any(rows > 1 for rows, _ in shapes) and any(start > 0 or "prefix_caching" in engine for _, start in shapes)
+    assert any(len(step.chunk_rows) > 1 for step, _ in launched)
+    assert any(step.chunk_starts.max() > 0 or "prefix_caching" in engine for step, _ in launched)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +156,9 @@ def test_prompt_graphs_give_the_tokens_of_plain_torch(plain_prefill, engine):
 )
 def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
     llm = make(**{"max_num_batched_tokens": 400, **engine})
-    graphs = llm.engine.executor.prompt_graphs
-    launch, taken = graphs.launch, []
-    graphs.launch = lambda step, shape: (taken.append((len(step.decode_rows), shape)), launch(step, shape))[1]
+    launched = launches_of(llm.engine.executor.prompt_graphs)
     assert tokens(llm) == plain
-    assert any(rows > shape.num_decodes > 0 for rows, shape in taken), "decodes as such and others left over"
+    assert has_left_over(launched)
 
 
 def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():

@@ -26,7 +26,7 @@ from core.peer_ranks import PeerRanks
 from core.plugin_host import PluginHost
 from core.processing import Processing
 from tests.faulty_rank import VARIABLE
-from tests.test_gpu_engine import EXTRAS, SHAPE, load
+from tests.test_gpu_engine import EXTRAS, SHAPE, has_left_over, launches_of, load
 from tests.test_ranks import Borrowed, run
 
 pytestmark = pytest.mark.gpu
@@ -197,11 +197,9 @@ def test_captured_mixed_steps_give_the_tokens_of_one_gpu(alone, tp):
     """Each rank finds out by itself which decodes are left over, and how long they are."""
     options = tree(tp, max_num_batched_tokens=144, **BESIDE) | {"scheduler": "longest_first"}
     with LLM(**options) as llm:
-        graphs = llm.engine.executor.worker.prompt_graphs
-        launch, taken = graphs.launch, []
-        graphs.launch = lambda step, shape: (taken.append((len(step.decode_rows), shape)), launch(step, shape))[1]
+        launched = launches_of(llm.engine.executor.worker.prompt_graphs)
         assert len(parted(llm.generate(*load()), alone["plain"])) <= 1
-    assert any(rows > shape.num_decodes > 0 for rows, shape in taken)
+    assert has_left_over(launched)
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
 from plugins.schedulers import ChunkedConfig
-from plugins.schedulers.moves import (
-    SIMPLY_DECODE,
-    Draft,
-    admit_waiting,
-    can_simply_decode,
-    continue_prompts,
-    decode_running,
-)
+from plugins.schedulers.moves import plan_mixed
 
 
 class Chunked:
@@ -24,11 +17,4 @@ class Chunked:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
-        if can_simply_decode(view):
-            return SIMPLY_DECODE
-        draft = Draft(view, self.config.watermark)
-        decode_running(draft)
-        continue_prompts(draft)
-        if not draft.preempt:
-            admit_waiting(draft)
-        return draft.plan()
+        return plan_mixed(view, self.config.watermark)

@@ -12,14 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from core.contracts import Plan, RequestView, SchedulerView
 from plugins.schedulers import LongestFirstConfig
-from plugins.schedulers.moves import (
-    SIMPLY_DECODE,
-    Draft,
-    admit_waiting,
-    can_simply_decode,
-    continue_prompts,
-    decode_running,
-)
+from plugins.schedulers.moves import plan_mixed
 
 
 class LongestFirst:
@@ -30,14 +23,7 @@ class LongestFirst:
         self._ranked = _Ranked(config.ageing_tokens_per_s)
 
     def plan(self, view: SchedulerView) -> Plan:
-        if can_simply_decode(view):
-            return SIMPLY_DECODE
-        draft = Draft(view, self.config.watermark)
-        decode_running(draft)
-        continue_prompts(draft)
-        if not draft.preempt:
-            admit_waiting(draft, self._ranked.take(view.waiting))
-        return draft.plan()
+        return plan_mixed(view, self.config.watermark, self._ranked.take(view.waiting))
 
 
 class _Ranked:

@@ -102,3 +102,18 @@ def admit_waiting(draft: Draft, waiting: Iterable[RequestView] | None = None) ->
         draft.prefill.append((request.id, num_tokens))
         draft.tokens_left -= num_tokens
         seats -= 1
+
+
+def plan_mixed(view: SchedulerView, watermark: float, waiting: Iterable[RequestView] | None = None) -> Plan:
+    """Every running request decodes, and prompt chunks fill what is left of the step's token budget.
+
+    waiting: as of `admit_waiting`; not looked at unless somebody may be admitted.
+    """
+    if can_simply_decode(view):
+        return SIMPLY_DECODE
+    draft = Draft(view, watermark)
+    decode_running(draft)
+    continue_prompts(draft)
+    if not draft.preempt:
+        admit_waiting(draft, waiting)
+    return draft.plan()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.graph_sizes import MAX_MIXED_LEN, PromptShape, prompt_shapes
+from core.graph_sizes import MAX_MIXED_LEN, PromptShape, holding_shape, prompt_shapes
 from core.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_draws, with_few_decodes
 from core.state import RequestTable
 from core.step import Step
@@ -81,19 +81,19 @@ def test_a_step_that_fills_the_graph_leaves_the_padding_row_without_queries():
     assert (prompt_draws(table, inputs, batch).rows_N == table.padding_row).all()
 
 
-def mixed_step(table):
+def table_and_mixed_step():
     """The chunks of `table_and_step` beside decodes of rows 7, 0 and 3."""
+    table, step = table_and_step()
     table.last_token_R[:8] = torch.arange(200, 208)
     table.length_R[:8] = torch.tensor([9, 1, 1, 21, 1, 1, 1, 17])
     table.host_length_R[:8] = table.length_R[:8].numpy()
-    return dict(decode_rows=np.array([7, 0, 3]))
+    step.decode_rows = np.array([7, 0, 3])
+    return table, step
 
 
 @pytest.mark.parametrize("num_decodes", [0, 1, 2, 3])
 def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decodes_are_decodes(num_decodes):
-    table, step = table_and_step()
-    for name, rows in mixed_step(table).items():
-        setattr(step, name, rows)
+    table, step = table_and_mixed_step()
     eager = table.batch(table.receive(step))
     drawn = table.draws(table.receive(step), eager)
     shape = PromptShape(T, num_decodes, 7, 3)
@@ -139,7 +139,7 @@ def test_no_shape_draws_for_more_than_may_run(max_num_seqs, budget):
 @pytest.mark.parametrize("num_decodes", [0, 1, 15, 16, 31, 96])
 @pytest.mark.parametrize("num_tokens", [1, 40, 200])
 def test_a_mixed_step_takes_the_graph_with_most_of_its_decodes(num_decodes, num_tokens):
-    shape = next(one for one in prompt_shapes(100, 300, 4096) if one.holds(num_decodes, num_tokens, 3))
+    shape = holding_shape(prompt_shapes(100, 300, 4096), num_decodes, num_tokens, 3)
     assert shape.num_decodes == num_decodes // 16 * 16 and shape.num_tokens >= num_decodes + num_tokens
 
 
