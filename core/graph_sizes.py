@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
+MIXED_COUNTS = (128, 256, 384, 512)
+"""Those of captured mixed steps: a product takes about as long for any number of tokens in between."""
 MAX_ROWS = 16
 """Prompts that a captured step has room for, besides decodes that are left over."""
 DECODE_STEP = 16
@@ -59,19 +61,19 @@ def holding_shape(
 def prompt_shapes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[PromptShape]:
     """The captured steps with prompts, those of fewest tokens first, and of these those of most decodes.
 
-    Steps are padded to the next of TOKEN_COUNTS. Where max_num_batched_tokens is small, mixed steps are captured, too:
-    as long as prompts wait they fill it up, so that of them alone there is one for each number of decodes.
+    Steps are padded to the next of TOKEN_COUNTS. Where max_num_batched_tokens is small, mixed steps are captured, too,
+    padded to the next of MIXED_COUNTS: of each, one for every DECODE_STEP decodes.
     """
     most = min(max_num_batched_tokens, max_model_len)  # the padding row has no more blocks
     is_mixed = max_num_batched_tokens <= min(TOKEN_COUNTS[-1], max_model_len) and max_model_len <= MAX_MIXED_LEN
     left_over = min(DECODE_STEP - 1, max_num_seqs - 1) if is_mixed else 0
+    sizes = {size for size in TOKEN_COUNTS if size <= most}
+    mixed = {max_num_batched_tokens, *sizes.intersection(MIXED_COUNTS)} if is_mixed else set()
 
     def shape(num_tokens: int, num_decodes: int) -> PromptShape:
         return PromptShape(num_tokens, num_decodes, min(MAX_ROWS + left_over, max_num_seqs - num_decodes), left_over)
 
-    sizes = [size for size in TOKEN_COUNTS if size <= most]
-    if not is_mixed:
-        return [shape(size, 0) for size in sizes]
-    counts = range(0, min(max_num_seqs, max_num_batched_tokens), DECODE_STEP)
-    whole = [shape(max_num_batched_tokens, count) for count in reversed(counts)]
-    return [shape(size, 0) for size in sizes if size < max_num_batched_tokens] + whole
+    def decode_counts(size: int) -> Iterable[int]:
+        return reversed(range(0, min(max_num_seqs, size), DECODE_STEP)) if size in mixed else (0,)
+
+    return [shape(size, count) for size in sorted(sizes | mixed) for count in decode_counts(size)]

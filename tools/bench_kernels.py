@@ -142,7 +142,7 @@ def bench_decode_shape(name: str, lens: list[int], block_size: int, sweep: bool)
     expected, spent = flash_times(data)
     if expected is not None:
         report("decode", name, f"flash-attn S{block_size}", spent, tb_s=round(num_bytes / spent / 1e6, 2))
-    shipped = triton_decode.decode_tiling(len(lens), KV_HEADS, torch.bfloat16)
+    shipped = triton_decode.decode_tiling(len(lens), KV_HEADS, HEAD_DIM, torch.bfloat16, Card.of(DEVICE))
     for tiling in sweep_decode() if sweep else [shipped]:
         out = torch.full_like(data.q, float("nan"))
         num_items = triton_decode.schedule_decode(data.lens, scratch, KV_HEADS, tiling)
@@ -195,7 +195,7 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
     partials = triton_decode.SharedPartials(
         torch.empty(8 * rows, HEADS, HEAD_DIM, device=DEVICE), torch.empty(8 * rows, HEADS, 2, device=DEVICE)
     )
-    tiling = triton_decode.decode_tiling(rows, KV_HEADS, torch.bfloat16)
+    tiling = triton_decode.decode_tiling(rows, KV_HEADS, HEAD_DIM, torch.bfloat16, scratch.card)
     shared_lens = torch.full((rows,), shared_len, dtype=torch.int32, device=DEVICE)
     for variant in sweep_shared() if sweep else [shipped]:
         out = torch.full_like(data.q, float("nan"))
@@ -247,7 +247,9 @@ def bench_prefill_shape(name: str, lens: list[int], block_size: int, sweep: bool
         expected = flash(tables[0])
         spent = time_us([partial(flash, table) for table in tables])
         report("prefill", name, f"flash-attn S{block_size}", spent, tflop_s=round(flops / spent / 1e6))
-    shipped = triton_prefill.prefill_tiling(sum(lens), max(lens), HEADS, torch.bfloat16, Card.of(DEVICE))
+    shipped = triton_prefill.prefill_tiling(
+        sum(lens), max(lens), HEADS, HEADS // KV_HEADS, torch.bfloat16, Card.of(DEVICE)
+    )
     for tiling in sweep_prefill() if sweep else [shipped]:
         out = torch.full_like(q, float("nan"))
         tiles = triton_prefill.query_tiles(starts_host, np.array(lens), 0, tiling.block_m // (HEADS // KV_HEADS))

@@ -183,7 +183,7 @@ class TritonKernels(TorchKernels):
 
     def _prepare_decode(self, batch: Batch) -> _DecodeStep:
         spec, rows = self.spec, batch.num_decodes
-        tiling = decode_tiling(rows, spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.dtype)
+        tiling = decode_tiling(rows, spec.num_kv_heads, spec.head_dim, spec.dtype, self._decode_scratch.card)
         shared_lens_B, shared = batch.shared_lens_B, None
         if shared_lens_B is not None:
             queries = rows * spec.num_heads // spec.num_kv_heads
@@ -198,7 +198,7 @@ class TritonKernels(TorchKernels):
     def _prepare_prefill(self, batch: Batch) -> _PrefillStep:
         spec, num_tokens = self.spec, batch.num_tokens - batch.num_decodes
         tiling = prefill_tiling(
-            num_tokens, batch.max_context_len, spec.num_heads, spec.dtype,
+            num_tokens, batch.max_context_len, spec.num_heads, spec.num_heads // spec.num_kv_heads, spec.dtype,
             self._decode_scratch.card,
         )  # fmt: skip
         tokens_a_tile = tiling.block_m // (spec.num_heads // spec.num_kv_heads)

@@ -64,22 +64,20 @@ class DecodeTiling:
     programs_per_sm: int
 
 
-def decode_tiling(num_rows: int, num_kv_heads: int, group: int, dtype: torch.dtype) -> DecodeTiling:
-    """The measured choice for a batch, from static sizes alone.
+def decode_tiling(num_rows: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card) -> DecodeTiling:
+    """The measured choice for a batch, from static sizes alone (docs/log.md).
 
-    Merging costs a small batch more than imbalance does, so its rows are cut into few items; a large batch is seldom
-    cut at all, and finer items only catch its longest rows. Merging costs a wide group of query heads more, too.
+    Few rows are cut in small tiles and merged. With more of them a program has a row and kv head to itself, and only
+    rows longer than most are cut, for merging costs more than imbalance; the fewer programs run, the more tiles of each
+    are under way.
     """
     pairs = num_rows * num_kv_heads
-    # Up to so many pairs: programs aimed at per multiprocessor.
-    wide, narrow = ((64, 2), (128, 3), (511, 4), (1024, 2)), ((256, 3), (640, 16), (1024, 2))
-    choices, most_of_32 = (wide, 511) if group >= WIDE_GROUP else (narrow, 640)
-    programs_per_sm = next((programs for most, programs in choices if pairs <= most), 6 if group >= WIDE_GROUP else 16)
     if dtype == torch.float32:
-        return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
-    if most_of_32 < pairs <= 1024:
-        return DecodeTiling(tile=64, num_warps=4, num_stages=2, programs_per_sm=programs_per_sm)
-    return DecodeTiling(tile=32, num_warps=2, num_stages=5, programs_per_sm=programs_per_sm)
+        return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=3)
+    if pairs <= 128 or pairs >= 1536 or head_dim > 128:
+        return DecodeTiling(tile=32, num_warps=2, num_stages=3, programs_per_sm=2 if pairs <= 64 else 3)
+    num_stages = 4 if 256 < pairs <= 640 and card.large_shared_memory else 3 if pairs < 896 else 2
+    return DecodeTiling(tile=64, num_warps=4, num_stages=num_stages, programs_per_sm=1)
 
 
 @dataclass
@@ -243,17 +241,26 @@ def schedule_decode(
 
 
 @triton.jit
-def tile_places(
-    table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
-):
-    """Offsets into one half of the cache of the TILE positions from `start`, which lie in one block if blocks are as
-    large as tiles."""
+def tile_blocks(table_row_ptr, start, limit, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """The block of the TILE positions from `start`, or of each of them if blocks are smaller than tiles.
+
+    Loops ask for it a tile ahead: while a load waits for another load of its tile, fewer tiles are under way.
+    """
     if BLOCK_SIZE % TILE == 0:
-        block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
-        return block * block_stride + (start % BLOCK_SIZE + tl.arange(0, TILE)) * offset_stride
+        return tl.load(table_row_ptr + start // BLOCK_SIZE, mask=start < limit, other=0)
     else:
-        block = tl.load(table_row_ptr + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        return block * block_stride + (position % BLOCK_SIZE) * offset_stride
+        position = start + tl.arange(0, TILE)
+        return tl.load(table_row_ptr + position // BLOCK_SIZE, mask=position < limit, other=0)
+
+
+@triton.jit
+def tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Offsets into one half of the cache of the TILE positions from `start`, which lie in these blocks."""
+    if BLOCK_SIZE % TILE == 0:
+        offset = start % BLOCK_SIZE + tl.arange(0, TILE)
+    else:
+        offset = (start + tl.arange(0, TILE)) % BLOCK_SIZE
+    return blocks.to(tl.int64) * block_stride + offset * offset_stride
 
 
 @triton.jit
@@ -368,6 +375,7 @@ def _decode_kernel(
             k_weight = tl.load(k_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
             other_q_weight = tl.load(q_weight_ptr + partner, mask=dims, other=0.0).to(tl.float32)
             other_k_weight = tl.load(k_weight_ptr + partner, mask=dims, other=0.0).to(tl.float32)
+    blocks = tile_blocks(table_row_ptr, begin, end, BLOCK_SIZE, TILE)
     if PDL:
         gdc_wait()
     if PDL and LATE:
@@ -404,7 +412,8 @@ def _decode_kernel(
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < end
-        place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
+        place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
+        blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
         load_mask = inside[:, None] & dims[None, :]
         k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
         # Masked: a slot past the context may hold anything, and 0 * NaN is NaN.

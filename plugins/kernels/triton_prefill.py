@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.kernels.triton_decode import LOG2_E, Card, tile_places
+from plugins.kernels.triton_decode import LOG2_E, Card, tile_blocks, tile_places
+from plugins.kernels.triton_launch import WIDE_GROUP
 
 TILES_PER_PROGRAM = 16
 """Of the kernel that lists the query tiles."""
@@ -36,18 +37,22 @@ class PrefillTiling:
 
 
 def prefill_tiling(
-    num_tokens: int, max_context_len: int, num_heads: int, dtype: torch.dtype, card: Card
+    num_tokens: int, max_context_len: int, num_heads: int, group: int, dtype: torch.dtype, card: Card
 ) -> PrefillTiling:
-    """The measured choice, from sizes that the host knows: large query tiles once they fill the card and last."""
+    """The measured choice, from sizes that the host knows: large query tiles once they fill the card and last.
+
+    With a wide group a tile has few tokens, so that even small tiles soon fill the card.
+    """
     if dtype == torch.float32:
         return PrefillTiling(block_m=64, tile=32, num_warps=8, num_stages=2)
     if not card.large_shared_memory:
         return PrefillTiling(block_m=64, tile=32, num_warps=4, num_stages=3)
-    if num_tokens * num_heads < 128 * card.num_sms:
-        return PrefillTiling(block_m=64, tile=64, num_warps=4, num_stages=5)
-    if max_context_len < 2048:
-        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=5)
-    return PrefillTiling(block_m=256, tile=64, num_warps=16, num_stages=5)
+    is_long = max_context_len >= 2048
+    if num_tokens * num_heads < 128 * card.num_sms or (group >= WIDE_GROUP and not is_long):
+        return PrefillTiling(block_m=64, tile=64, num_warps=4, num_stages=3)
+    if not is_long:
+        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=3)
+    return PrefillTiling(block_m=256, tile=64, num_warps=16, num_stages=3)
 
 
 def query_tiles(
@@ -108,14 +113,14 @@ def query_tiles_on_device(query_starts_B1: Tensor, num_tokens: int, first_row: i
 
 @triton.jit
 def _attend_tile(
-    q, maximum, total, acc, start, limit, last_position, table_row_ptr, head_ptr, dims,
+    q, maximum, total, acc, start, limit, last_position, blocks, head_ptr, dims,
     half_stride, block_stride, offset_stride, scale_log2,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr, MASK_DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys and values into the running softmax."""
+    """One tile of keys and values, which lies in these blocks, into the running softmax."""
     position = start + tl.arange(0, TILE)
     inside = position < limit
-    place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
+    place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
     if MASK:
         load_mask = inside[:, None] & dims[None, :]
         k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
@@ -174,16 +179,19 @@ def _prefill_kernel(
     last_position = past + token
     unmasked_stop = (past + first + 1) // TILE * TILE
     stop = tl.minimum(past + first + TOKENS, context_len)
+    blocks = tile_blocks(table_row_ptr, 0, stop, BLOCK_SIZE, TILE)
     for start in range(0, unmasked_stop, TILE):
         maximum, total, acc = _attend_tile(
-            q, maximum, total, acc, start, stop, last_position, table_row_ptr, head_ptr, dims,
+            q, maximum, total, acc, start, stop, last_position, blocks, head_ptr, dims,
             half_stride, block_stride, offset_stride, scale_log2, BLOCK_SIZE, TILE, False, MASK_DIM, PRECISION,
         )  # fmt: skip
+        blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
     for start in range(unmasked_stop, stop, TILE):
         maximum, total, acc = _attend_tile(
-            q, maximum, total, acc, start, stop, last_position, table_row_ptr, head_ptr, dims,
+            q, maximum, total, acc, start, stop, last_position, blocks, head_ptr, dims,
             half_stride, block_stride, offset_stride, scale_log2, BLOCK_SIZE, TILE, True, MASK_DIM, PRECISION,
         )  # fmt: skip
+        blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
     to_out = out_ptr + (at_token * NUM_KV_HEADS * GROUP * HEAD_DIM + head * HEAD_DIM)[:, None] + dim[None, :]
     tl.store(to_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask_md)
 

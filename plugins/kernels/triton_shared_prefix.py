@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.kernels.triton_decode import LOG2_E, Card, DecodeScratch, SharedPartials, tile_places
+from plugins.kernels.triton_decode import LOG2_E, Card, DecodeScratch, SharedPartials, tile_blocks, tile_places
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def shared_tiling(num_queries: int, num_kv_heads: int, dtype: torch.dtype, card:
         return SharedTiling(block_m, tile=32, num_warps=8, num_stages=2, max_parts=max_parts)
     if not card.large_shared_memory:
         return SharedTiling(block_m, tile=32, num_warps=4, num_stages=3, max_parts=max_parts)
-    return SharedTiling(block_m, tile=128, num_warps=block_m // 16, num_stages=3, max_parts=max_parts)
+    return SharedTiling(block_m, tile=64, num_warps=block_m // 16, num_stages=3, max_parts=max_parts)
 
 
 def make_shared_partials(
@@ -87,10 +87,12 @@ def _shared_prefix_kernel(
     table_row_ptr = table_ptr + leader * table_stride
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
     stop = tl.minimum((part + 1) * part_tokens, tokens)
+    blocks = tile_blocks(table_row_ptr, part * part_tokens, stop, BLOCK_SIZE, TILE)
     for start in range(part * part_tokens, stop, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < stop
-        place = tile_places(table_row_ptr, start, position, inside, block_stride, offset_stride, BLOCK_SIZE, TILE)
+        place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
+        blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
         if BLOCK_SIZE % TILE == 0:  # whole tiles only: the shared part is whole blocks
             load_mask = dims[None, :]
         else:

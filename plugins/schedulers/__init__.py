@@ -33,6 +33,8 @@ class LongestFirstConfig:
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
     ageing_tokens_per_s: float = 100.0
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
+    pace: bool = True
+    """Compute prompts no faster than all answers need to end with the longest; False: as fast as the steps hold."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ageing_tokens_per_s) and self.ageing_tokens_per_s > 0):

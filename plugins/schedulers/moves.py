@@ -104,14 +104,22 @@ def admit_waiting(draft: Draft, waiting: Iterable[RequestView] | None = None) ->
         seats -= 1
 
 
-def plan_mixed(view: SchedulerView, watermark: float, waiting: Iterable[RequestView] | None = None) -> Plan:
+def plan_mixed(
+    view: SchedulerView,
+    watermark: float,
+    waiting: Iterable[RequestView] | None = None,
+    most_tokens: int | None = None,
+) -> Plan:
     """Every running request decodes, and prompt chunks fill what is left of the step's token budget.
 
-    waiting: as of `admit_waiting`; not looked at unless somebody may be admitted.
+    waiting: as of `admit_waiting`; not looked at unless somebody may be admitted. most_tokens: of the step, where that
+    is less than the limit.
     """
     if can_simply_decode(view):
         return SIMPLY_DECODE
     draft = Draft(view, watermark)
+    if most_tokens is not None:
+        draft.tokens_left = min(draft.tokens_left, most_tokens)
     decode_running(draft)
     continue_prompts(draft)
     if not draft.preempt:

@@ -121,9 +121,14 @@ def test_small_budgets_are_captured_with_decodes_and_large_ones_without():
     ]
     shapes = prompt_shapes(100, 300, 4096)
     assert [(shape.num_tokens, shape.num_decodes) for shape in shapes] == [
-        *[(size, 0) for size in (32, 64, 128, 192, 256)],
+        (32, 0),
+        (64, 0),
+        *[(128, count) for count in range(96, -1, -16)],
+        (192, 0),
+        *[(256, count) for count in range(96, -1, -16)],
         *[(300, count) for count in range(96, -1, -16)],
     ]
+    assert prompt_shapes(100, 256, 4096) == [shape for shape in shapes if shape.num_tokens <= 256]
     assert {shape.num_decodes for shape in prompt_shapes(100, 300, MAX_MIXED_LEN)} == set(range(0, 97, 16))
     for other in (prompt_shapes(100, 300, MAX_MIXED_LEN + 1), prompt_shapes(100, 300, 200)):
         assert {(shape.num_decodes, shape.max_left_over) for shape in other} == {(0, 0)}
@@ -151,7 +156,9 @@ def held(**step):
 
 
 def test_which_graph_a_step_takes():
-    assert held() == PromptShape(300, 16, 31, 15)
+    assert held() == PromptShape(128, 16, 31, 15)
+    assert held(token_ids_T=np.arange(140)) == PromptShape(256, 16, 31, 15)
+    assert held(token_ids_T=np.arange(240)) == PromptShape(300, 16, 31, 15)
     assert held(decode_rows=np.arange(2)) == PromptShape(64, 0, 31, 15)
     assert held(token_ids_T=np.arange(280)) and not held(token_ids_T=np.arange(281))
     assert held(chunk_rows=np.arange(27)) and not held(chunk_rows=np.arange(28))

@@ -186,6 +186,58 @@ def test_a_decode_and_prompts_share_a_step_of_at_most_the_budget():
     assert plan.decode is ALL and list(plan.prefill) == [(1, 7)]
 
 
+def steps_of_a_batch(output_lens, pace=True):
+    """(prompt tokens, decodes) of every step until all are done, of prompts of 200 to 600 tokens."""
+    engine = fake_engine(
+        LongestFirst(LongestFirstConfig(pace=pace)), num_blocks=8000, block_size=8, max_num_seqs=128,
+        max_model_len=1024, max_num_batched_tokens=384, prefix_caching=False,
+    )  # fmt: skip
+    rng, steps = random.Random(0), []
+    for max_tokens in output_lens:
+        engine.add([rng.randrange(1, 50)] * rng.randint(200, 600), params(max_tokens=max_tokens, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+        if engine.last_stats is not None:
+            steps.append((engine.last_stats.num_prefill_tokens, engine.last_stats.num_decode_tokens))
+    return steps
+
+
+SPREAD = [20 + 3 * (37 * i % 100) for i in range(100)]
+
+
+def test_prompts_of_short_answers_are_left_for_later_and_all_end_as_soon():
+    at_once, paced = (steps_of_a_batch(SPREAD, pace=pace) for pace in (False, True))
+    assert [sum(kind) for kind in zip(*paced, strict=True)] == [sum(kind) for kind in zip(*at_once, strict=True)]
+    assert len(paced) <= len(at_once) + 4
+    assert sum(tokens == 0 for tokens, _ in paced) < 0.7 * sum(tokens == 0 for tokens, _ in at_once)
+    assert max(map(sum, paced[8:])) <= 256 < max(map(sum, at_once[8:]))
+
+
+def test_a_step_with_prompts_is_filled_up_to_whole_tiles():
+    steps = steps_of_a_batch(SPREAD)
+    filled = [sum(step) for step in steps if step[0]]
+    assert set(filled[:-1]) <= {128, 256, 384} and len(set(filled)) > 1
+
+
+@pytest.mark.parametrize("output_lens", [[60] * 100, [300] * 99 + [20], [300] + [20] * 99])
+def test_no_answer_waits_for_the_pace(output_lens):
+    assert len(steps_of_a_batch(output_lens)) <= len(steps_of_a_batch(output_lens, pace=False)) + 4
+
+
+def test_a_pace_follows_arrivals_at_once():
+    engine = fake_engine(
+        LongestFirst(LongestFirstConfig()), num_blocks=4000, block_size=8, max_num_seqs=128,
+        max_model_len=1024, max_num_batched_tokens=384, prefix_caching=False,
+    )  # fmt: skip
+    engine.add([1] * 10, params(max_tokens=400, ignore_eos=True))
+    engine.add([1] * 300, params(max_tokens=10, ignore_eos=True))
+    engine.step()
+    assert engine.scheduler.plan(look(engine)).prefill == [(1, 127)], "no hurry"
+    for _ in range(4):
+        engine.add([1] * 300, params(max_tokens=395, ignore_eos=True))
+    assert sum(tokens for _, tokens in engine.scheduler.plan(look(engine)).prefill) == 383
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed):
     """Compared with a policy that has never seen the queue before."""

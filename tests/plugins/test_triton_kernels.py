@@ -265,13 +265,16 @@ def test_decode_in_tiles_of_64_tokens_equals_reference(block_size, shared_blocks
     assert_attends(make_case([1] * 4, [65, 90, 300, 129], torch.float16, block_size, shared_blocks=shared_blocks))
 
 
-def test_every_cut_fits_the_work_list():
-    for group in (1, 2, 7, 8, 16):
+@pytest.mark.parametrize(("card", "shared_bytes"), [(Card(132, True), 227 << 10), (Card(108, False), 99 << 10)])
+def test_every_cut_of_decodes_fits_the_work_list_and_the_card(card, shared_bytes):
+    for head_dim in (64, 128, 256):
         for num_kv_heads in (1, 2, 4, 8, 16):
-            room = max_num_items(512, num_kv_heads, 132, MAX_PROGRAMS_PER_SM)
+            room = max_num_items(512, num_kv_heads, card.num_sms, MAX_PROGRAMS_PER_SM)
             for rows in range(1, 513):
-                tiling = decode_tiling(rows, num_kv_heads, group, torch.bfloat16)
-                assert max_num_items(rows, num_kv_heads, 132, tiling.programs_per_sm) <= room
+                tiling = decode_tiling(rows, num_kv_heads, head_dim, torch.bfloat16, card)
+                assert max_num_items(rows, num_kv_heads, card.num_sms, tiling.programs_per_sm) <= room
+                under_way = (tiling.num_stages - 1) * 2 * tiling.tile * head_dim * 2
+                assert under_way + (8 << 10) <= shared_bytes  # besides them queries and what is left of a row
 
 
 @pytest.mark.parametrize("block_size", [48, 80])
