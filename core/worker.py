@@ -121,7 +121,8 @@ class Worker:
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
         prompts = PromptGraphs(self, (), spec.max_model_len)
-        for shape in {max(shapes, key=lambda shape: shape.num_decodes), shapes[-1]} if shapes else ():
+        largest = max(shapes, key=lambda shape: (shape.num_decodes, shape.num_tokens), default=None)
+        for shape in {largest, shapes[-1]} if largest else ():
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
 
     def capture(

@@ -122,8 +122,8 @@ def flash_decode(data: Rotation, table: torch.Tensor) -> torch.Tensor:
 
 
 def sweep_decode() -> Iterator[DecodeTiling]:
-    for tile, warps, stages in ((32, 1, 5), (32, 2, 5), (64, 2, 5), (64, 4, 3), (128, 4, 3)):
-        for programs in (2, 3, 4, 8, 16):
+    for tile, warps, stages in ((32, 2, 3), (32, 2, 4), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4)):
+        for programs in (1, 2, 3, 4, 8):
             yield DecodeTiling(tile, warps, stages, programs)
 
 
@@ -180,7 +180,7 @@ def check(label: str, out: torch.Tensor, expected: torch.Tensor | None) -> None:
 
 
 def sweep_shared() -> Iterator[SharedTiling]:
-    for shape in ((128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3)):
+    for shape in ((128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3)):
         for parts in (2, 4, 8):
             yield SharedTiling(*shape, parts)
 
@@ -223,8 +223,8 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
 
 def sweep_prefill() -> Iterator[PrefillTiling]:
     for shape in (
-        (64, 32, 4, 5), (64, 64, 4, 5), (128, 32, 8, 5), (128, 32, 8, 6), (128, 64, 4, 3), (128, 64, 8, 5),
-        (128, 128, 8, 3), (256, 32, 16, 5), (256, 64, 16, 5),
+        (64, 32, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 32, 8, 4), (128, 64, 8, 3),
+        (128, 128, 8, 2), (256, 32, 16, 3), (256, 64, 16, 3),
     ):  # fmt: skip
         yield PrefillTiling(*shape)
 

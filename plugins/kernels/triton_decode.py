@@ -31,7 +31,7 @@ FEW_ROWS = 32
 LOG2_E = 1.4426950408889634
 MIN_ITEM_TOKENS = 64
 """Shorter items spend more on merging than they gain."""
-MAX_PROGRAMS_PER_SM = 16
+MAX_PROGRAMS_PER_SM = 8
 MERGE_ROWS = 32
 """Partial results, times heads of a kv head, merged in one go."""
 
@@ -242,7 +242,7 @@ def schedule_decode(
 
 @triton.jit
 def tile_blocks(table_row_ptr, start, limit, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """The block of the TILE positions from `start`, or of each of them if blocks are smaller than tiles.
+    """The block of the TILE positions from `start`, or of each of them if blocks do not hold whole tiles.
 
     Loops ask for it a tile ahead: while a load waits for another load of its tile, fewer tiles are under way.
     """

@@ -29,7 +29,7 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 
 
 WIDE_GROUP = 8
-"""Query heads of a kv head from which attention is cut as measured at Qwen3-32B's shapes."""
+"""Query heads of a kv head from which attention does as measured at Qwen3-32B's shapes."""
 
 
 def fuses_decode(num_rows: int, group: int = 1) -> bool:

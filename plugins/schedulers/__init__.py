@@ -33,8 +33,10 @@ class LongestFirstConfig:
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
     ageing_tokens_per_s: float = 100.0
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
-    pace: bool = True
-    """Compute prompts no faster than all answers need to end with the longest; False: as fast as the steps hold."""
+    pace: bool = False
+    """Compute prompts no faster than all answers need to end with the longest, and leave those of short answers for the
+    steps in which few decodes remain. For mixed steps that are captured as CUDA graphs, and answers about as long as
+    their max_tokens; otherwise, prompts as fast as the steps hold them are done sooner."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ageing_tokens_per_s) and self.ageing_tokens_per_s > 0):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
 from plugins.schedulers import ChunkedConfig
-from plugins.schedulers.moves import plan_mixed
+from plugins.schedulers.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
 
 
 class Chunked:
@@ -17,4 +17,6 @@ class Chunked:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
+        if can_simply_decode(view):
+            return SIMPLY_DECODE
         return plan_mixed(view, self.config.watermark)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
 
 from core.contracts import Plan, RequestView, SchedulerView
 from plugins.schedulers import LongestFirstConfig
@@ -29,21 +27,19 @@ BUCKET_TOKENS = 16
 """Prompts are counted together whose answers differ by less."""
 
 
-_Counts = np.ndarray[Any, np.dtype[np.int64]]
-
-
 class LongestFirst:
     """Shortest time until all are done; engine.max_num_batched_tokens bounds every step, and some hundred are best."""
 
     def __init__(self, config: LongestFirstConfig) -> None:
         self.config = config
         self._ranked = _Ranked(config.ageing_tokens_per_s)
-        self._pace, self._plans_left, self._num_waiting = math.inf, 0, 0
+        self._pace, self._plans_left = math.inf, 0
 
     def plan(self, view: SchedulerView) -> Plan:
         if can_simply_decode(view):
             return SIMPLY_DECODE
-        self._ranked.keep(view.waiting)
+        if self._ranked.keep(view.waiting):
+            self._plans_left = 0
         return plan_mixed(view, self.config.watermark, self._ranked.take(), self._most_tokens(view))
 
     def _most_tokens(self, view: SchedulerView) -> int:
@@ -51,11 +47,13 @@ class LongestFirst:
         limit = view.limits.max_num_batched_tokens
         if not self.config.pace:
             return limit
-        if not self._plans_left or len(view.waiting) > self._num_waiting:
+        if not self._plans_left:
             self._pace, self._plans_left = self._ranked.pace(view), PLANS_A_PACE
-        self._plans_left, self._num_waiting = self._plans_left - 1, len(view.waiting)
+        self._plans_left -= 1
         num_decodes = len(view.running) - len(view.prefilling)
-        tiles = round(min(limit, num_decodes + self._pace) / TILE_TOKENS)
+        if num_decodes + self._pace >= limit:
+            return limit
+        tiles = round((num_decodes + self._pace) / TILE_TOKENS)
         return min(limit, max(tiles, math.ceil((num_decodes + LEAST_PROMPT_TOKENS) / TILE_TOKENS)) * TILE_TOKENS)
 
 
@@ -71,18 +69,25 @@ class _Ranked:
         self._heap: list[tuple[float, int, RequestView]] = []
         self._ids: set[int] = set()
         self._taken: list[RequestView] = []
-        self._prompts = _PromptTokens()
+        self._tokens: Counter[int] = Counter()
+        """Not computed yet, of those that are kept, by what they may still generate, in buckets."""
 
-    def keep(self, waiting: Sequence[RequestView]) -> None:
-        """Take note of who waits now."""
+    def keep(self, waiting: Sequence[RequestView]) -> bool:
+        """Take note of who waits now; whether anybody is new."""
         taken, self._taken = self._taken, []
         # Those that were taken and still wait, since that plan was not carried out.
         self._keep_new(request for request in taken if request.num_computed_tokens == 0)
+        num_kept = len(self._heap)
         for end in (waiting, reversed(waiting)):
             self._keep_new(end)
+        is_new = len(self._heap) > num_kept
         if len(self._heap) != len(waiting):
-            self._heap, self._ids, self._prompts = [], set(), _PromptTokens()
-            self._keep_new(waiting)
+            self._ids = {request.id for request in waiting}
+            self._heap = [self._ranked(request) for request in waiting]
+            heapq.heapify(self._heap)
+            self._tokens = Counter()
+            _count(self._tokens, waiting)
+        return is_new
 
     def take(self) -> Iterator[RequestView]:
         """The waiting requests, those of least rank first; one is dropped when the next is asked for."""
@@ -90,58 +95,41 @@ class _Ranked:
             yield self._heap[0][2]
             request = heapq.heappop(self._heap)[2]
             self._ids.remove(request.id)
-            self._prompts.add(request, -1)
+            _count(self._tokens, [request], -1)
             self._taken.append(request)
 
     def pace(self, view: SchedulerView) -> float:
-        """Prompt tokens a step with which every answer can still end by the time the longest does."""
-        return self._prompts.pace(view.prefilling, max(map(_num_left, view.running), default=0))
+        """Prompt tokens a step with which every answer can end by the time the longest does.
+
+        So all have begun when there are as many steps left as they have tokens to generate.
+        """
+        tokens = self._tokens.copy()
+        _count(tokens, view.prefilling)
+        steps_left, total, pace = max(map(_num_left, view.running), default=0), 0, 0.0
+        for bucket in sorted((bucket for bucket, count in tokens.items() if count), reverse=True):
+            total += tokens[bucket]
+            longest = (bucket + 1) * BUCKET_TOKENS - 1
+            steps_left = max(steps_left, longest)
+            pace = max(pace, total / max(steps_left - longest, 1))
+        return pace
 
     def _keep_new(self, requests: Iterable[RequestView]) -> None:
         """Keep requests up to the first that is kept already."""
         for request in requests:
             if request.id in self._ids:
                 return
-            rank = self._ageing_tokens_per_s * request.arrival_s - _num_left(request)
-            heapq.heappush(self._heap, (rank, request.id, request))
+            heapq.heappush(self._heap, self._ranked(request))
             self._ids.add(request.id)
-            self._prompts.add(request)
+            _count(self._tokens, [request])
+
+    def _ranked(self, request: RequestView) -> tuple[float, int, RequestView]:
+        return self._ageing_tokens_per_s * request.arrival_s - _num_left(request), request.id, request
 
 
-class _PromptTokens:
-    """Tokens that waiting prompts have, by what may still be generated for them."""
-
-    def __init__(self) -> None:
-        self._tokens = np.zeros(0, dtype=np.int64)
-
-    def add(self, request: RequestView, times: int = 1) -> None:
-        """Count a request, or no longer count it."""
-        self._tokens = _added(self._tokens, request, times)
-
-    def pace(self, prefilling: Sequence[RequestView], horizon: int) -> float:
-        """Tokens a step such that all have begun when there are as many steps left as they have tokens to generate.
-
-        prefilling: requests whose prompts are not all computed. horizon: steps left at least.
-        """
-        tokens = self._tokens.copy()
-        for request in prefilling:
-            tokens = _added(tokens, request, 1)
-        buckets = np.flatnonzero(tokens)[::-1]
-        if not len(buckets):
-            return 0.0
-        left = buckets * BUCKET_TOKENS + BUCKET_TOKENS - 1
-        steps_until = np.maximum(max(horizon, left[0]) - left, 1)
-        return float((tokens[buckets].cumsum() / steps_until).max())
-
-
-def _added(
-    tokens: np.ndarray[Any, np.dtype[np.int64]], request: RequestView, times: int
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    bucket = _num_left(request) // BUCKET_TOKENS
-    if bucket >= len(tokens):
-        tokens = np.pad(tokens, (0, bucket + 1 - len(tokens)))
-    tokens[bucket] += times * (request.num_tokens - request.num_computed_tokens)
-    return tokens
+def _count(tokens: Counter[int], requests: Iterable[RequestView], times: int = 1) -> None:
+    for request in requests:
+        bucket = _num_left(request) // BUCKET_TOKENS
+        tokens[bucket] += times * (request.num_tokens - request.num_computed_tokens)
 
 
 def _num_left(request: RequestView) -> int:

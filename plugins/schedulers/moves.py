@@ -115,8 +115,6 @@ def plan_mixed(
     waiting: as of `admit_waiting`; not looked at unless somebody may be admitted. most_tokens: of the step, where that
     is less than the limit.
     """
-    if can_simply_decode(view):
-        return SIMPLY_DECODE
     draft = Draft(view, watermark)
     if most_tokens is not None:
         draft.tokens_left = min(draft.tokens_left, most_tokens)

@@ -11,6 +11,7 @@ from core import LLM, SamplingParams
 from core.batch import Batch
 from core.contracts import Attend, AttentionSpec
 from core.graph_sizes import PromptShape, prompt_shapes
+from core.graphs import DecodeGraphs
 from core.prompt_graphs import PromptGraphs
 from core.rows import wanted_rows
 from core.step import Step
@@ -125,6 +126,15 @@ def test_a_rehearsal_computes_the_largest_step_and_draws_from_the_row_counts_tha
     worker.kernels.own_row_counts = (1, 3)
     worker.rehearse(place)
     assert forwards[1:] == [(16, None, 16), (2, [0], 1), (6, [0] * 3, 3)]
+
+
+def test_a_rehearsal_of_graphs_computes_those_that_hold_most(served, monkeypatch):
+    worker, shapes = served[1], []
+    monkeypatch.setattr(DecodeGraphs, "step", lambda _, rows_G: shapes.append(len(rows_G)))
+    monkeypatch.setattr(PromptGraphs, "step", lambda _, inputs, shape: shapes.append(shape))
+    spec = AttentionSpec(4, 2, 64, 16, 100, 384, 4096, torch.device("cpu"), torch.float32)
+    worker.rehearse_graphs(spec, prompt_shapes(100, 384, 4096))
+    assert shapes[0] == 100 and set(shapes[1:]) == {PromptShape(384, 96, 4, 15), PromptShape(384, 0, 31, 15)}
 
 
 class AtOnce(PromptGraphs):

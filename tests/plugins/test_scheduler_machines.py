@@ -127,8 +127,9 @@ class EngineMachine(RuleBasedStateMachine):
         lambda: PrefillFirst(PrefillFirstConfig()),
         lambda: Chunked(ChunkedConfig()),
         lambda: LongestFirst(LongestFirstConfig()),
+        lambda: LongestFirst(LongestFirstConfig(pace=True)),
     ],
-    ids=["prefill_first", "chunked", "longest_first"],
+    ids=["prefill_first", "chunked", "longest_first", "longest_first paced"],
 )
 def test_engine_and_policy_survive_any_sequence_of_events(make):
     machine = type("Machine", (EngineMachine,), {"scheduler": staticmethod(make)})

@@ -16,7 +16,7 @@ from plugins.schedulers.longest_first import LongestFirst
 from plugins.schedulers.prefill_first import PrefillFirst
 
 BOTH = [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())]
-ALL_OF_THEM = [*BOTH, lambda: LongestFirst(LongestFirstConfig())]
+ALL_OF_THEM = [*BOTH, *[lambda pace=pace: LongestFirst(LongestFirstConfig(pace=pace)) for pace in (False, True)]]
 
 
 class TestPrefillFirst(SchedulerSuite):
@@ -32,6 +32,11 @@ class TestChunked(SchedulerSuite):
 class TestLongestFirst(SchedulerSuite):
     def make(self):
         return LongestFirst(LongestFirstConfig())
+
+
+class TestPacedLongestFirst(SchedulerSuite):
+    def make(self):
+        return LongestFirst(LongestFirstConfig(pace=True))
 
 
 def params(max_tokens=4, **options):
@@ -186,11 +191,11 @@ def test_a_decode_and_prompts_share_a_step_of_at_most_the_budget():
     assert plan.decode is ALL and list(plan.prefill) == [(1, 7)]
 
 
-def steps_of_a_batch(output_lens, pace=True):
+def steps_of_a_batch(output_lens, pace=True, max_num_batched_tokens=384):
     """(prompt tokens, decodes) of every step until all are done, of prompts of 200 to 600 tokens."""
     engine = fake_engine(
         LongestFirst(LongestFirstConfig(pace=pace)), num_blocks=8000, block_size=8, max_num_seqs=128,
-        max_model_len=1024, max_num_batched_tokens=384, prefix_caching=False,
+        max_model_len=1024, max_num_batched_tokens=max_num_batched_tokens, prefix_caching=False,
     )  # fmt: skip
     rng, steps = random.Random(0), []
     for max_tokens in output_lens:
@@ -220,29 +225,50 @@ def test_a_step_with_prompts_is_filled_up_to_whole_tiles():
 
 
 @pytest.mark.parametrize("output_lens", [[60] * 100, [300] * 99 + [20], [300] + [20] * 99])
-def test_no_answer_waits_for_the_pace(output_lens):
-    assert len(steps_of_a_batch(output_lens)) <= len(steps_of_a_batch(output_lens, pace=False)) + 4
+@pytest.mark.parametrize("budget", [150, 190, 320, 384])
+def test_no_answer_waits_for_the_pace(output_lens, budget):
+    at_once, paced = (steps_of_a_batch(output_lens, pace, budget) for pace in (False, True))
+    assert len(paced) <= len(at_once) + 4
+
+
+def paced_engine():
+    return fake_engine(
+        LongestFirst(LongestFirstConfig(pace=True)), num_blocks=4000, block_size=8, max_num_seqs=128,
+        max_model_len=1024, max_num_batched_tokens=384, prefix_caching=False,
+    )  # fmt: skip
+
+
+def planned_tokens(engine):
+    return sum(tokens for _, tokens in engine.scheduler.plan(look(engine)).prefill)
 
 
 def test_a_pace_follows_arrivals_at_once():
-    engine = fake_engine(
-        LongestFirst(LongestFirstConfig()), num_blocks=4000, block_size=8, max_num_seqs=128,
-        max_model_len=1024, max_num_batched_tokens=384, prefix_caching=False,
-    )  # fmt: skip
+    engine = paced_engine()
     engine.add([1] * 10, params(max_tokens=400, ignore_eos=True))
     engine.add([1] * 300, params(max_tokens=10, ignore_eos=True))
     engine.step()
-    assert engine.scheduler.plan(look(engine)).prefill == [(1, 127)], "no hurry"
+    assert planned_tokens(engine) == 127, "no hurry"
     for _ in range(4):
         engine.add([1] * 300, params(max_tokens=395, ignore_eos=True))
-    assert sum(tokens for _, tokens in engine.scheduler.plan(look(engine)).prefill) == 383
+    assert planned_tokens(engine) == 383
+
+
+def test_a_pace_follows_fewer_arrivals_than_there_were_before():
+    engine = paced_engine()
+    for _ in range(5):
+        engine.add([1] * 10, params(max_tokens=400, ignore_eos=True))
+    for _ in range(30):
+        engine.step()
+    for _ in range(4):
+        engine.add([1] * 300, params(max_tokens=365, ignore_eos=True))
+    assert planned_tokens(engine) == 379
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed):
     """Compared with a policy that has never seen the queue before."""
     kept = fake_engine(
-        LongestFirst(LongestFirstConfig()), num_blocks=12, block_size=2, max_model_len=20, max_num_seqs=3
+        LongestFirst(LongestFirstConfig(pace=True)), num_blocks=12, block_size=2, max_model_len=20, max_num_seqs=3
     )
     rng = random.Random(seed)
     ids, preemptions = [], 0
@@ -252,7 +278,7 @@ def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed)
         if rng.random() < 0.1 and ids:
             kept.abort([rng.choice(ids)])
         for _ in range(rng.randint(0, 2) if kept.has_work else 0):
-            fresh = LongestFirst(LongestFirstConfig()).plan(look(kept))
+            fresh = LongestFirst(LongestFirstConfig(pace=True)).plan(look(kept))
             assert kept.scheduler.plan(look(kept)) == fresh
             if rng.random() < 0.2:  # between this plan, which is not carried out, and the next
                 kept.abort([rng.choice(ids)])
