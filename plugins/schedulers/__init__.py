@@ -61,5 +61,5 @@ def register_schedulers(register: Registrar) -> None:
         "longest_first",
         "plugins.schedulers.longest_first:LongestFirst",
         config=LongestFirstConfig,
-        help="for batch jobs: as chunked, but those with most left to generate begin first",
+        help="for batch jobs: as chunked, but those with most left to generate begin first, at a pace if wanted",
     )
