@@ -2,8 +2,8 @@
 
 A decode step of few rows waits for the weights to come from memory; prompt tokens in the same step use that time. But a
 long answer that begins late decodes alone in the end, so the longest begin first and all end at about the same time
-(Graham 1969, doi:10.1137/0117039). Nor do prompts go faster than that takes: those of short answers are left for the
-steps in which few decodes remain. Tokens in the same step: Sarathi-Serve, arXiv:2403.02310.
+(Graham 1969, doi:10.1137/0117039). With `pace`, prompts go no faster than that takes: those of short answers are left
+for the steps in which few decodes remain. Tokens in the same step: Sarathi-Serve, arXiv:2403.02310.
 """
 
 from __future__ import annotations
