@@ -188,7 +188,7 @@ def check_items(lens: list[int], shared: list[int], num_kv_heads: int, programs_
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("programs_per_sm", [1, 4, 16])
+@pytest.mark.parametrize("programs_per_sm", [1, 4, 8])
 def test_work_items_cover_every_context_exactly_once_and_long_ones_come_first(seed, programs_per_sm):
     generator = np.random.default_rng(seed)
     lens = generator.integers(1, [2, 100, 3000][seed % 3], size=int(generator.integers(1, 60)))
@@ -210,10 +210,10 @@ def test_work_items_of_equal_empty_and_very_many_rows(lens):
 
 
 def test_work_items_grow_until_they_fit_the_list():
-    lens = [65 + 64 * (row % 3) for row in range(24)]
-    assert 4 * 16 // 2 == max_num_items(24, 2, 4, 16) < sum(-(-length // 64) for length in lens)
-    num_items = check_items(lens, [0] * 24, 2, 16)
-    assert num_items <= max_num_items(24, 2, Card.of(DEVICE).num_sms, 16)
+    lens = [65 + 64 * (row % 3) for row in range(12)]
+    assert 4 * 8 // 2 == max_num_items(12, 2, 4, 8) < sum(-(-length // 64) for length in lens)
+    num_items = check_items(lens, [0] * 12, 2, 8)
+    assert num_items <= max_num_items(12, 2, Card.of(DEVICE).num_sms, 8)
 
 
 def test_query_tiles_cover_every_prefill_token_once_longest_context_first():
