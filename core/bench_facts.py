@@ -73,6 +73,7 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(llm.device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
         "kernels": llm.kernels_name,
+        "captured": llm.captured,
         "scheduler": llm.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,

@@ -81,7 +81,8 @@ class CostModel:
     """Seconds of a step. The curves are what depends on the number of tokens; attention comes on top.
 
     decode is over rows, prompt over the tokens of steps that compute prompts; both with the padding of captured steps.
-    captures: whether small steps are captured. Others take the device at least as long as the host launches them.
+    captures: whether decodes are captured, and with captures_prompts small steps with prompts. Others take the device
+    at least as long as the host launches them.
     origin: what it was measured on, and how well it fits; empty if the coefficients were given.
     Raises: ConfigError naming the coefficient that is not a finite number of at least 0.
     """
@@ -97,6 +98,7 @@ class CostModel:
     gap_s: float = 0.0
     """What the device waits between two steps even if the host is ahead."""
     captures: bool = False
+    captures_prompts: bool = True
     host: HostCost = field(default_factory=HostCost)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
@@ -144,11 +146,15 @@ class Shapes:
         self._sizes, self._prompts = sizes, prompts
 
     @classmethod
-    def of(cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool) -> Shapes:
-        """Those of an engine with these limits."""
+    def of(
+        cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool,
+        captures_prompts: bool = True,
+    ) -> Shapes:  # fmt: skip
+        """Those of an engine with these limits; the rest as in CostModel."""
         if not captures:
             return cls()
-        return cls(graph_sizes(max_num_seqs), prompt_shapes(max_num_seqs, max_num_batched_tokens, max_model_len))
+        prompts = prompt_shapes(max_num_seqs, max_num_batched_tokens, max_model_len) if captures_prompts else []
+        return cls(graph_sizes(max_num_seqs), prompts)
 
     def shape(self, counts: StepCounts) -> Shape:
         """The shape of a step."""

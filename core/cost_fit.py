@@ -72,6 +72,7 @@ def fit_cost(measured: Sequence[Measured]) -> CostModel:
     if not (steps.prompts.any() and (~steps.prompts).any()):
         raise ConfigError("a fit needs steps that decode and steps that prefill; record another workload, too")
     decode, prompt, attention = _fit_device(steps)
+    captures, captures_prompts = _captures(measured[0].result)
     cost = CostModel(
         decode,
         prompt,
@@ -79,7 +80,8 @@ def fit_cost(measured: Sequence[Measured]) -> CostModel:
         context_token_s=attention["context_token_s"],
         shared_token_s=attention["shared_token_s"],
         gap_s=_gap_s(measured),
-        captures=_captures(measured[0].result),
+        captures=captures,
+        captures_prompts=captures_prompts,
         host=_fit_host(steps),
     )
     return replace(cost, origin={**_origin(measured), "residuals": _residuals(cost, steps)})
@@ -93,8 +95,11 @@ def _check_alike(measured: Sequence[Measured]) -> None:
             raise ConfigError(f"a fit takes benchmarks of one {name}; these have {values[0]!r} and {other!r}")
 
 
-def _captures(result: Mapping[str, Any]) -> bool:
-    return not str(result["device"]).startswith("cpu") and result["config"]["engine"].get("cuda_graphs", True)
+def _captures(result: Mapping[str, Any]) -> tuple[bool, bool]:
+    """CostModel's two of that name; where a record does not tell, all small steps of a GPU were captured."""
+    is_likely = not str(result["device"]).startswith("cpu") and result["config"]["engine"].get("cuda_graphs", True)
+    captured = result.get("captured", {"decodes": is_likely, "prompts": True})
+    return captured["decodes"], captured["prompts"]
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
@@ -143,7 +148,8 @@ def _columns(one: Measured) -> tuple[list[StepCounts], dict[str, Column], list[A
     names = StepCounts._fields
     counts = [StepCounts(*values) for values in zip(*(own[name].tolist() for name in names), strict=True)]
     engine = one.result["config"]["engine"]
-    made = Shapes.of(*(engine[limit] for limit in LIMITS), captures=_captures(one.result))
+    captures, captures_prompts = _captures(one.result)
+    made = Shapes.of(*(engine[limit] for limit in LIMITS), captures=captures, captures_prompts=captures_prompts)
     shapes = [made.shape(count) for count in counts]
     own["num_tokens"] = np.array([shape.num_tokens for shape in shapes], dtype=np.int64)
     own["own_tokens"] = own["decode_context_tokens"] - shared

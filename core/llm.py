@@ -78,6 +78,7 @@ class LLM:
         built = build_engine(config, host)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
+        self.captured = {"decodes": built.choice.uses_graphs, "prompts": built.choice.captures_prompts}
         checkpoint = built.choice.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         self.codec = Codec(folder, source=source, chat=model.chat)

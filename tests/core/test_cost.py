@@ -76,6 +76,8 @@ def test_captured_steps_are_padded_and_others_are_not():
     ]  # fmt: skip
     assert [shape.is_captured for shape in found] == [True, True, False, False, False]
     assert [Shapes().shape(counts).num_tokens for counts in steps] == [5, 33, 33, 513, 35]
+    decodes = Shapes.of(100, 1024, 4096, captures=True, captures_prompts=False)
+    assert [decodes.shape(counts).num_tokens for counts in steps] == [8, 33, 33, 513, 35]
 
 
 def test_mixed_steps_of_a_small_budget_are_captured():
@@ -138,6 +140,22 @@ def measured(cost=COST, scheduler=None, **options) -> Measured:
     config = {"model": {"name": "m"}, "engine": {**limits, "cuda_graphs": False}}
     result = {"device": "cpu", "kernels": "k", "block_size": 4, "overlap": False, "config": config}
     return Measured(result, recording)
+
+
+@pytest.mark.parametrize(
+    ("device", "told", "captures"),
+    [
+        ("cpu, 2 threads", {}, (False, True)),
+        ("H200", {}, (True, True)),
+        ("H200", {"captured": {"decodes": True, "prompts": False}}, (True, False)),
+        ("H200", {"captured": {"decodes": False, "prompts": False}}, (False, False)),
+    ],
+)
+def test_a_fit_knows_which_steps_were_captured(device, told, captures):
+    one = measured()
+    config = {**one.result["config"], "engine": {**one.result["config"]["engine"], "cuda_graphs": True}}
+    cost = fit_cost([Measured({**one.result, **told, "device": device, "config": config}, one.recording)])
+    assert (cost.captures, cost.captures_prompts) == captures
 
 
 def test_a_fit_finds_what_the_steps_cost():
