@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
-MIXED_COUNTS = (128, 256, 384, 512)
-"""Those of captured mixed steps: a product takes about as long for any number of tokens in between."""
+TILE_TOKENS = 128
+"""A matrix product takes about as long for any number of tokens up to a multiple of it; so captured mixed steps have a
+multiple of it, or max_num_batched_tokens."""
 LEAST_SAVED = 64
-"""Tokens by which they are less than max_num_batched_tokens, to which mixed steps are padded otherwise."""
+"""Tokens by which such a multiple is less than max_num_batched_tokens."""
 MAX_ROWS = 16
 """Prompts that a captured step has room for, besides decodes that are left over."""
 DECODE_STEP = 16
@@ -64,14 +65,14 @@ def prompt_shapes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len:
     """The captured steps with prompts, those of fewest tokens first, and of these those of most decodes.
 
     Steps are padded to the next of TOKEN_COUNTS. Where max_num_batched_tokens is small, mixed steps are captured, too,
-    padded to the next of MIXED_COUNTS or to max_num_batched_tokens: of each, one for every DECODE_STEP decodes.
+    padded to whole TILE_TOKENS or to max_num_batched_tokens: of each, one for every DECODE_STEP decodes.
     """
     most = min(max_num_batched_tokens, max_model_len)  # the padding row has no more blocks
     is_mixed = max_num_batched_tokens <= min(TOKEN_COUNTS[-1], max_model_len) and max_model_len <= MAX_MIXED_LEN
     left_over = min(DECODE_STEP - 1, max_num_seqs - 1) if is_mixed else 0
     sizes = {size for size in TOKEN_COUNTS if size <= most}
-    smaller = (size for size in MIXED_COUNTS if size <= max_num_batched_tokens - LEAST_SAVED)
-    mixed = {max_num_batched_tokens, *smaller} if is_mixed else set()
+    tiles = range(TILE_TOKENS, max_num_batched_tokens - LEAST_SAVED + 1, TILE_TOKENS)
+    mixed = {max_num_batched_tokens, *tiles} if is_mixed else set()
 
     def shape(num_tokens: int, num_decodes: int) -> PromptShape:
         return PromptShape(num_tokens, num_decodes, min(MAX_ROWS + left_over, max_num_seqs - num_decodes), left_over)

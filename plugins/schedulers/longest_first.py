@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from core.contracts import Plan, RequestView, SchedulerView
+from core.graph_sizes import TILE_TOKENS
 from plugins.schedulers import LongestFirstConfig
 from plugins.schedulers.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
 
@@ -21,8 +22,6 @@ PLANS_A_PACE = 8
 """Plans for which a pace holds if nobody arrives: to find it takes a look at everyone who runs."""
 LEAST_PROMPT_TOKENS = 64
 """Room in a step with prompts: such steps have costs of their own, so there should not be many with hardly any."""
-TILE_TOKENS = 128
-"""A matrix product takes about as long for any number of tokens up to a multiple of it."""
 BUCKET_TOKENS = 16
 """Prompts are counted together whose answers differ by less."""
 
@@ -70,7 +69,8 @@ class _Ranked:
         self._ids: set[int] = set()
         self._taken: list[RequestView] = []
         self._tokens: Counter[int] = Counter()
-        """Not computed yet, of those that are kept, by what they may still generate, in buckets."""
+        """Not computed yet, of those that are kept, by what they may still generate, in buckets: for `pace`, for which
+        a look at a long queue would take longer than a step."""
 
     def keep(self, waiting: Sequence[RequestView]) -> bool:
         """Take note of who waits now; whether anybody is new."""

@@ -191,12 +191,16 @@ def test_a_decode_and_prompts_share_a_step_of_at_most_the_budget():
     assert plan.decode is ALL and list(plan.prefill) == [(1, 7)]
 
 
-def steps_of_a_batch(output_lens, pace=True, max_num_batched_tokens=384):
-    """(prompt tokens, decodes) of every step until all are done, of prompts of 200 to 600 tokens."""
-    engine = fake_engine(
+def batch_engine(pace=True, max_num_batched_tokens=384):
+    return fake_engine(
         LongestFirst(LongestFirstConfig(pace=pace)), num_blocks=8000, block_size=8, max_num_seqs=128,
         max_model_len=1024, max_num_batched_tokens=max_num_batched_tokens, prefix_caching=False,
     )  # fmt: skip
+
+
+def steps_of_a_batch(output_lens, *engine):
+    """(prompt tokens, decodes) of every step until all are done, of prompts of 200 to 600 tokens."""
+    engine = batch_engine(*engine)
     rng, steps = random.Random(0), []
     for max_tokens in output_lens:
         engine.add([rng.randrange(1, 50)] * rng.randint(200, 600), params(max_tokens=max_tokens, ignore_eos=True))
@@ -211,7 +215,7 @@ SPREAD = [20 + 3 * (37 * i % 100) for i in range(100)]
 
 
 def test_prompts_of_short_answers_are_left_for_later_and_all_end_as_soon():
-    at_once, paced = (steps_of_a_batch(SPREAD, pace=pace) for pace in (False, True))
+    at_once, paced = (steps_of_a_batch(SPREAD, pace) for pace in (False, True))
     assert [sum(kind) for kind in zip(*paced, strict=True)] == [sum(kind) for kind in zip(*at_once, strict=True)]
     assert len(paced) <= len(at_once) + 4
     assert sum(tokens == 0 for tokens, _ in paced) < 0.7 * sum(tokens == 0 for tokens, _ in at_once)
@@ -231,19 +235,12 @@ def test_no_answer_waits_for_the_pace(output_lens, budget):
     assert len(paced) <= len(at_once) + 4
 
 
-def paced_engine():
-    return fake_engine(
-        LongestFirst(LongestFirstConfig(pace=True)), num_blocks=4000, block_size=8, max_num_seqs=128,
-        max_model_len=1024, max_num_batched_tokens=384, prefix_caching=False,
-    )  # fmt: skip
-
-
 def planned_tokens(engine):
     return sum(tokens for _, tokens in engine.scheduler.plan(look(engine)).prefill)
 
 
 def test_a_pace_follows_arrivals_at_once():
-    engine = paced_engine()
+    engine = batch_engine()
     engine.add([1] * 10, params(max_tokens=400, ignore_eos=True))
     engine.add([1] * 300, params(max_tokens=10, ignore_eos=True))
     engine.step()
@@ -254,7 +251,7 @@ def test_a_pace_follows_arrivals_at_once():
 
 
 def test_a_pace_follows_fewer_arrivals_than_there_were_before():
-    engine = paced_engine()
+    engine = batch_engine()
     for _ in range(5):
         engine.add([1] * 10, params(max_tokens=400, ignore_eos=True))
     for _ in range(30):
