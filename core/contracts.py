@@ -406,6 +406,17 @@ class FusedExchange(Protocol):
         """
         ...
 
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
+        """Whether `add_rms_norm_own` is faster; by shape and dtype alone, so that it holds for a whole forward."""
+        ...
+
+    def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """add_rms_norm's first result, on every rank; row t of the second is written over the residual of rank t % R.
+
+        What the residual's other rows hold says nothing, before and after. May overwrite x.
+        """
+        ...
+
 
 # -------------------------------------------------------------------------------------------------------------- sampler
 

@@ -82,6 +82,10 @@ class Ranks:
         """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
         return 1
 
+    def keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
+        """Whether `add_rms_norm_each` leaves a rank but some rows of such a residual; the same on every rank."""
+        return False
+
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:

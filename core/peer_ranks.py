@@ -71,10 +71,16 @@ class PeerRanks(ProcessRanks):
         normed_TO, sum_TO = results
         return normed_TO, sum_TO
 
+    def keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
+        """See Ranks."""
+        return self._exchange_keeps_own_rows(residual_chunks) or self._copies_for(residual_chunks) is not None
+
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
         """See Ranks."""
+        if self._exchange_keeps_own_rows(residual_chunks):
+            return self._norms_of_own(partials, residual_chunks, weight_D, eps)
         copies = self._copies_for(residual_chunks)
         if copies is None:
             return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
@@ -85,10 +91,25 @@ class PeerRanks(ProcessRanks):
         """See Ranks."""
         rows_ND = super().residual_rows(residual_chunks, rows_N)
         copies = self._copies_for(residual_chunks)
-        if copies is None:
+        if self._exchange_keeps_own_rows(residual_chunks):
+            is_own_N = rows_N % self.size == self.rank
+        elif copies is not None:
+            is_own_N = copies.is_own(residual_chunks).index_select(0, rows_N)
+        else:
             return rows_ND
-        is_own_N = copies.is_own(residual_chunks).index_select(0, rows_N)
         return self.all_reduce(rows_ND.masked_fill_(~is_own_N.unsqueeze(1), 0))
+
+    def _exchange_keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
+        keeps: Any = getattr(self.exchange, "keeps_own_rows", None)
+        return keeps is not None and len(residual_chunks) == 1 and bool(keeps(residual_chunks[0]))
+
+    def _norms_of_own(
+        self, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        exchange: Any = self.exchange
+        for partial_TD, residual_TD in zip(partials, residual_chunks, strict=True):
+            self.reached_exchange()
+            yield exchange.add_rms_norm_own(partial_TD, residual_TD, weight_D, eps)
 
     def _copies_for(self, residual_chunks: list[Tensor]) -> PeerCopies | None:
         """The copies, if sums of such chunks are theirs."""

@@ -34,7 +34,8 @@ ROOT = Path(__file__).parent.parent
 DEVICE = "cuda"
 COUNT = torch.cuda.device_count()
 SIZES = [pytest.param(size, marks=pytest.mark.skipif(size > COUNT, reason=f"needs {size} GPUs")) for size in (2, 4)]
-NUM_SEQS = 128
+NUM_SEQS = 160
+"""More than two ranks sum up at once."""
 ENGINE = {"max_num_seqs": NUM_SEQS, "max_model_len": 4096, "memory_fraction": 0.2}
 BESIDE = {"memory_fraction": 0.5}
 """Of an engine that runs while a group still holds its part of the memory."""
@@ -123,14 +124,14 @@ def group(request, alone):
     """The ranks, and the numbers of rows that were summed up through the exchange on rank 0, in graphs or not."""
     from plugins.kernels.triton_exchange import TritonExchange
 
-    add_rms_norm, rows = TritonExchange.add_rms_norm, set()
+    rows = set()
 
-    def noted(self, x_TD, *others, **named):
-        rows.add(x_TD.shape[0])
-        return add_rms_norm(self, x_TD, *others, **named)
+    def noted(launch):
+        return lambda exchange, x_TD, *others: (rows.add(len(x_TD)), launch(exchange, x_TD, *others))[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TritonExchange, "add_rms_norm", noted)
+        for name in ("add_rms_norm", "add_rms_norm_own"):
+            patch.setattr(TritonExchange, name, noted(getattr(TritonExchange, name)))
         served = start(request.param)
         yield served, rows
         served.executor.close()

@@ -25,7 +25,7 @@ from core.parallel import Ranks
 from core.peer_memory import share_memory
 from core.process_ranks import connect
 from core.pulse import PULSE_WORDS, Pulse
-from plugins.kernels import triton_exchange, triton_wide
+from plugins.kernels import triton_sums, triton_wide
 from plugins.kernels.triton_backend import TritonKernels
 from plugins.kernels.triton_ops import add_rms_norm
 from plugins.kernels.triton_slots import Way
@@ -91,14 +91,24 @@ def check_mixed(exchange, rank, size, width, device):
     assert not wrong, (rank, wrong[:10])
 
 
-def check_way(exchange, own, total, residual, weight, size):
+def normed_sum(exchange, way, x, residual, weight):
+    """The norm and the residual; by rows the latter is right in this rank's rows alone."""
+    if way is Way.BY_ROWS:
+        return exchange.add_rms_norm_own(x, residual, weight, 1e-6), residual
+    exchange.way = lambda num_rows: way
+    return exchange.add_rms_norm(x, residual, weight, 1e-6)
+
+
+def check_way(exchange, way, own, total, residual, weight, rank, size):
     """A sum near the float32 one, its norm near the plain one, and both the same bits on all ranks."""
+    exchange.way = lambda num_rows: way
     summed = exchange.all_reduce(own.clone())
     error = ((summed.float() - total).norm() / total.norm()).item()
     assert error < 4e-3, error
-    normed, added = exchange.add_rms_norm(own.clone(), residual.clone(), weight, 1e-6)
+    normed, added = normed_sum(exchange, way, own.clone(), residual.clone(), weight)
     expected, expected_added = add_rms_norm(summed.clone(), residual.clone(), weight, 1e-6)
-    assert torch.equal(added, expected_added)
+    known = slice(rank, None, size) if way is Way.BY_ROWS else slice(None)
+    assert torch.equal(added[known], expected_added[known])
     torch.testing.assert_close(normed, expected, rtol=1e-2, atol=1e-2)
     for result in (summed, normed):
         everyone = [torch.empty_like(result) for _ in range(size)]
@@ -110,14 +120,13 @@ def time_ways(exchange, own, residual, weight, device):
     """Each way of the exchange, and its variants."""
     x, r, found = own.clone(), residual.clone(), {}
     default = exchange.way
-    for way, launch in list(triton_exchange.LAUNCHES.items()):
-        exchange.way = lambda num_rows, way=way: way
-        for variant in (launch, *VARIANTS):
-            triton_exchange.LAUNCHES[way] = variant
+    limits = triton_sums.launch_limits
+    for way in Way:
+        for variant in (limits(way, exchange.peers.size), *VARIANTS):
+            triton_sums.launch_limits = lambda way, num_ranks, variant=variant: variant
             name = way.value + (str(variant) if VARIANTS else "")
-            found[name] = us_a_call(lambda: exchange.add_rms_norm(x, r, weight, 1e-6), device)
-        triton_exchange.LAUNCHES[way] = launch
-    exchange.way = default
+            found[name] = us_a_call(lambda way=way: normed_sum(exchange, way, x, r, weight), device)
+    exchange.way, triton_sums.launch_limits = default, limits
     return found
 
 
@@ -140,6 +149,7 @@ def time_products(exchange, kernels, width, residual, weight, device):
     found = {
         "norm": calls(lambda matrix: add_rms_norm(linear(matrix), r, weight, 1e-6)),
         "sum": calls(lambda matrix: exchange.add_rms_norm(linear(matrix), r, weight, 1e-6)),
+        "rows": calls(lambda matrix: exchange.add_rms_norm_own(linear(matrix), r, weight, 1e-6)),
     }
     default = triton_wide.most_sending_rows
     triton_wide.most_sending_rows = lambda width: MOST_ROWS
@@ -228,8 +238,7 @@ def work(rank, size, width, row_counts, port):
         dist.all_reduce(total)
         default = exchange.way
         for way in Way:
-            exchange.way = lambda num_rows, way=way: way
-            check_way(exchange, own, total, residual, weight, size)
+            check_way(exchange, way, own, total, residual, weight, rank, size)
         exchange.way = default
         found = time_ways(exchange, own, residual, weight, device)
         found |= time_others(ranks, shared, name, own, residual, weight, device)

@@ -1,7 +1,7 @@
 """How rows lie in the memory that ranks share: words that arrive by themselves, and tiles sent from within a product.
 
 A place that nothing has arrived at holds all ones, a NaN that is never sent, so whoever waits looks at the data
-themselves; triton_exchange.py says why that suffices. A word is a pair of columns, or one of float32.
+themselves; triton_sums.py says why that suffices. A word is a pair of columns, or one of float32.
 Legend: T rows, O columns, R ranks.
 """
 
@@ -26,18 +26,26 @@ PART_MULTIPLE = 4
 """Words of a part, so that each begins where 16 bytes do."""
 RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
 """Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
+RANKS_BY_ROWS, MOST_ROWS_BY_PARTS = 2, 128
+"""Of sums by rows at most so many ranks and at least one row more, where who asks for a norm can do with that."""
 
 
 class Way(Enum):
-    """How rows are summed up, see triton_exchange.py."""
+    """How rows are summed up, see triton_sums.py."""
 
     AT_ONCE = "once"
     BY_PARTS = "parts"
+    BY_ROWS = "rows"
 
     @classmethod
     def of(cls, num_ranks: int, num_rows: int) -> Way:
-        """The faster one."""
+        """The faster one where all ranks need the whole sum."""
         return cls.AT_ONCE if num_ranks <= RANKS_AT_ONCE and num_rows <= MOST_ROWS_AT_ONCE else cls.BY_PARTS
+
+
+def sums_by_rows(num_ranks: int, num_rows: int) -> bool:
+    """Whether a rank had better keep the residual of its rows alone. Never where products send their tiles."""
+    return num_ranks <= RANKS_BY_ROWS and num_rows > MOST_ROWS_BY_PARTS
 
 
 def part_words(num_words: int, num_ranks: int) -> int:
@@ -95,6 +103,25 @@ def place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.con
     """The same in this peer's memory, as a pointer to such words."""
     at = offset_of(slot, count, source, SIZE, SLOT_BYTES)
     return tl.multiple_of((tl.load(addresses + peer) + at).to(tl.pointer_type(word)), 16)
+
+
+@triton.jit
+def go_at_of(addresses, rank):
+    """Where this rank is let go, see PeerMemory."""
+    return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def must_wait(is_missing, go_at):
+    """Whether anything is missing, unless this rank was let go."""
+    let_go = tl.load(go_at, volatile=True)
+    return (tl.max(is_missing.to(tl.int32)) != 0) & (let_go == 0)
+
+
+@triton.jit
+def as_words(pointer):
+    """A pointer to what it points at as words."""
+    return pointer.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit

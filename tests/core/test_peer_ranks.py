@@ -49,6 +49,23 @@ class FusedFakeExchange(FakeExchange):
         return PlainKernels(None, SPEC).add_rms_norm(partial_TO, residual_TO, norm_weight_O, eps)
 
 
+class KeepingFakeExchange(FakeExchange):
+    """Of two ranks: keeps a residual's even or odd rows, if it has two."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def keeps_own_rows(self, residual_TD):
+        return residual_TD.shape[0] == 2
+
+    def add_rms_norm_own(self, x_TD, residual_TD, weight_D, eps):
+        self.calls.append("add_rms_norm_own")
+        normed_TD, sum_TD = PlainKernels(None, SPEC).add_rms_norm(x_TD * 2, residual_TD.clone(), weight_D, eps)
+        residual_TD[self.rank :: 2] = sum_TD[self.rank :: 2]
+        return normed_TD
+
+
 class FakeGroup:
     """A torch.distributed backend over two ranks that hold the same."""
 
@@ -156,6 +173,24 @@ def test_rows_of_a_residual_are_asked_of_whom_keeps_them_up_to_date(what, monkey
         expected_ND = 2 * expected_ND
         expected_ND[3] = 0
     assert torch.equal(found_ND.nan_to_num(7.0), expected_ND.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_residual_of_which_ranks_keep_rows_is_summed_up_and_asked_for_that_way(rank):
+    exchange, kernels, weight = KeepingFakeExchange(rank), PlainKernels(None, SPEC), torch.linspace(0.5, 1.5, 4)
+    ranks = PeerRanks(rank, 2, FakeGroup(), exchange=exchange)
+    x, residual = torch.randn(2, 4), [torch.randn(2, 4)]
+    expected_TD, sum_TD = kernels.add_rms_norm(x * 2, residual[0].clone(), weight, 1e-6)
+    assert ranks.keeps_own_rows(residual) and not ranks.keeps_own_rows([torch.zeros(1, 4)])
+    assert not ranks.keeps_own_rows([*residual, *residual]) and not make()[0].keeps_own_rows(residual)
+    (normed_TD,) = ranks.add_rms_norm_each(kernels, iter([x]), residual, weight, 1e-6)
+    assert torch.equal(normed_TD, expected_TD) and exchange.calls == ["add_rms_norm_own"]
+    residual[0][1 - rank] = torch.nan
+    found_ND = ranks.residual_rows(residual, torch.tensor([1, 0, 1]))
+    expected_ND = torch.stack([sum_TD[row] * 2 * (row == rank) for row in (1, 0, 1)])
+    assert torch.equal(found_ND, expected_ND)
+    (normed_TD,) = ranks.add_rms_norm_each(kernels, iter([x[:1]]), [torch.zeros(1, 4)], weight, 1e-6)
+    assert exchange.calls[-1] == "add_rms_norm"
 
 
 @pytest.mark.parametrize("what", ["a capture", "no room"])

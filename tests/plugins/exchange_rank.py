@@ -22,8 +22,8 @@ from plugins.kernels.triton_wide import WideScratch
 
 SLOTS, SLOT_BYTES = 12, 2048
 STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]
-"""Rows and columns of consecutive sums; up to AT_ONCE rows are summed up at once, more by parts."""
-AT_ONCE = 3
+"""Rows and columns of consecutive sums; up to AT_ONCE rows are summed up at once, more by parts, or by rows."""
+AT_ONCE, MOST_BY_PARTS = 3, 5
 PRODUCTS = [(1, 128, 1), (3, 128, 1), (7, 128, 1), (4, 128, 1), (5, 2048, 4), (4, 256, 1), (5, 2048, 4), (12, 128, 1)]
 """Rows, input features and fewest programs of a product; up to four rows are a thin one."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -84,6 +84,13 @@ def check_step(exchange, rank, size, step):
     tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]  # of a rounding
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=1e-6)
 
+    own, kept = parts[rank].clone(), residual.clone()
+    others = torch.arange(rows) % size != rank
+    kept[others] = torch.nan  # what other ranks keep
+    assert exchange.keeps_own_rows(kept) is (rows > MOST_BY_PARTS)
+    assert torch.equal(exchange.add_rms_norm_own(own, kept, weight, 1e-6), out)
+    assert torch.equal(kept[~others], new_residual[~others]) and kept[others].isnan().all()
+
     scores = torch.stack([part[:, 0].float().round() for part in parts])  # rounded, so that some are equal
     tokens = torch.arange(size)[:, None] * 100 + torch.arange(rows)
     best = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
@@ -114,6 +121,13 @@ def check_what_is_not_all_of_a_kind(exchange, rank, size):
         out, new_residual = exchange.add_rms_norm(part, base, weight.to(of_weight), 1e-6)
         torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=1e-5)
         torch.testing.assert_close(new_residual.float(), whole, rtol=2e-3, atol=1e-5)
+
+        kept, mine = residual.to(of_residual, copy=True), slice(rank, None, size)
+        if of_weight == dtype:
+            kept = kept.T.contiguous().T
+        out = exchange.add_rms_norm_own(x.to(dtype) * (rank + 1), kept, weight.to(of_weight), 1e-6)
+        torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=1e-5)
+        torch.testing.assert_close(kept[mine].float(), whole[mine], rtol=2e-3, atol=1e-5)
 
 
 def check_products(exchange, rank, size):
@@ -155,6 +169,7 @@ def check_what_fits(exchange):
 
 def main(rank, size, fd):
     triton_slots.RANKS_AT_ONCE, triton_slots.MOST_ROWS_AT_ONCE = size, AT_ONCE
+    triton_slots.RANKS_BY_ROWS, triton_slots.MOST_ROWS_BY_PARTS = size, MOST_BY_PARTS
     triton_wide.MAX_WEIGHT = 0
     words = SharedWords.attach(fd, num_words(size)).words
     exchange = make(rank, size, words)

@@ -127,10 +127,13 @@ def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
 
 @dataclass(frozen=True)
 class ForgetfulRanks(ThreadRanks):
-    """As sums by copies leave it: of a residual in chunks a rank knows only the rows it adds up, others: NaN."""
+    """As sums by copies or by rows leave it: of a residual a rank knows only the rows it adds up, others: NaN."""
 
     def num_chunks(self, num_rows: int) -> int:
         return 3
+
+    def keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
+        return True
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
@@ -153,14 +156,22 @@ class ForgetfulRanks(ThreadRanks):
         return alone_TD
 
 
+class ForgetfulWholes(ForgetfulRanks):
+    """The same of a residual in one piece."""
+
+    def num_chunks(self, num_rows: int) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", [ForgetfulRanks, ForgetfulWholes])
 @pytest.mark.parametrize("wanted", [[len(PROMPT) - 1, 8, 7], [0, 0, 3], [5], list(range(len(PROMPT)))[::-1]])
 def test_wanted_rows_are_right_where_a_rank_knows_only_its_own_rows_of_the_residual(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[int], kind: type[ThreadRanks]
 ) -> None:
     make_qwen3(tmp_path)
     whole = run(*load(tmp_path), one_prompt(PROMPT))
     monkeypatch.setattr("core.rows.ROW_TILE", 4)
-    shards = on_ranks(2, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted), ForgetfulRanks)
+    shards = on_ranks(2, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted), kind)
     torch.testing.assert_close(torch.cat(shards, -1), whole[wanted], atol=TOLERANCE, rtol=0)
 
 

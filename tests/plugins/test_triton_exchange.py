@@ -58,8 +58,8 @@ def test_a_rank_that_is_let_go_does_not_wait_for_the_others():
 class Model:
     """The protocol of a slot, its sends and waits in any order that the ranks' own order allows.
 
-    `kinds` has an exchange each: "once", or "parts" with as many owners of parts as the digit after it; "sent" before
-    either if the product sends the parts, which it does to its own rank too.
+    `kinds` has an exchange each: "once", "parts" with as many owners of parts as the digit after it, or "rows" with the
+    row's owner; "sent" before the first two if the product sends the parts, which it does to its own rank too.
     """
 
     def __init__(self, size, num_copies, kinds):
@@ -71,6 +71,7 @@ class Model:
             copy = number % self.num_copies
             everyone = set(range(self.size))
             owners = everyone if kind.endswith("once") else set(range(int(kind[-1])))
+            owners = {int(kind[-1])} if kind.startswith("rows") else owners
             without = set() if kind.startswith("sent") else {rank}
             yield from (("send", peer, (copy, "part", rank), number) for peer in sorted(owners - without))
             if rank in owners:
@@ -110,7 +111,7 @@ class Model:
         return (*at[:rank], at[rank] + 1, *at[rank + 1 :]), frozenset(held.items())
 
 
-KINDS = ("once", "parts1", "parts2", "sent once", "sent parts2")
+KINDS = ("once", "parts1", "parts2", "rows1", "sent once", "sent parts2")
 
 
 @pytest.mark.parametrize("size", (2, 3))
@@ -120,6 +121,6 @@ def test_two_copies_of_a_slot_suffice_in_any_order_of_the_ranks_steps(size):
 
 
 def test_the_model_finds_that_one_copy_is_too_few():
-    for kinds in (("once", "once"), ("once", "parts2"), ("sent once", "sent parts2")):
+    for kinds in (("once", "once"), ("once", "parts2"), ("sent once", "sent parts2"), ("once", "rows1")):
         with pytest.raises(AssertionError, match="not yet emptied"):
             Model(3, 1, kinds).explore()
