@@ -196,7 +196,7 @@ def test_without_graphs_several_gpus_give_the_tokens_of_one(alone, tp):
 @pytest.mark.parametrize("tp", SIZES)
 def test_captured_mixed_steps_give_the_tokens_of_one_gpu(alone, tp):
     """Each rank finds out by itself which decodes are left over, and how long they are."""
-    options = tree(tp, max_num_batched_tokens=144, **BESIDE) | {"scheduler": "longest_first"}
+    options = tree(tp, max_num_seqs=128, max_num_batched_tokens=144, **BESIDE) | {"scheduler": "longest_first"}
     with LLM(**options) as llm:
         launched = launches_of(llm.engine.executor.worker.prompt_graphs)
         assert len(parted(llm.generate(*load()), alone["plain"])) <= 1
