@@ -393,7 +393,7 @@ class Exchange(Protocol):
 
 
 class FusedExchange(Protocol):
-    """What an Exchange may offer besides, to save launches and trips."""
+    """What an Exchange may offer besides, to save launches, trips and work that ranks need not all do."""
 
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
@@ -407,13 +407,14 @@ class FusedExchange(Protocol):
         ...
 
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
-        """Whether `add_rms_norm_own` is faster; by shape and dtype alone, so that it holds for a whole forward."""
+        """Whether `add_rms_norm_own` is faster; the same for all sums of a forward of as many rows of a kind."""
         ...
 
     def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """add_rms_norm's first result, on every rank; row t of the second is written over the residual of rank t % R.
 
-        What the residual's other rows hold says nothing, before and after. May overwrite x.
+        x fits, and all three have one dtype and no gaps. What the residual's other rows hold says nothing, before and
+        after. May overwrite x.
         """
         ...
 

@@ -151,7 +151,7 @@ class RowParallelLinear:
 
         x_chunks: as many as of the residual. What a caller must mind: see Ranks.add_rms_norm_each.
         """
-        if len(residual_chunks) > 1 or self.ranks.keeps_own_rows(residual_chunks):
+        if len(residual_chunks) > 1 or self.ranks.keeps_own_rows(residual_chunks[0]):
             partials = map(self.local, x_chunks)
             yield from self.ranks.add_rms_norm_each(self.kernels, partials, residual_chunks, norm_weight_O, eps)
             return

@@ -82,8 +82,8 @@ class Ranks:
         """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
         return 1
 
-    def keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
-        """Whether `add_rms_norm_each` leaves a rank but some rows of such a residual; the same on every rank."""
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
+        """Whether `add_rms_norm_each` leaves a rank but some rows of a residual in one chunk; on all ranks alike."""
         return False
 
     def add_rms_norm_each(

@@ -71,16 +71,17 @@ class PeerRanks(ProcessRanks):
         normed_TO, sum_TO = results
         return normed_TO, sum_TO
 
-    def keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
         """See Ranks."""
-        return self._exchange_keeps_own_rows(residual_chunks) or self._copies_for(residual_chunks) is not None
+        keeps: Any = getattr(self.exchange, "keeps_own_rows", None)
+        return keeps is not None and bool(keeps(residual_TD))
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
         """See Ranks."""
-        if self._exchange_keeps_own_rows(residual_chunks):
-            return self._norms_of_own(partials, residual_chunks, weight_D, eps)
+        if len(residual_chunks) == 1 and self.keeps_own_rows(residual_chunks[0]):
+            return (self._norm_of_own(kernels, one_TD, residual_chunks[0], weight_D, eps) for one_TD in partials)
         copies = self._copies_for(residual_chunks)
         if copies is None:
             return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
@@ -91,7 +92,7 @@ class PeerRanks(ProcessRanks):
         """See Ranks."""
         rows_ND = super().residual_rows(residual_chunks, rows_N)
         copies = self._copies_for(residual_chunks)
-        if self._exchange_keeps_own_rows(residual_chunks):
+        if len(residual_chunks) == 1 and self.keeps_own_rows(residual_chunks[0]):
             is_own_N = rows_N % self.size == self.rank
         elif copies is not None:
             is_own_N = copies.is_own(residual_chunks).index_select(0, rows_N)
@@ -99,17 +100,20 @@ class PeerRanks(ProcessRanks):
             return rows_ND
         return self.all_reduce(rows_ND.masked_fill_(~is_own_N.unsqueeze(1), 0))
 
-    def _exchange_keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
-        keeps: Any = getattr(self.exchange, "keeps_own_rows", None)
-        return keeps is not None and len(residual_chunks) == 1 and bool(keeps(residual_chunks[0]))
-
-    def _norms_of_own(
-        self, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
-    ) -> Iterator[Tensor]:
+    def _norm_of_own(
+        self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> Tensor:
+        """The norm; the sum is written over the residual, where other ranks' rows say nothing."""
         exchange: Any = self.exchange
-        for partial_TD, residual_TD in zip(partials, residual_chunks, strict=True):
+        is_like = partial_TD.dtype == weight_D.dtype == residual_TD.dtype and weight_D.is_contiguous()
+        if is_like and exchange.fits(partial_TD):
             self.reached_exchange()
-            yield exchange.add_rms_norm_own(partial_TD, residual_TD, weight_D, eps)
+            normed_TD: Tensor = exchange.add_rms_norm_own(partial_TD, residual_TD, weight_D, eps)
+            return normed_TD
+        whole_TD = self.residual_rows([residual_TD], torch.arange(len(residual_TD), device=residual_TD.device))
+        normed_TD, sum_TD = self.add_rms_norm(kernels, partial_TD, whole_TD, weight_D, eps)
+        residual_TD.copy_(sum_TD)
+        return normed_TD
 
     def _copies_for(self, residual_chunks: list[Tensor]) -> PeerCopies | None:
         """The copies, if sums of such chunks are theirs."""

@@ -34,6 +34,8 @@ from plugins.kernels.triton_wide import empty_with_room
 ROWS = (1, 8, 32, 64, 96, 128, 192, 256, 512, 1024)
 MOST_ROWS = max(ROWS)
 CALLS, REPLAYS = 64, 20
+BY_ROWS = "rows"
+WAYS = (*Way, BY_ROWS)
 MIXED = 300
 """Exchanges in a random order."""
 MATRICES = 8
@@ -65,11 +67,11 @@ def us_a_call(call, device):
 
 
 def check_mixed(exchange, rank, size, width, device):
-    """Sums of all sizes and types both ways, and draws, on ranks of which each is late at times."""
+    """Sums of all sizes and types in all ways, and draws, on ranks of which each is late at times."""
     common, own = random.Random(0), random.Random(rank)
     default, results = exchange.way, []
     for number in range(MIXED):
-        rows, way = common.choice((1, 3, 16, 40, 100, 300)), common.choice(list(Way))
+        rows, way = common.choice((1, 3, 16, 40, 100, 300)), common.choice(WAYS)
         dtype = common.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32))
         columns = common.choice((width, width // 4, 48)) // (2 if dtype == torch.float32 else 1)
         exchange.way = lambda num_rows, way=way: way
@@ -80,7 +82,12 @@ def check_mixed(exchange, rank, size, width, device):
         expected = torch.zeros(rows, columns, device=device)
         for part in parts:
             expected += part.float()
-        results.append((exchange.all_reduce(parts[rank].clone()), expected.to(dtype)))
+        if way == BY_ROWS:
+            summed, weight = torch.zeros(rows, columns, device=device, dtype=dtype), torch.ones(columns, device=device)
+            exchange.add_rms_norm_own(parts[rank].clone(), summed, weight.to(dtype), 1e-6)
+            results.append((summed[rank::size], expected.to(dtype)[rank::size]))
+        else:
+            results.append((exchange.all_reduce(parts[rank].clone()), expected.to(dtype)))
         scores = torch.stack([part[:, 0].float() for part in parts])
         tokens = torch.arange(rows, device=device) + 1000 * torch.arange(size, device=device)[:, None]
         best = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
@@ -93,7 +100,7 @@ def check_mixed(exchange, rank, size, width, device):
 
 def normed_sum(exchange, way, x, residual, weight):
     """The norm and the residual; by rows the latter is right in this rank's rows alone."""
-    if way is Way.BY_ROWS:
+    if way == BY_ROWS:
         return exchange.add_rms_norm_own(x, residual, weight, 1e-6), residual
     exchange.way = lambda num_rows: way
     return exchange.add_rms_norm(x, residual, weight, 1e-6)
@@ -101,13 +108,14 @@ def normed_sum(exchange, way, x, residual, weight):
 
 def check_way(exchange, way, own, total, residual, weight, rank, size):
     """A sum near the float32 one, its norm near the plain one, and both the same bits on all ranks."""
-    exchange.way = lambda num_rows: way
+    if way != BY_ROWS:
+        exchange.way = lambda num_rows: way
     summed = exchange.all_reduce(own.clone())
     error = ((summed.float() - total).norm() / total.norm()).item()
     assert error < 4e-3, error
     normed, added = normed_sum(exchange, way, own.clone(), residual.clone(), weight)
     expected, expected_added = add_rms_norm(summed.clone(), residual.clone(), weight, 1e-6)
-    known = slice(rank, None, size) if way is Way.BY_ROWS else slice(None)
+    known = slice(rank, None, size) if way == BY_ROWS else slice(None)
     assert torch.equal(added[known], expected_added[known])
     torch.testing.assert_close(normed, expected, rtol=1e-2, atol=1e-2)
     for result in (summed, normed):
@@ -119,14 +127,15 @@ def check_way(exchange, way, own, total, residual, weight, rank, size):
 def time_ways(exchange, own, residual, weight, device):
     """Each way of the exchange, and its variants."""
     x, r, found = own.clone(), residual.clone(), {}
-    default = exchange.way
-    limits = triton_sums.launch_limits
-    for way in Way:
-        for variant in (limits(way, exchange.peers.size), *VARIANTS):
-            triton_sums.launch_limits = lambda way, num_ranks, variant=variant: variant
-            name = way.value + (str(variant) if VARIANTS else "")
+    default, own_launches = exchange.way, (dict(triton_sums.LAUNCHES), triton_sums.LAUNCH_BY_ROWS)
+    for way in WAYS:
+        for variant in (None, *VARIANTS):
+            if variant is not None:
+                triton_sums.LAUNCHES, triton_sums.LAUNCH_BY_ROWS = dict.fromkeys(Way, variant), variant
+            name = (way if way == BY_ROWS else way.value) + ("" if variant is None else str(variant))
             found[name] = us_a_call(lambda way=way: normed_sum(exchange, way, x, r, weight), device)
-    exchange.way, triton_sums.launch_limits = default, limits
+        triton_sums.LAUNCHES, triton_sums.LAUNCH_BY_ROWS = own_launches
+    exchange.way = default
     return found
 
 
@@ -149,7 +158,7 @@ def time_products(exchange, kernels, width, residual, weight, device):
     found = {
         "norm": calls(lambda matrix: add_rms_norm(linear(matrix), r, weight, 1e-6)),
         "sum": calls(lambda matrix: exchange.add_rms_norm(linear(matrix), r, weight, 1e-6)),
-        "rows": calls(lambda matrix: exchange.add_rms_norm_own(linear(matrix), r, weight, 1e-6)),
+        BY_ROWS: calls(lambda matrix: exchange.add_rms_norm_own(linear(matrix), r, weight, 1e-6)),
     }
     default = triton_wide.most_sending_rows
     triton_wide.most_sending_rows = lambda width: MOST_ROWS
@@ -188,19 +197,17 @@ def time_others(ranks, shared, name, own, residual, weight, device):
 
 def check_let_go(exchange, rank, device):
     """Rank 0 waits for others that never come, until it is let go."""
-    x = torch.ones(8, 1024, device=device)
-    for way in Way:  # once with all, so that nothing is loaded while a kernel waits
-        exchange.way = lambda num_rows, way=way: way
-        exchange.all_reduce(x)
+    x, weight = torch.ones(8, 1024, device=device), torch.ones(1024, device=device)
+    for way in WAYS:  # once with all, so that nothing is loaded while a kernel waits
+        normed_sum(exchange, way, x, x.clone(), weight)
     torch.cuda.synchronize(device)
     dist.barrier()
     torch.cuda.synchronize(device)
     if rank == 0:
         watchdog = threading.Timer(10, lambda: (print("rank 0 was not let go", flush=True), os._exit(1)))
         watchdog.start()
-        for way in Way:
-            exchange.way = lambda num_rows, way=way: way
-            exchange.all_reduce(x)
+        for way in WAYS:
+            normed_sum(exchange, way, x, x.clone(), weight)
         done = torch.cuda.Event()
         done.record()
         assert not done.query()
@@ -237,7 +244,7 @@ def work(rank, size, width, row_counts, port):
         total = own.float()
         dist.all_reduce(total)
         default = exchange.way
-        for way in Way:
+        for way in WAYS:
             check_way(exchange, way, own, total, residual, weight, rank, size)
         exchange.way = default
         found = time_ways(exchange, own, residual, weight, device)

@@ -18,6 +18,7 @@ from plugins.kernels import triton_ops, triton_thin
 from plugins.kernels.triton_launch import launch_options
 from plugins.kernels.triton_product import Kind
 from plugins.kernels.triton_slots import (
+    LEAST_ROWS_BY_ROWS,
     WORD_BYTES,
     Sends,
     Way,
@@ -28,17 +29,18 @@ from plugins.kernels.triton_slots import (
     place_constants,
     sums_by_rows,
 )
-from plugins.kernels.triton_sums import launch_sum
-from plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, send_wide_product
+from plugins.kernels.triton_sums import launch_sum, launch_sum_by_rows
+from plugins.kernels.triton_wide import MAX_ROWS, WideScratch, empty_with_room, fitting_wide_tiling, send_wide_product
 
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""
 PAIR_BYTES = 8
 """A draw's score and token."""
 assert PAIR_BYTES * BEST_ROWS <= MIN_SLOT_BYTES
+assert MAX_ROWS < LEAST_ROWS_BY_ROWS, "after a product that sends its tiles every rank needs the residual whole"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _best_kernel(
     scores_ptr, tokens_ptr, out_ptr, addresses, counts, rank, num_rows,
     SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
@@ -115,15 +117,9 @@ class TritonExchange:
         return self.fits(residual_TD) and sums_by_rows(self.peers.size, len(residual_TD))
 
     def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """See FusedExchange; overwrites x. Others of another dtype or with gaps take launches of their own."""
-        if _are_like(x_TD, residual_TD, weight_D):
-            launch_sum(self.peers, Way.BY_ROWS, x_TD, residual_TD, weight_D, x_TD, eps, norm=True)
-            return x_TD
-        is_own_T = torch.arange(len(x_TD), device=x_TD.device) % self.peers.size == self.peers.rank
-        whole_TD = self.all_reduce(residual_TD.masked_fill(~is_own_T[:, None], 0))
-        normed_TD, sum_TD = triton_ops.add_rms_norm(self.all_reduce(x_TD), whole_TD, weight_D, eps)
-        residual_TD.copy_(sum_TD)
-        return normed_TD
+        """See FusedExchange; overwrites x."""
+        launch_sum_by_rows(self.peers, x_TD, residual_TD, weight_D, eps)
+        return x_TD
 
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,

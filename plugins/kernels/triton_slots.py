@@ -26,26 +26,25 @@ PART_MULTIPLE = 4
 """Words of a part, so that each begins where 16 bytes do."""
 RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
 """Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
-RANKS_BY_ROWS, MOST_ROWS_BY_PARTS = 2, 128
-"""Of sums by rows at most so many ranks and at least one row more, where who asks for a norm can do with that."""
+RANKS_BY_ROWS, LEAST_ROWS_BY_ROWS = 2, 129
+"""Of sums by rows, where who asks for a norm can do with them."""
 
 
 class Way(Enum):
-    """How rows are summed up, see triton_sums.py."""
+    """How rows are summed up if each rank needs them whole, see triton_sums.py."""
 
     AT_ONCE = "once"
     BY_PARTS = "parts"
-    BY_ROWS = "rows"
 
     @classmethod
     def of(cls, num_ranks: int, num_rows: int) -> Way:
-        """The faster one where all ranks need the whole sum."""
+        """The faster one."""
         return cls.AT_ONCE if num_ranks <= RANKS_AT_ONCE and num_rows <= MOST_ROWS_AT_ONCE else cls.BY_PARTS
 
 
 def sums_by_rows(num_ranks: int, num_rows: int) -> bool:
-    """Whether a rank had better keep the residual of its rows alone. Never where products send their tiles."""
-    return num_ranks <= RANKS_BY_ROWS and num_rows > MOST_ROWS_BY_PARTS
+    """Whether it is faster if a rank keeps the residual of its rows alone."""
+    return num_ranks <= RANKS_BY_ROWS and num_rows >= LEAST_ROWS_BY_ROWS
 
 
 def part_words(num_words: int, num_ranks: int) -> int:
@@ -94,7 +93,7 @@ def sending_constants(sends: Sends | None, num_out: int) -> dict[str, Any]:
 
 @triton.jit
 def offset_of(slot, count, source, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
-    """Where a slot's data of one source are in any rank's memory, for this count. Source SIZE has the sums of parts."""
+    """Where a slot's data of one source are in any rank's memory, for this count. Source SIZE: what owners send."""
     return HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
 
 

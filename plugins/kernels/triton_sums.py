@@ -20,6 +20,9 @@ Legend: T rows, D columns, R ranks.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -190,11 +193,10 @@ def _sum_by_parts_kernel(
     tl.store(counts + row, count + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _sum_by_rows_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, addresses, counts, rank, width, num_words, num_rows, eps,
-    SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, LANES: tl.constexpr, NORM: tl.constexpr, WORDS: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, addresses, counts, rank, width, num_words, num_rows, eps,
+    SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, LANES: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -223,20 +225,17 @@ def _sum_by_rows_kernel(
         own_at = mine * num_words + word
         residual_at = as_words(residual_ptr) + own_at
         own = sendable(tl.load(as_words(x_ptr) + own_at, mask=inside, other=0))
-        weight, residual = own, own
-        if NORM:
-            weight = tl.load(as_words(weight_ptr) + word, mask=inside, other=0)
-            residual = tl.load(residual_at, mask=inside, other=0, cache_modifier=".cg")
+        weight = tl.load(as_words(weight_ptr) + word, mask=inside, other=0)
+        residual = tl.load(residual_at, mask=inside, other=0, cache_modifier=".cg")
         here = place(addresses, rank, mine, own_count, 0, tl.int32, SIZE, SLOT_BYTES)
         total = _take_sum(here, go_at, word, inside, own, rank, dtype, SIZE, SLOT_BYTES, WORDS)
-        if NORM:
-            total, added = _normalised(total, weight, residual, width, eps, dtype)
-            tl.store(residual_at, added, mask=inside)
-        total = sendable(total)
+        out, added = _normalised(total, weight, residual, width, eps, dtype)
+        out = sendable(out)
         for other in tl.static_range(1, SIZE):
             result = place(addresses, (rank + other) % SIZE, mine, own_count, SIZE, tl.int32, SIZE, SLOT_BYTES)
-            tl.store(result + word, total, mask=inside)
-        tl.store(as_words(out_ptr) + own_at, total, mask=inside)
+            tl.store(result + word, out, mask=inside)
+        tl.store(as_words(x_ptr) + own_at, out, mask=inside)
+        tl.store(residual_at, added, mask=inside)
         tl.store(counts + mine, own_count + 1)
     from_place = tl.load(addresses + rank) + offset_of(row, count, SIZE, SIZE, SLOT_BYTES)
     results = tl.multiple_of(from_place[:, None].to(tl.pointer_type(tl.int32)), (16, 16)) + word[None, :]
@@ -245,11 +244,15 @@ def _sum_by_rows_kernel(
         words = tl.load(results, mask=is_theirs, other=0, volatile=True)
         waiting = must_wait(words == -1, go_at)
     tl.store(results, tl.full((LANES, WORDS), -1, tl.int32), mask=is_theirs)
-    tl.store(as_words(out_ptr) + at, words, mask=is_theirs)
+    tl.store(as_words(x_ptr) + at, words, mask=is_theirs)
     tl.store(counts + row, count + 1, mask=is_other)
 
 
 _KERNELS = {Way.AT_ONCE: _sum_once_kernel, Way.BY_PARTS: _sum_by_parts_kernel}
+LAUNCHES = {Way.AT_ONCE: (16, 64), Way.BY_PARTS: (8, 96)}
+"""Most warps of a program and most registers of a thread, few enough that one of the next product fits in beside it."""
+LAUNCH_BY_ROWS = (8, 128)
+"""The same by rows, when no program of the next product comes early."""
 
 
 def launch_sum(
@@ -258,33 +261,34 @@ def launch_sum(
 ) -> None:  # fmt: skip
     """Sum x up over the ranks into `out`, or the norm of that and the residual, and their sum into the residual.
 
-    By rows a rank's residual gets its own rows alone. x is not read if it was `sent`; never by rows.
-    Device: one launch, no host sync, waits for the other ranks' launches.
+    If x was `sent`, it is not read. Device: one launch, no host sync, waits for the other ranks' launches.
     """
     num_rows, width = x_TD.shape
     num_words = width * x_TD.element_size() // WORD_BYTES
-    words, size = triton.next_power_of_2(num_words), peers.size
-    most_warps, most_registers = launch_limits(way, size)
-    num_warps = max(1, min(most_warps, words // 128))
-    options = {
-        **place_constants(peers), "NORM": norm, "WORDS": words, "num_warps": num_warps, "maxnreg": most_registers,
-        **launch_options(x_TD.device),
-    }  # fmt: skip
-    arguments = (x_TD, residual_TD, weight_D, out_TD, *place_arguments(peers), width, num_words)
-    if way is Way.BY_ROWS:
-        lanes = triton.next_power_of_2(size - 1)
-        _sum_by_rows_kernel[(triton.cdiv(num_rows, size),)](*arguments, num_rows, eps, LANES=lanes, **options)
-        return
-    part = part_words(num_words, size)
-    tile, lanes = triton.next_power_of_2(part), triton.next_power_of_2(size)
-    _KERNELS[way][(num_rows,)](*arguments, eps, PART=part, TILE=tile, LANES=lanes, SENT=sent, **options)
+    part = part_words(num_words, peers.size)
+    _KERNELS[way][(num_rows,)](
+        x_TD, residual_TD, weight_D, out_TD, *place_arguments(peers), width, num_words, eps, **place_constants(peers),
+        PART=part, TILE=triton.next_power_of_2(part), LANES=triton.next_power_of_2(peers.size), NORM=norm, SENT=sent,
+        **_options(num_words, LAUNCHES[way], x_TD.device),
+    )  # fmt: skip
 
 
-def launch_limits(way: Way, num_ranks: int) -> tuple[int, int]:
-    """Most warps of a program and most registers of a thread.
+def launch_sum_by_rows(peers: PeerMemory, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> None:
+    """Write the norm of the sum over ranks and the residual over x, and the new residual over its rows of this rank.
 
-    At once and by parts so few that one of the next product fits in beside it; by rows none of these come early.
+    Device: as launch_sum.
     """
-    if way is Way.BY_ROWS:
-        return (8, 128) if num_ranks == 2 else (16, 128)
-    return (16, 64) if way is Way.AT_ONCE else (8, 96)
+    num_rows, width = x_TD.shape
+    num_words = width * x_TD.element_size() // WORD_BYTES
+    _sum_by_rows_kernel[(triton.cdiv(num_rows, peers.size),)](
+        x_TD, residual_TD, weight_D, *place_arguments(peers), width, num_words, num_rows, eps, **place_constants(peers),
+        LANES=triton.next_power_of_2(peers.size - 1),
+        **_options(num_words, LAUNCH_BY_ROWS, x_TD.device),
+    )  # fmt: skip
+
+
+def _options(num_words: int, limits: tuple[int, int], device: torch.device) -> dict[str, Any]:
+    most_warps, most_registers = limits
+    words = triton.next_power_of_2(num_words)
+    num_warps = max(1, min(most_warps, words // 128))
+    return {"WORDS": words, "num_warps": num_warps, "maxnreg": most_registers, **launch_options(device)}

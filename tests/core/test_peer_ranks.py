@@ -181,16 +181,37 @@ def test_a_residual_of_which_ranks_keep_rows_is_summed_up_and_asked_for_that_way
     ranks = PeerRanks(rank, 2, FakeGroup(), exchange=exchange)
     x, residual = torch.randn(2, 4), [torch.randn(2, 4)]
     expected_TD, sum_TD = kernels.add_rms_norm(x * 2, residual[0].clone(), weight, 1e-6)
-    assert ranks.keeps_own_rows(residual) and not ranks.keeps_own_rows([torch.zeros(1, 4)])
-    assert not ranks.keeps_own_rows([*residual, *residual]) and not make()[0].keeps_own_rows(residual)
+    assert ranks.keeps_own_rows(residual[0]) and not ranks.keeps_own_rows(torch.zeros(1, 4))
+    assert not make()[0].keeps_own_rows(residual[0])
     (normed_TD,) = ranks.add_rms_norm_each(kernels, iter([x]), residual, weight, 1e-6)
     assert torch.equal(normed_TD, expected_TD) and exchange.calls == ["add_rms_norm_own"]
     residual[0][1 - rank] = torch.nan
     found_ND = ranks.residual_rows(residual, torch.tensor([1, 0, 1]))
     expected_ND = torch.stack([sum_TD[row] * 2 * (row == rank) for row in (1, 0, 1)])
     assert torch.equal(found_ND, expected_ND)
-    (normed_TD,) = ranks.add_rms_norm_each(kernels, iter([x[:1]]), [torch.zeros(1, 4)], weight, 1e-6)
+    assert list(ranks.add_rms_norm_each(kernels, iter([x[:1]]), [torch.zeros(1, 4)], weight, 1e-6))
     assert exchange.calls[-1] == "add_rms_norm"
+
+
+@pytest.mark.parametrize("unlike", ["partial", "weight", "size"])
+def test_what_the_exchange_cannot_sum_up_by_rows_gives_the_same(unlike):
+    """Of FakeGroup's two ranks each has both of the others' rows: the rows that this one keeps come back doubled."""
+    exchange, kernels, weight = KeepingFakeExchange(0), PlainKernels(None, SPEC), torch.linspace(0.5, 1.5, 4)
+    ranks = PeerRanks(0, 2, FakeGroup(), exchange=exchange)
+    x, kept = torch.randn(2, 4), torch.randn(2, 4)
+    whole = torch.stack([kept[0] * 2, torch.zeros(4)])
+    expected_TD, sum_TD = kernels.add_rms_norm(x * 2, whole, weight, 1e-6)
+    kept[1] = torch.nan
+    if unlike == "partial":
+        x = x.double()
+    elif unlike == "weight":
+        weight = weight.double()
+    else:
+        exchange.fits = lambda x_TD: False
+    (normed_TD,) = ranks.add_rms_norm_each(kernels, iter([x]), [kept], weight, 1e-6)
+    assert "add_rms_norm_own" not in exchange.calls
+    torch.testing.assert_close(normed_TD.float(), expected_TD)
+    torch.testing.assert_close(kept[0], sum_TD[0])
 
 
 @pytest.mark.parametrize("what", ["a capture", "no room"])

@@ -132,8 +132,11 @@ class ForgetfulRanks(ThreadRanks):
     def num_chunks(self, num_rows: int) -> int:
         return 3
 
-    def keeps_own_rows(self, residual_chunks: list[Tensor]) -> bool:
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
         return True
+
+    def linear_add_rms_norm(self, *arguments: Any) -> Any:
+        raise AssertionError("asks for a residual that is known whole")
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float

@@ -59,7 +59,8 @@ class Model:
     """The protocol of a slot, its sends and waits in any order that the ranks' own order allows.
 
     `kinds` has an exchange each: "once", "parts" with as many owners of parts as the digit after it, or "rows" with the
-    row's owner; "sent" before the first two if the product sends the parts, which it does to its own rank too.
+    row's owner, whose norm lies where parts of all owners may; "sent" before the first two if the product sends the
+    parts, which it does to its own rank too.
     """
 
     def __init__(self, size, num_copies, kinds):
@@ -69,17 +70,18 @@ class Model:
         """What a rank does: it sends to a place of another, and waits for places of its own, which it empties."""
         for number, kind in enumerate(self.kinds):
             copy = number % self.num_copies
-            everyone = set(range(self.size))
-            owners = everyone if kind.endswith("once") else set(range(int(kind[-1])))
-            owners = {int(kind[-1])} if kind.startswith("rows") else owners
+            everyone, is_rows = set(range(self.size)), kind.startswith("rows")
+            owners = everyone if kind.endswith("once") else {int(kind[-1])} if is_rows else set(range(int(kind[-1])))
             without = set() if kind.startswith("sent") else {rank}
-            yield from (("send", peer, (copy, "part", rank), number) for peer in sorted(owners - without))
+            yield from (("send", peer, [(copy, "part", rank)], number) for peer in sorted(owners - without))
             if rank in owners:
                 yield ("take", rank, [(copy, "part", peer) for peer in sorted(everyone - without)], number)
-            if not kind.endswith("once"):
-                if rank in owners:
-                    yield from (("send", peer, (copy, "sum", rank), number) for peer in sorted(everyone - {rank}))
-                yield ("take", rank, [(copy, "sum", peer) for peer in sorted(owners - {rank})], number)
+            if kind.endswith("once"):
+                continue
+            sums = {owner: [(copy, "sum", part) for part in (everyone if is_rows else {owner})] for owner in owners}
+            if rank in owners:
+                yield from (("send", peer, sums[rank], number) for peer in sorted(everyone - {rank}))
+            yield ("take", rank, [place for owner in sorted(owners - {rank}) for place in sums[owner]], number)
 
     def explore(self):
         """How many states some order of steps reaches. Raises AssertionError where a send or a take goes wrong."""
@@ -100,14 +102,14 @@ class Model:
         """The state after a rank's next step; None if it has none, or waits."""
         if at[rank] == len(scripts[rank]):
             return None
-        kind, owner, place, number = scripts[rank][at[rank]]
+        kind, owner, places, number = scripts[rank][at[rank]]
         if kind == "send":
-            assert (owner, place) not in held, "sent to a place that was not yet emptied"
-            held[owner, place] = number
+            assert not any((owner, one) in held for one in places), "sent to a place that was not yet emptied"
+            held |= {(owner, one): number for one in places}
         else:
-            if not all((owner, one) in held for one in place):
+            if not all((owner, one) in held for one in places):
                 return None
-            assert all(held.pop((owner, one)) == number for one in place), "took what another exchange sent"
+            assert all(held.pop((owner, one)) == number for one in places), "took what another exchange sent"
         return (*at[:rank], at[rank] + 1, *at[rank + 1 :]), frozenset(held.items())
 
 
