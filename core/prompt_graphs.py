@@ -1,11 +1,10 @@
 """Small steps with prompts as CUDA graphs, one for each of a few shapes: their eager launches outlast the work.
 
-A graph's only input is one array of integers that the host lays out from the step; block tables and sampling parameters
-are gathered from the request table on the device, and tokens and lengths go back into it. Tokens beyond the step's own
-are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed step the first decodes
-are decodes to the kernels too, as many as the graph has; the rest of them are chunks of one token.
-Legend: T tokens of a graph that are no decodes, B rows of these (the last one is padding), N = B - 1 draws from them,
-G decodes.
+A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
+and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
+beyond the step's own are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed
+step the first decodes are decodes to the kernels too, as many as the graph has; the others are chunks of one token.
+Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 """
 
 from __future__ import annotations
@@ -35,29 +34,27 @@ LAST_DRAWN = -1
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input of a graph, all int64. Rows beyond the step's have no queries; draws beyond its own are padding's.
+    """The input of a graph, all int64: decodes, then chunks, then rows that have no queries and draws for padding.
 
-    decode_rows_G, table_rows_B, draw_rows_N: rows of the request table. token_ids_T may be LAST_DRAWN. token_rows_T:
-    which of the B rows a token belongs to. draw_tokens_N: which of the T tokens a draw follows.
+    token_ids_T may be LAST_DRAWN. token_rows_T: which of the B rows a token belongs to. table_rows_B, draw_rows_N: rows
+    of the request table. draw_tokens_N: which of the T tokens a draw follows.
     """
 
-    decode_rows_G: Any
     token_ids_T: Any
     positions_T: Any
     token_rows_T: Any
-    query_starts_B1: Any
-    context_lens_B: Any
-    table_rows_B: Any
+    draw_positions_N: Any
     draw_rows_N: Any
     draw_tokens_N: Any
-    draw_positions_N: Any
+    context_lens_B: Any
+    table_rows_B: Any
+    query_starts_B1: Any
 
     @classmethod
     def of(cls, inputs_X: Tensor, shape: PromptShape) -> Inputs:
         """Views of the flat array."""
-        num_rows, num_draws = shape.num_rows + 1, shape.num_rows
-        num_tokens = [shape.num_tokens - shape.num_decodes] * 3
-        lengths = [shape.num_decodes, *num_tokens, num_rows + 1, *[num_rows] * 2, *[num_draws] * 3]
+        num_tokens, num_draws = shape.num_tokens, shape.num_decodes + shape.num_rows
+        lengths = [*[num_tokens] * 3, *[num_draws] * 3, *[num_draws + 1] * 2, num_draws + 2]
         return cls(*torch.split(inputs_X, lengths))
 
     def flat(self) -> IntArray:
@@ -108,14 +105,14 @@ class PromptGraphs:
         """A step as the input of the graph of this shape, on the host."""
         table = self.worker.table
         step = with_few_decodes(step, shape.num_decodes, table)
-        return torch.from_numpy(lay_out(step, shape, table.padding_row).flat())
+        return torch.from_numpy(lay_out(step, shape, table).flat())
 
     def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
         """One step with prompts: everything a graph holds."""
         worker, table = self.worker, self.worker.table
         inputs = Inputs.of(inputs_X, shape)
-        batch = prompt_batch(table, inputs, self.max_model_len)
-        drawn = prompt_draws(table, inputs, batch)
+        batch = prompt_batch(table, inputs, shape.num_decodes, self.max_model_len)
+        drawn = prompt_draws(table, inputs)
         hidden_ND = worker.forward(batch, drawn.token_indices_N)
         tokens_N = worker.draw(hidden_ND, drawn)
         table.write_back(drawn, tokens_N)
@@ -140,30 +137,34 @@ def with_few_decodes(step: Step, num_decodes: int, table: RequestTable) -> Step:
     )
 
 
-def lay_out(step: Step, shape: PromptShape, padding_row: int) -> Inputs:
-    """A step's chunks as the first of the shape's rows; the tokens that are missing form the last one.
+def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
+    """A step's decodes and chunks as the first of the shape's rows; the tokens that are missing form the last one.
 
-    Decodes are as many as the shape has, or none of a step that is empty.
+    Decodes are as many as the shape has, or none of a step that is empty. The table must not mirror the step yet.
     """
-    count, sampled, num_rows = len(step.chunk_rows), step.sampled_chunks, shape.num_rows + 1
-    num_tokens = shape.num_tokens - shape.num_decodes
-    lens_B, past_B = (np.zeros(num_rows, dtype=np.int64) for _ in range(2))
-    lens_B[:count], past_B[:count] = step.chunk_lens, step.chunk_starts
-    lens_B[-1] = num_tokens - len(step.token_ids_T)
+    num_decodes, count, sampled = shape.num_decodes, len(step.chunk_rows), step.sampled_chunks
+    decode_rows = _filled(num_decodes, table.padding_row, step.decode_rows)
+    lens_B, past_B = np.ones((2, num_decodes + shape.num_rows + 1), dtype=np.int64)
+    past_B[:num_decodes] = table.host_length_R[decode_rows] - 1
+    chunks_B = slice(num_decodes, num_decodes + count)
+    lens_B[num_decodes:], past_B[num_decodes:] = 0, 0
+    lens_B[chunks_B], past_B[chunks_B] = step.chunk_lens, step.chunk_starts
+    lens_B[-1] = shape.num_tokens - lens_B.sum()
     starts_B1 = np.concatenate([[0], np.cumsum(lens_B)])
     contexts_B = np.maximum(past_B + lens_B, 1)
-    token_rows_T = np.repeat(np.arange(num_rows), lens_B)
+    token_rows_T = np.repeat(np.arange(len(lens_B)), lens_B)
+    newest_G, of_decodes_G = np.full(num_decodes, LAST_DRAWN), np.arange(num_decodes)
+    drawn_B = num_decodes + sampled
     return Inputs(
-        decode_rows_G=_filled(shape.num_decodes, padding_row, step.decode_rows),
-        token_ids_T=_filled(num_tokens, 0, step.token_ids_T),
-        positions_T=np.arange(num_tokens) + (past_B - starts_B1[:-1])[token_rows_T],
+        token_ids_T=np.concatenate([newest_G, _filled(shape.num_tokens - num_decodes, 0, step.token_ids_T)]),
+        positions_T=np.arange(shape.num_tokens) + (past_B - starts_B1[:-1])[token_rows_T],
         token_rows_T=token_rows_T,
-        query_starts_B1=starts_B1,
+        draw_positions_N=np.concatenate([contexts_B[:num_decodes], _filled(shape.num_rows, 1, contexts_B[drawn_B])]),
+        draw_rows_N=np.concatenate([decode_rows, _filled(shape.num_rows, table.padding_row, step.chunk_rows[sampled])]),
+        draw_tokens_N=np.concatenate([of_decodes_G, _filled(shape.num_rows, 0, starts_B1[drawn_B + 1] - 1)]),
         context_lens_B=contexts_B,
-        table_rows_B=_filled(num_rows, padding_row, step.chunk_rows),
-        draw_rows_N=_filled(num_rows - 1, padding_row, step.chunk_rows[sampled]),
-        draw_tokens_N=_filled(num_rows - 1, 0, starts_B1[sampled + 1] - 1),
-        draw_positions_N=_filled(num_rows - 1, 1, contexts_B[sampled]),
+        table_rows_B=np.concatenate([decode_rows, _filled(shape.num_rows + 1, table.padding_row, step.chunk_rows)]),
+        query_starts_B1=starts_B1,
     )
 
 
@@ -174,35 +175,25 @@ def _filled(size: int, padding: int, values: IntArray) -> IntArray:
     return filled
 
 
-def prompt_batch(table: RequestTable, inputs: Inputs, max_context_len: int) -> Batch:
+def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_context_len: int) -> Batch:
     """The batch of a captured step with prompts, made on the device alone."""
-    num_decodes = len(inputs.decode_rows_G)
-    decodes_G = torch.arange(num_decodes, device=table.device)
-    rows_B = torch.cat([inputs.decode_rows_G, inputs.table_rows_B])
-    block_table_BM = table.block_table_RM.index_select(0, rows_B)
-    newest_G, positions_G, context_G = table.newest(inputs.decode_rows_G)
-    positions_T = torch.cat([positions_G, inputs.positions_T])
+    block_table_BM = table.block_table_RM.index_select(0, inputs.table_rows_B)
     last_T = table.last_token_R.index_select(0, inputs.table_rows_B.index_select(0, inputs.token_rows_T))
-    token_ids_T = torch.where(inputs.token_ids_T == LAST_DRAWN, last_T, inputs.token_ids_T)
-    batch_rows_T = torch.cat([decodes_G, inputs.token_rows_T + num_decodes])
     return Batch(
-        token_ids_T=torch.cat([newest_G, token_ids_T]),
-        positions_T=positions_T,
-        slot_mapping_T=slot_mapping(block_table_BM, batch_rows_T, positions_T, table.block_size),
-        query_starts_B1=torch.cat([decodes_G, inputs.query_starts_B1 + num_decodes]).to(torch.int32),
-        context_lens_B=torch.cat([context_G, inputs.context_lens_B.to(torch.int32)]),
+        token_ids_T=torch.where(inputs.token_ids_T == LAST_DRAWN, last_T, inputs.token_ids_T),
+        positions_T=inputs.positions_T,
+        slot_mapping_T=slot_mapping(block_table_BM, inputs.token_rows_T, inputs.positions_T, table.block_size),
+        query_starts_B1=inputs.query_starts_B1.to(torch.int32),
+        context_lens_B=inputs.context_lens_B.to(torch.int32),
         block_table_BM=block_table_BM,
         num_decodes=num_decodes,
-        max_query_len=inputs.token_ids_T.shape[0],
+        max_query_len=inputs.token_ids_T.shape[0] - num_decodes,
         max_context_len=max_context_len,
         query_starts_host=None,
     )
 
 
-def prompt_draws(table: RequestTable, inputs: Inputs, batch: Batch) -> Draws:
+def prompt_draws(table: RequestTable, inputs: Inputs) -> Draws:
     """The draws of a captured step with prompts: those of its decodes, then those of chunks."""
-    count = batch.num_decodes
-    rows_N = torch.cat([inputs.decode_rows_G, inputs.draw_rows_N])
-    tokens_N = torch.cat([torch.arange(count, device=table.device), inputs.draw_tokens_N + count])
-    positions_N = torch.cat([batch.context_lens_B[:count].long(), inputs.draw_positions_N])
-    return Draws(rows_N, tokens_N, table.sampling(rows_N, positions_N))
+    rows_N = inputs.draw_rows_N
+    return Draws(rows_N, inputs.draw_tokens_N, table.sampling(rows_N, inputs.draw_positions_N))

@@ -33,14 +33,14 @@ def table_and_step():
 
 
 def inputs_of(table, step):
-    flat = torch.from_numpy(lay_out(step, SHAPE, table.padding_row).flat())
+    flat = torch.from_numpy(lay_out(step, SHAPE, table).flat())
     return Inputs.of(flat, SHAPE)
 
 
 def test_the_steps_own_part_is_what_the_eager_path_computes():
     table, step = table_and_step()
     eager = table.batch(table.receive(step))
-    batch = prompt_batch(table, inputs_of(table, step), 40)
+    batch = prompt_batch(table, inputs_of(table, step), 0, 40)
     for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
         assert torch.equal(getattr(batch, name)[:17], getattr(eager, name)), name
     assert torch.equal(batch.query_starts_B1[:4], eager.query_starts_B1)
@@ -54,7 +54,7 @@ def test_draws_are_those_of_the_eager_path_then_the_padding_rows():
     device_step = table.receive(step)
     eager = table.draws(device_step, table.batch(device_step))
     inputs = inputs_of(table, step)
-    drawn = prompt_draws(table, inputs, prompt_batch(table, inputs, 40))
+    drawn = prompt_draws(table, inputs)
     assert drawn.rows_N.tolist() == [*eager.rows_N.tolist(), 8, 8]
     assert drawn.token_indices_N[:2].tolist() == eager.token_indices_N.tolist()
     for name in ("temperature_N", "seed_N", "position_N"):
@@ -63,7 +63,7 @@ def test_draws_are_those_of_the_eager_path_then_the_padding_rows():
 
 def test_padding_tokens_are_the_last_row_and_write_to_the_scratch_block():
     table, step = table_and_step()
-    batch = prompt_batch(table, inputs_of(table, step), 40)
+    batch = prompt_batch(table, inputs_of(table, step), 0, 40)
     assert batch.query_starts_B1.tolist() == [0, 5, 16, 17, 17, 32]
     assert batch.context_lens_B.tolist() == [5, 18, 31, 1, 15]
     assert batch.positions_T[17:].tolist() == list(range(15))
@@ -76,9 +76,9 @@ def test_a_step_that_fills_the_graph_leaves_the_padding_row_without_queries():
         chunk_rows=np.arange(4), chunk_starts=np.zeros(4, np.int64), chunk_lens=np.full(4, 8), token_ids_T=np.arange(T)
     )
     inputs = inputs_of(table, step)
-    batch = prompt_batch(table, inputs, 40)
+    batch = prompt_batch(table, inputs, 0, 40)
     assert batch.query_starts_B1.tolist() == [0, 8, 16, 24, 32, 32]
-    assert (prompt_draws(table, inputs, batch).rows_N == table.padding_row).all()
+    assert (prompt_draws(table, inputs).rows_N == table.padding_row).all()
 
 
 def table_and_mixed_step():
@@ -97,9 +97,9 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     eager = table.batch(table.receive(step))
     drawn = table.draws(table.receive(step), eager)
     shape = PromptShape(T, num_decodes, 7, 3)
-    laid_out = lay_out(with_few_decodes(step, num_decodes, table), shape, table.padding_row)
+    laid_out = lay_out(with_few_decodes(step, num_decodes, table), shape, table)
     inputs = Inputs.of(torch.from_numpy(laid_out.flat()), shape)
-    batch = prompt_batch(table, inputs, 40)
+    batch = prompt_batch(table, inputs, num_decodes, 40)
     assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (num_decodes, T, num_decodes + 8)
     assert (batch.max_query_len, batch.max_context_len) == (T - num_decodes, 40)
     for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
@@ -107,7 +107,7 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     assert torch.equal(batch.query_starts_B1[:7], eager.query_starts_B1)
     assert torch.equal(batch.context_lens_B[:6], eager.context_lens_B)
     assert torch.equal(batch.block_table_BM[:6, :8], eager.block_table_BM)
-    draws = prompt_draws(table, inputs, batch)
+    draws = prompt_draws(table, inputs)
     assert torch.equal(draws.rows_N[:5], drawn.rows_N)
     assert torch.equal(draws.token_indices_N[:5], drawn.token_indices_N)
     assert (draws.rows_N[5:] == table.padding_row).all()
