@@ -10,7 +10,7 @@ Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -103,9 +103,7 @@ class PromptGraphs:
 
     def inputs(self, step: Step, shape: PromptShape) -> Tensor:
         """A step as the input of the graph of this shape, on the host."""
-        table = self.worker.table
-        step = with_few_decodes(step, shape.num_decodes, table)
-        return torch.from_numpy(lay_out(step, shape, table).flat())
+        return torch.from_numpy(lay_out(step, shape, self.worker.table).flat())
 
     def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
         """One step with prompts: everything a graph holds."""
@@ -120,50 +118,33 @@ class PromptGraphs:
         return tokens_N
 
 
-def with_few_decodes(step: Step, num_decodes: int, table: RequestTable) -> Step:
-    """The same step with at most so many decodes; those left over are its first chunks."""
-    left_over = step.decode_rows[num_decodes:]
-    if not len(left_over):
-        return step
-    count, ones = len(left_over), np.ones(len(left_over), dtype=np.int64)
-    return replace(
-        step,
-        decode_rows=step.decode_rows[:num_decodes],
-        chunk_rows=np.concatenate([left_over, step.chunk_rows]),
-        chunk_starts=np.concatenate([table.host_length_R[left_over] - 1, step.chunk_starts]),
-        chunk_lens=np.concatenate([ones, step.chunk_lens]),
-        token_ids_T=np.concatenate([LAST_DRAWN * ones, step.token_ids_T]),
-        sampled_chunks=np.concatenate([np.arange(count), step.sampled_chunks + count]),
-    )
-
-
 def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
     """A step's decodes and chunks as the first of the shape's rows; the tokens that are missing form the last one.
 
-    Decodes are as many as the shape has, or none of a step that is empty. The table must not mirror the step yet.
+    Decodes beyond those of the shape are chunks of one token; only an empty step may have fewer. The table must not
+    mirror the step yet.
     """
-    num_decodes, count, sampled = shape.num_decodes, len(step.chunk_rows), step.sampled_chunks
-    decode_rows = _filled(num_decodes, table.padding_row, step.decode_rows)
-    lens_B, past_B = np.ones((2, num_decodes + shape.num_rows + 1), dtype=np.int64)
-    past_B[:num_decodes] = table.host_length_R[decode_rows] - 1
-    chunks_B = slice(num_decodes, num_decodes + count)
-    lens_B[num_decodes:], past_B[num_decodes:] = 0, 0
-    lens_B[chunks_B], past_B[chunks_B] = step.chunk_lens, step.chunk_starts
-    lens_B[-1] = shape.num_tokens - lens_B.sum()
+    num_draws, padding_row = shape.num_decodes + shape.num_rows, table.padding_row
+    decode_rows = _filled(max(shape.num_decodes, len(step.decode_rows)), padding_row, step.decode_rows)
+    count = len(decode_rows)
+    rows = np.concatenate([decode_rows, step.chunk_rows])
+    token_ids = np.concatenate([np.full(count, LAST_DRAWN), step.token_ids_T])
+    drawn = np.concatenate([np.arange(count), step.sampled_chunks + count])
+    lens_B = _filled(num_draws + 1, 0, np.concatenate([np.ones(count, dtype=np.int64), step.chunk_lens]))
+    lens_B[-1] = shape.num_tokens - len(token_ids)
+    past_B = _filled(num_draws + 1, 0, np.concatenate([table.host_length_R[decode_rows] - 1, step.chunk_starts]))
     starts_B1 = np.concatenate([[0], np.cumsum(lens_B)])
     contexts_B = np.maximum(past_B + lens_B, 1)
-    token_rows_T = np.repeat(np.arange(len(lens_B)), lens_B)
-    newest_G, of_decodes_G = np.full(num_decodes, LAST_DRAWN), np.arange(num_decodes)
-    drawn_B = num_decodes + sampled
+    token_rows_T = np.repeat(np.arange(num_draws + 1), lens_B)
     return Inputs(
-        token_ids_T=np.concatenate([newest_G, _filled(shape.num_tokens - num_decodes, 0, step.token_ids_T)]),
+        token_ids_T=_filled(shape.num_tokens, 0, token_ids),
         positions_T=np.arange(shape.num_tokens) + (past_B - starts_B1[:-1])[token_rows_T],
         token_rows_T=token_rows_T,
-        draw_positions_N=np.concatenate([contexts_B[:num_decodes], _filled(shape.num_rows, 1, contexts_B[drawn_B])]),
-        draw_rows_N=np.concatenate([decode_rows, _filled(shape.num_rows, table.padding_row, step.chunk_rows[sampled])]),
-        draw_tokens_N=np.concatenate([of_decodes_G, _filled(shape.num_rows, 0, starts_B1[drawn_B + 1] - 1)]),
+        draw_positions_N=_filled(num_draws, 1, contexts_B[drawn]),
+        draw_rows_N=_filled(num_draws, padding_row, rows[drawn]),
+        draw_tokens_N=_filled(num_draws, 0, starts_B1[drawn + 1] - 1),
         context_lens_B=contexts_B,
-        table_rows_B=np.concatenate([decode_rows, _filled(shape.num_rows + 1, table.padding_row, step.chunk_rows)]),
+        table_rows_B=_filled(num_draws + 1, padding_row, rows),
         query_starts_B1=starts_B1,
     )
 

@@ -127,7 +127,7 @@ def check_way(exchange, way, own, total, residual, weight, rank, size):
 def time_ways(exchange, own, residual, weight, device):
     """Each way of the exchange, and its variants."""
     x, r, found = own.clone(), residual.clone(), {}
-    default, own_launches = exchange.way, (dict(triton_sums.LAUNCHES), triton_sums.LAUNCH_BY_ROWS)
+    default, own_launches = exchange.way, (triton_sums.LAUNCHES, triton_sums.LAUNCH_BY_ROWS)
     for way in WAYS:
         for variant in (None, *VARIANTS):
             if variant is not None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.graph_sizes import MAX_MIXED_LEN, PromptShape, holding_shape, prompt_shapes
-from core.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_draws, with_few_decodes
+from core.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_draws
 from core.state import RequestTable
 from core.step import Step
 
@@ -97,7 +97,7 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     eager = table.batch(table.receive(step))
     drawn = table.draws(table.receive(step), eager)
     shape = PromptShape(T, num_decodes, 7, 3)
-    laid_out = lay_out(with_few_decodes(step, num_decodes, table), shape, table)
+    laid_out = lay_out(step, shape, table)
     inputs = Inputs.of(torch.from_numpy(laid_out.flat()), shape)
     batch = prompt_batch(table, inputs, num_decodes, 40)
     assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (num_decodes, T, num_decodes + 8)
