@@ -1,6 +1,6 @@
-"""Writes docs/plugins_reference.md from core/hookspecs.py and core/contracts.py: every hook and contract, as it is.
+"""Writes docs/plugins_reference.md from core's sources: every hook, contract and move of a policy, as it is.
 
-Run `python tools/plugin_reference.py` after changing either; a test compares. Reads source files and imports nothing of
+Run `python tools/plugin_reference.py` after changing one; a test compares. Reads source files and imports nothing of
 Hookline.
 """
 
@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "plugins_reference.md"
 HEAD = """# Reference: hooks and contracts
 
-Generated from `core/hookspecs.py`, `core/contracts.py` and `core/batch.py` by `python tools/plugin_reference.py`; a
-test keeps it true.
+Generated from `core/hookspecs.py`, `core/contracts.py`, `core/batch.py` and `core/moves.py` by `python
+tools/plugin_reference.py`; a test keeps it true.
 [plugins.md](plugins.md) says how to use them, and what may change when.
 """
 
@@ -28,17 +28,28 @@ def reference() -> str:
     lines = [HEAD, "## Hooks\n"]
     for node in hooks.body:
         if isinstance(node, ast.FunctionDef) and any(ast.unparse(one) == "hookspec" for one in node.decorator_list):
-            lines += [f"### {node.name}\n", f"```python\n{_signature(node)}\n```\n", _doc(node), ""]
+            lines += _function(node)
     registrar = next(node for node in hooks.body if isinstance(node, ast.ClassDef) and node.name == "Registrar")
     lines += [*_class(registrar), "## Contracts\n"]
     for node in [*contracts.body, *_module("core/batch.py").body]:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             lines += _class(node)
+    moves = _module("core/moves.py")
+    lines += ["## Moves of scheduler policies\n", inspect.cleandoc(ast.get_docstring(moves) or ""), ""]
+    for node in moves.body:
+        if isinstance(node, ast.ClassDef):
+            lines += _class(node)
+        elif isinstance(node, ast.FunctionDef):
+            lines += _function(node)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _module(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _function(node: ast.FunctionDef) -> list[str]:
+    return [f"### {node.name}\n", f"```python\n{_signature(node)}\n```\n", _doc(node), ""]
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:
@@ -60,7 +71,7 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
 
 def _methods(node: ast.ClassDef) -> Iterator[str]:
     for method in node.body:
-        if isinstance(method, ast.FunctionDef):
+        if isinstance(method, ast.FunctionDef) and _doc(method):
             marks = "".join(f"@{ast.unparse(one)} " for one in method.decorator_list)
             yield f"- `{marks}{_signature(method)}`: {' '.join(_doc(method, fenced=False).split())}"
 

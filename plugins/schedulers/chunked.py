@@ -6,8 +6,8 @@ No prompt ever stops the decodes, so the time between a request's tokens stays e
 from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
+from core.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
 from plugins.schedulers import ChunkedConfig
-from plugins.schedulers.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
 
 
 class Chunked:

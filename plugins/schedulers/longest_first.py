@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from core.contracts import Plan, RequestView, SchedulerView
 from core.graph_sizes import TILE_TOKENS
+from core.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
 from plugins.schedulers import LongestFirstConfig
-from plugins.schedulers.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
 
 PLANS_A_PACE = 8
 """Plans for which a pace holds if nobody arrives: to find it takes a look at everyone who runs."""

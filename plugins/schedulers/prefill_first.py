@@ -7,15 +7,15 @@ request is preempted and recomputed later from the head of the queue.
 from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
-from plugins.schedulers import PrefillFirstConfig
-from plugins.schedulers.moves import (
+from core.moves import (
     SIMPLY_DECODE,
-    Draft,
+    PlanDraft,
     admit_waiting,
     can_simply_decode,
     continue_prompts,
     decode_running,
 )
+from plugins.schedulers import PrefillFirstConfig
 
 
 class PrefillFirst:
@@ -27,7 +27,7 @@ class PrefillFirst:
     def plan(self, view: SchedulerView) -> Plan:
         if can_simply_decode(view):
             return SIMPLY_DECODE
-        draft = Draft(view, self.config.watermark)
+        draft = PlanDraft(view, self.config.watermark)
         continue_prompts(draft)
         if not draft.preempt:
             admit_waiting(draft)

@@ -1,6 +1,7 @@
-"""The moves that the shipped policies are made of: first come, first served, unless a policy says otherwise.
+"""Moves that scheduler policies are made of: first come, first served, unless a policy says otherwise.
 
-Each counts against the view's ledger and notes what it decided in a draft; none knows which policy calls it.
+A policy makes a `PlanDraft`, calls moves in the order of what matters most to it, and returns `draft.plan()`. Each move
+counts against the view's ledger and notes what it decided in the draft; none knows which policy calls it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from core.contracts import ALL, Everyone, Plan, RequestView, SchedulerView
 
 
 @dataclass
-class Draft:
-    """A plan while it is being made."""
+class PlanDraft:
+    """A plan while it is being made.
+
+    watermark: fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions.
+    tokens_left: of the step's budget.
+    """
 
     view: SchedulerView
-    watermark: float
+    watermark: float = 0.01
     tokens_left: int = 0
     prefill: list[tuple[int, int]] = field(default_factory=list)
     decode: list[int] | Everyone = field(default_factory=list)
@@ -29,14 +34,21 @@ class Draft:
         """Running requests that may still be preempted, the newest first."""
 
     def plan(self) -> Plan:
+        """What was decided."""
         return Plan(prefill=self.prefill, decode=self.decode, preempt=self.preempt)
 
     @property
     def num_running(self) -> int:
+        """Requests that run already, without those to be preempted."""
         return len(self.view.running) - len(self.preempt)
 
+    @property
+    def seats_left(self) -> int:
+        """How many waiting requests max_num_seqs lets in, before any is admitted."""
+        return max(0, self.view.limits.max_num_seqs - self.num_running)
 
-def make_room(draft: Draft, request: RequestView, num_tokens: int) -> bool:
+
+def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
     """Reserve blocks for a running request, preempting the newest ones; False if it fell victim itself."""
     while not draft.view.budget.take(request, num_tokens):
         victim = next(draft.candidates)
@@ -47,7 +59,7 @@ def make_room(draft: Draft, request: RequestView, num_tokens: int) -> bool:
     return True
 
 
-def decode_running(draft: Draft) -> None:
+def decode_running(draft: PlanDraft) -> None:
     """One token for every running request that can decode, oldest first; the newest make room if they must."""
     if not draft.preempt and draft.view.budget.take_decodes():
         draft.tokens_left -= len(draft.view.running) - len(draft.view.prefilling)
@@ -64,17 +76,18 @@ def decode_running(draft: Draft) -> None:
 
 
 def can_simply_decode(view: SchedulerView) -> bool:
-    """Nobody has a prompt to compute, and there is a free block for each request: no ledger is needed."""
+    """Whether `SIMPLY_DECODE` is the plan: no prompt is to be computed, and there is a free block for each request."""
     return not view.waiting and not view.prefilling and view.budget.num_free >= len(view.running)
 
 
 SIMPLY_DECODE = Plan(decode=ALL)
+"""The plan of most steps; it goes through no list."""
 
 
-def continue_prompts(draft: Draft) -> None:
+def continue_prompts(draft: PlanDraft) -> None:
     """The next chunk of every running request that is prefilling, oldest first."""
     for request in draft.view.prefilling:
-        if not draft.tokens_left or request.id in draft.preempt:
+        if draft.tokens_left <= 0 or request.id in draft.preempt:
             break
         num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
         if make_room(draft, request, num_tokens):
@@ -82,15 +95,15 @@ def continue_prompts(draft: Draft) -> None:
             draft.tokens_left -= num_tokens
 
 
-def admit_waiting(draft: Draft, waiting: Iterable[RequestView] | None = None) -> None:
+def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None) -> None:
     """Waiting requests in this order, until one does not fit whole; the last may be admitted with a chunk only.
 
     waiting: all of them; None: in queue order.
     """
     budget, limits = draft.view.budget, draft.view.limits
-    seats = limits.max_num_seqs - draft.num_running
+    seats = draft.seats_left
     for request in draft.view.waiting if waiting is None else waiting:
-        if not draft.tokens_left or not seats:
+        if draft.tokens_left <= 0 or not seats:
             break
         left = budget.num_uncomputed_tokens(request)
         is_alone = draft.num_running == 0 and not draft.prefill
@@ -115,7 +128,7 @@ def plan_mixed(
     waiting: as of `admit_waiting`; not looked at unless somebody may be admitted. most_tokens: of the step, where that
     is less than the limit.
     """
-    draft = Draft(view, watermark)
+    draft = PlanDraft(view, watermark)
     if most_tokens is not None:
         draft.tokens_left = min(draft.tokens_left, most_tokens)
     decode_running(draft)

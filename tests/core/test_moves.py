@@ -1,0 +1,61 @@
+"""`core.moves`: what policies made of moves promise beyond what the shipped ones show, which make the same moves."""
+
+import pytest
+
+from core.contracts import ALL, Plan, SchedulerView
+from core.moves import PlanDraft, admit_waiting, continue_prompts, decode_running, plan_mixed
+from core.sampling import SamplingParams
+from core.testing.fakes import fake_engine
+from core.testing.scheduler_suite import drain, look
+
+
+class Made:
+    """A policy of the function that plans."""
+
+    def __init__(self, plan):
+        self.plan = plan
+
+
+def three_running(**limits):
+    """An engine in which three requests decode and one waits."""
+    engine = fake_engine(Made(lambda view: plan_mixed(view, 0.0)), **limits)
+    for _ in range(3):
+        engine.add([1, 2, 3], SamplingParams(max_tokens=8, seed=1))
+    engine.step()
+    engine.step()
+    engine.add([4] * 20, SamplingParams(max_tokens=8, seed=1))
+    return engine
+
+
+@pytest.mark.parametrize(("most_tokens", "chunk"), [(None, 13), (10, 7), (4, 1), (3, 0), (1, 0)])
+def test_a_step_of_most_tokens_leaves_no_room_rather_than_less_than_none(most_tokens, chunk):
+    plan = plan_mixed(look(three_running(max_num_batched_tokens=16)), 0.0, most_tokens=most_tokens)
+    assert plan.decode is ALL
+    assert list(plan.prefill) == ([(3, chunk)] if chunk else [])
+
+
+@pytest.mark.parametrize(("max_num_seqs", "seats"), [(3, 0), (4, 1), (8, 5)])
+def test_seats_are_what_running_requests_leave(max_num_seqs, seats):
+    assert PlanDraft(look(three_running(max_num_seqs=max_num_seqs))).seats_left == seats
+
+
+def test_a_preempted_request_gives_its_seat_back():
+    engine = three_running(max_num_seqs=3)
+    draft = PlanDraft(look(engine))
+    draft.preempt.append(2)
+    assert (draft.num_running, draft.seats_left) == (2, 1)
+
+
+def test_moves_in_another_order_are_another_policy():
+    def last_come_first(view: SchedulerView) -> Plan:
+        draft = PlanDraft(view)
+        continue_prompts(draft)
+        if not draft.preempt:
+            admit_waiting(draft, reversed(view.waiting))
+        if not draft.prefill:
+            decode_running(draft)
+        return draft.plan()
+
+    engine = fake_engine(Made(last_come_first), max_num_seqs=1)
+    ids = [engine.add([index + 1] * 3, SamplingParams(max_tokens=2, seed=0)) for index in range(4)]
+    assert [output.request_id for output in drain(engine)] == ids[::-1]
