@@ -12,12 +12,14 @@ import os
 import random
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
-import torch.multiprocessing
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.multiprocessing.spawn import spawn
 
 from core.contracts import AttentionSpec
 from core.cuda_driver import Driver
@@ -39,7 +41,7 @@ WAYS = (*Way, BY_ROWS)
 MIXED = 300
 """Exchanges in a random order."""
 MATRICES = 8
-VARIANTS = [tuple(map(int, variant.split(","))) for variant in os.environ.get("VARIANTS", "").split()]
+VARIANTS: list[Any] = [tuple(map(int, one.split(","))) for one in os.environ.get("VARIANTS", "").split()]
 """Warps and registers to try beside the module's own, as `VARIANTS="16,64 8,96"`."""
 
 
@@ -224,12 +226,15 @@ def work(rank, size, width, row_counts, port):
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, device_id=device)
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
-    ranks = connect(dist.PrefixStore("bench", store), Ranks(rank, size), device, pulse)
+    ranks = connect(PrefixStore("bench", store), Ranks(rank, size), device, pulse)
     spec = AttentionSpec(64 // size, 8 // size, 128, 16, 16, MOST_ROWS, 4096, device, torch.bfloat16)
     kernels = TritonKernels(None, spec)
-    exchange = kernels.exchange(share_memory(ranks, MOST_ROWS, width * 2, device, Driver()))
+    peers = share_memory(ranks, MOST_ROWS, width * 2, device, Driver())
+    assert peers is not None, "the GPUs cannot reach each other's memory"
+    exchange: Any = kernels.exchange(peers)
     weight = torch.rand(width, device=device).bfloat16()
     dist.broadcast(weight, 0)
+    assert dist.group.WORLD is not None
     name = dist.group.WORLD.group_name
     try:
         shared = symmetric.empty(MOST_ROWS * width, dtype=torch.bfloat16, device=device)
@@ -265,4 +270,4 @@ if __name__ == "__main__":
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     width = int(sys.argv[2]) if len(sys.argv) > 2 else 5120
     row_counts = [int(count) for count in sys.argv[3].split(",")] if len(sys.argv) > 3 else ROWS
-    torch.multiprocessing.spawn(work, (size, width, row_counts, 29500 + size), nprocs=size)
+    spawn(work, (size, width, row_counts, 29500 + size), nprocs=size)

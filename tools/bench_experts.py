@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 
@@ -113,10 +114,7 @@ def timed_eagerly(calls: Sequence[Callable[[], object]]) -> float:
 
 def calls_of(compute: Callable[..., Tensor], layers: list[Layer], case: Case) -> list[Callable[[], Tensor]]:
     x_TD, routes = case
-    return [
-        lambda layer=layer, route=route: compute(x_TD, *route, *layer)
-        for layer, route in zip(layers, routes, strict=True)
-    ]
+    return [partial(compute, x_TD, *route, *layer) for layer, route in zip(layers, routes, strict=True)]
 
 
 def report(num_tokens: int, layers: list[Layer], case: Case, rate: float) -> None:
@@ -157,7 +155,7 @@ def sweep(num_tokens: int, layers: list[Layer], case: Case) -> None:
     shipped, found = tiling(num_tokens * NUM_CHOSEN, NUM_EXPERTS, 2), []
     for cut in swept_cuts(num_tokens):
         try:
-            found.append((timed(calls_of(lambda *given, cut=cut: expert_mlp(*given, cut), layers, case), 5), cut))
+            found.append((timed(calls_of(partial(expert_mlp, cut=cut), layers, case), 5), cut))
         except Exception as error:
             print(f"  {cut}: {type(error).__name__}", flush=True)
     for part, other in (("gate_up", "down"), ("down", "gate_up")):

@@ -23,6 +23,7 @@ from core.engine import Engine
 from core.plugin_host import PluginHost
 from core.sampling import UNTRUNCATED, SamplingParams
 from core.step import IntArray, Step
+from core.step_watch import Clock
 
 VOCAB_SIZE = 151936
 EOS = frozenset({151645, 151643})
@@ -39,6 +40,9 @@ class NoWork:
 
     def collect(self, handle: Arrival) -> IntArray:
         return handle.wait()
+
+    def time_steps(self) -> Clock:
+        raise NotImplementedError("there is no device to time")
 
     def close(self) -> None:
         pass

@@ -293,16 +293,21 @@ def bench_ops() -> None:
         operations: dict[str, tuple[int, int, Callable[[torch.Tensor], object]]] = {
             "rms_norm": (1024, 2048, lambda x: triton_ops.rms_norm(x, weight, 1e-6)),
             "rms_norm torch": (1024, 2048, torch_norm),
-            "add_rms_norm": (1024, 4096, lambda x, r=residual: triton_ops.add_rms_norm(x, r, weight, 1e-6)),
+            "add_rms_norm": (
+                1024, 4096, partial(triton_ops.add_rms_norm, residual_TD=residual, weight_D=weight, eps=1e-6),
+            ),
             "silu_mul": (6144, 9216, triton_ops.silu_mul),
             "silu_mul torch": (6144, 9216, torch_silu),
             "qk_norm_rope_write": (
                 qkv_width, 2 * qkv_width,
-                lambda x, p=positions, s=slots: triton_ops.qk_norm_rope_write(x, kv, p, s, rope, norm),
+                partial(
+                    triton_ops.qk_norm_rope_write,
+                    kv_2NSKE=kv, positions_T=positions, slot_mapping_T=slots, rope=rope, norm=norm,
+                ),
             ),
         }  # fmt: skip
         for name, (width, elements, operation) in operations.items():
-            spent = time_us([lambda x=x, op=operation: op(x) for x in inputs[width]])
+            spent = time_us([partial(operation, x) for x in inputs[width]])
             report("ops", f"T={tokens}", name, spent, tb_s=round(2 * elements * tokens / spent / 1e6, 2))
 
 

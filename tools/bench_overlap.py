@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.multiprocessing.spawn import spawn
 
 from core.contracts import AttentionSpec, Runtime
 from core.parallel import Ranks
@@ -111,17 +113,18 @@ def work(rank, size, token_counts, port):
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, device_id=device)
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
-    nccl = connect(dist.PrefixStore("bench", store), Ranks(rank, size), device, pulse)
+    nccl = connect(PrefixStore("bench", store), Ranks(rank, size), device, pulse)
     spec = AttentionSpec(64 // size, 8 // size, 128, 16, 16, max(token_counts), 4096, device, torch.bfloat16)
     ways = {
         "alone": Silent(rank, size, nccl.group, pulse, aside=nccl.aside),
         "nccl": nccl,
         "copies": with_copies(nccl, spec, 5120),
     }
-    switch = Switch(nccl)
+    switch: Any = Switch(nccl)
     model = Qwen3(SHAPE, Runtime(device, torch.bfloat16, switch, TritonKernels(None, spec)))
     generator = torch.Generator(device).manual_seed(1)
     for target in model.weight_targets().values():
+        assert target.view is not None
         target.view.normal_(0, 0.02, generator=generator)
 
     def say(text):
@@ -139,7 +142,8 @@ def work(rank, size, token_counts, port):
 def compare(model, ways, switch, hidden_TD, say):
     """Check and time every way with every number of chunks."""
     cases = [(way, count) for way in ways for count in CHUNKS]
-    found, reference_TD = {case: [] for case in cases}, None
+    found: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    reference_TD = None
     for turn in range(TURNS + 1):
         for case in cases:
             switch.now, switch.count = ways[case[0]], case[1]
@@ -166,4 +170,4 @@ def check(case, out_TD, reference_TD):
 if __name__ == "__main__":
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     token_counts = [int(count) for count in sys.argv[2:]] or [16384]
-    torch.multiprocessing.spawn(work, (size, token_counts, 29600 + size), nprocs=size)
+    spawn(work, (size, token_counts, 29600 + size), nprocs=size)

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 from core.compose import compose
 from core.config import ENGINE_KEYS, validate
@@ -20,7 +21,7 @@ from core.sampling import UNTRUNCATED, SamplingParams
 
 PENALTIES = dict(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
 TRUNCATION = dict(top_k=50, top_p=0.9)
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "top_k": dict(top_k=50),
     "top_k top_p": TRUNCATION,

@@ -148,8 +148,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 def encode_stream(tokenizer: Tokenizer, texts: list[str], device: str) -> Tensor:
     """All texts as one row of token ids, each closed by the end-of-text token."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    tokens: list[int] = []
+    end, tokens = tokenizer.token_to_id(END_OF_TEXT), []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
         tokens += [*encoding.ids, end]
     return torch.tensor(tokens, device=device)
@@ -193,7 +192,9 @@ def model_settings(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def make_model(tokenizer: Tokenizer, device: str) -> Qwen3ForCausalLM:
     settings = model_settings(tokenizer) | {"torch_dtype": "float32"}
-    return Qwen3ForCausalLM(Qwen3Config.from_dict(settings)).to(device=device, dtype=torch.float32)
+    model: Any = Qwen3ForCausalLM(Qwen3Config.from_dict(settings))
+    made: Qwen3ForCausalLM = model.to(device=device, dtype=torch.float32)
+    return made
 
 
 def parameter_count(model: Qwen3ForCausalLM) -> int:
@@ -347,7 +348,7 @@ def report_loss(model: Qwen3ForCausalLM, held_out: Tensor, byte_count: int, batc
     print(f"saved weights, held out: {loss:.4f} nats/token, {bits_per_byte:.4f} bits/byte")
 
 
-def report_samples(folder: Path, model: Qwen3ForCausalLM, seed: int) -> None:
+def report_samples(folder: Path, model: Any, seed: int) -> None:
     """Print one greedy sample and one drawn at temperature 0.8."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(seed)

@@ -27,7 +27,7 @@ def three_running(**limits):
     return engine
 
 
-@pytest.mark.parametrize(("most_tokens", "chunk"), [(None, 13), (10, 7), (4, 1), (3, 0), (1, 0)])
+@pytest.mark.parametrize(("most_tokens", "chunk"), [(None, 13), (99, 13), (10, 7), (4, 1), (3, 0), (1, 0)])
 def test_a_step_of_most_tokens_leaves_no_room_rather_than_less_than_none(most_tokens, chunk):
     plan = plan_mixed(look(three_running(max_num_batched_tokens=16)), 0.0, most_tokens=most_tokens)
     assert plan.decode is ALL
@@ -44,6 +44,27 @@ def test_a_preempted_request_gives_its_seat_back():
     draft = PlanDraft(look(engine))
     draft.preempt.append(2)
     assert (draft.num_running, draft.seats_left) == (2, 1)
+
+
+def running_out_of_blocks(num_blocks):
+    """Three requests whose next token needs a second block of four tokens each."""
+    engine = fake_engine(Made(lambda view: plan_mixed(view, 0.0)), num_blocks=num_blocks)
+    for index in range(3):
+        engine.add([index + 1] * 3, SamplingParams(max_tokens=8, seed=1))
+    engine.step()
+    engine.step()
+    assert [request.num_tokens for request in look(engine).running] == [5, 5, 5]
+    return engine
+
+
+@pytest.mark.parametrize(("num_blocks", "preempted"), [(6, []), (5, [2]), (4, [2]), (3, [2, 1])])
+def test_no_more_make_room_than_must_and_the_others_decode_in_the_same_step(num_blocks, preempted):
+    engine = running_out_of_blocks(num_blocks)
+    draft = PlanDraft(look(engine))
+    decode_running(draft)
+    left = [id_ for id_ in range(3) if id_ not in preempted]
+    assert (draft.preempt, draft.decode) == (preempted, left if preempted else ALL)
+    assert draft.tokens_left == draft.view.limits.max_num_batched_tokens - len(left)
 
 
 def test_moves_in_another_order_are_another_policy():
