@@ -34,8 +34,11 @@ class PlanDraft:
         """Running requests that may still be preempted, the newest first."""
 
     def plan(self) -> Plan:
-        """What was decided."""
-        return Plan(prefill=self.prefill, decode=self.decode, preempt=self.preempt)
+        """What was decided; who was to decode and then had to make room does not."""
+        decode = self.decode
+        if self.preempt and decode is not ALL:
+            decode = [id_ for id_ in decode if id_ not in self.preempt]
+        return Plan(prefill=self.prefill, decode=decode, preempt=self.preempt)
 
     @property
     def num_running(self) -> int:

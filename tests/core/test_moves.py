@@ -67,6 +67,38 @@ def test_no_more_make_room_than_must_and_the_others_decode_in_the_same_step(num_
     assert draft.tokens_left == draft.view.limits.max_num_batched_tokens - len(left)
 
 
+def test_who_has_part_of_a_prompt_does_not_decode_while_others_make_room():
+    plans = iter([Plan(prefill=[(0, 2), (1, 3)]), Plan(decode=[1])])
+    engine = fake_engine(Made(lambda view: next(plans)), num_blocks=2)
+    for count in (6, 3):
+        engine.add([7] * count, SamplingParams(max_tokens=4, seed=1))
+    engine.step()
+    engine.step()  # now both blocks are taken, and the second request needs another one
+    draft = PlanDraft(look(engine))
+    decode_running(draft)
+    assert (draft.preempt, draft.decode) == ([1], [])
+
+
+def test_who_decodes_may_still_have_to_make_room_for_the_prompt_of_an_older_request():
+    plans = iter([Plan(prefill=[(0, 4), (1, 3), (2, 3)]), Plan(decode=[1, 2])])
+    engine = fake_engine(Made(lambda view: next(plans)), num_blocks=4)
+    for count in (12, 3, 3):
+        engine.add([count] * count, SamplingParams(max_tokens=4, seed=1))
+    engine.step()
+    engine.step()  # now a block is free, and the second and the third request need another one each
+    plan = plan_mixed(look(engine), 0.0)
+    assert (list(plan.preempt), list(plan.prefill), list(plan.decode)) == ([2, 1], [(0, 8)], [])
+    engine.scheduler = Made(lambda view: plan_mixed(view, 0.0))
+    assert len(drain(engine)) == 3
+
+
+def test_nobody_is_admitted_into_the_room_that_others_had_to_make():
+    engine = running_out_of_blocks(5)
+    engine.add([9], SamplingParams(max_tokens=1, seed=1))
+    plan = plan_mixed(look(engine), 0.0)
+    assert (list(plan.preempt), list(plan.prefill), list(plan.decode)) == ([2], [], [0, 1])
+
+
 def test_moves_in_another_order_are_another_policy():
     def last_come_first(view: SchedulerView) -> Plan:
         draft = PlanDraft(view)
