@@ -20,7 +20,7 @@ class Foreseeing:
         self.foreseen = None
         plan = self.at_random(view) if self.rng.random() < 0.5 else Plan()
         if plan.prefill or plan.decode:
-            self.foreseen = view.budget.num_free
+            self.foreseen = view.budget.num_free, dict(self.computed)
             return plan
         return plan_mixed(look(self.engine), 0.0)
 
@@ -30,13 +30,15 @@ class Foreseeing:
         for request in preempt:
             budget.give_back(request)
         decode = [one.id for one in running if not one.is_prefilling and rng.random() < 0.9 and budget.take(one, 1)]
-        prefill, tokens = [], view.limits.max_num_batched_tokens - len(decode)
+        self.computed, prefill, tokens = {}, [], view.limits.max_num_batched_tokens - len(decode)
         seats = view.limits.max_num_seqs - len(running)
         waiting = rng.sample(view.waiting[:], min(seats, len(view.waiting)))
         for request in [*[one for one in running if one.is_prefilling], *waiting]:
             left = budget.num_uncomputed_tokens(request)
             count = min(tokens, rng.choice([left, rng.randint(1, left)]))
+            cached = request.num_tokens - left
             if count and budget.take(request, count):
+                self.computed[request.id] = cached + count
                 prefill.append((request.id, count))
                 tokens -= count
         return Plan(prefill=prefill, decode=decode, preempt=[one.id for one in preempt])
@@ -49,7 +51,9 @@ class Comparing(FakeExecutor):
 
     def launch(self, step):
         if self.policy.foreseen is not None:
-            assert self.engine.pool.num_free == self.policy.foreseen
+            num_free, computed = self.policy.foreseen
+            assert self.engine.pool.num_free == num_free
+            assert {id_: self.engine.queue.live[id_].num_computed_tokens for id_ in computed} == computed
             self.num_compared += 1
         return super().launch(step)
 

@@ -1,20 +1,24 @@
 """The step loop over a fake executor: admission, ends, prefixes, aborts, bad policies, observers."""
 
+import random
 import re
 from typing import ClassVar
 
+import numpy as np
 import pluggy
 import pytest
 
+from core.block_pool import hash_block
 from core.contracts import ALL, Plan
 from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.hookspecs import PROJECT, hookimpl
+from core.moves import plan_mixed
 from core.observers import Observers
 from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
-from core.testing.scheduler_suite import SchedulerSuite, drain, look
+from core.testing.scheduler_suite import Load, SchedulerSuite, drain, look
 
 
 class Scripted:
@@ -25,6 +29,13 @@ class Scripted:
 
     def plan(self, view):
         return self.plans.pop(0)
+
+
+class Mixed:
+    """Decodes and prompt chunks in the same step."""
+
+    def plan(self, view):
+        return plan_mixed(view, 0.0)
 
 
 class TakesEach(PlainScheduler):
@@ -368,6 +379,58 @@ def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
     with pytest.raises(PlanError, match="'churn' makes no progress"):
         while True:
             engine.step()
+
+
+@pytest.mark.parametrize(("prompt_len", "max_tokens", "limits"), [(1, 40, {}), (40, 1, {"max_num_batched_tokens": 8})])
+def test_each_token_of_a_long_prompt_or_answer_counts_as_progress(monkeypatch, prompt_len, max_tokens, limits):
+    monkeypatch.setattr("core.engine.MAX_FRUITLESS_PLANS", 3)
+    engine = fake_engine(Scripted(*[Plan(prefill=[(0, 1)])] * prompt_len, *[Plan(decode=ALL)] * max_tokens), **limits)
+    engine.add([1] * prompt_len, greedy(max_tokens=max_tokens))
+    assert len(drain(engine)) == 1
+
+
+@pytest.mark.parametrize("num_hashes", [1, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_colliding_hashes_never_cost_a_token(monkeypatch, num_hashes, seed):
+    monkeypatch.setattr("core.request.hash_block", lambda previous, tokens: hash_block(previous, tokens) % num_hashes)
+    Load(Mixed(), random.Random(seed), num_blocks=18).run(abort_chance=0.05)
+
+
+def test_whom_a_colliding_hash_promised_a_block_waits_if_there_is_no_other(monkeypatch):
+    ones, twos = (np.full(4, token, dtype=np.int32).tobytes() for token in (1, 2))
+    monkeypatch.setattr("core.request.hash_block", lambda *given: 7 if given[1] in (ones, twos) else hash_block(*given))
+    engine = fake_engine(PlainScheduler(), num_blocks=4)
+    run_one(engine, [3] * 5, greedy(1))
+    engine.scheduler = Scripted(Plan(prefill=[(1, 5), (2, 9)]))
+    engine.add([1] * 5, greedy(1))
+    second = engine.add([3] * 4 + [2] * 5, greedy(2))
+    engine.step()  # the second's first block is found, the next one looks like the other's first
+    request = engine.queue.live[second]
+    assert (list(engine.queue.waiting), request.blocks, request.num_computed_tokens) == ([second], [], 0)
+    assert engine.pool.num_free == 4
+    engine.scheduler = PlainScheduler()
+    [output] = drain(engine)
+    assert output.token_ids == completion(1, [3] * 4 + [2] * 5, 2, 50) and output.num_cached_tokens == 4
+
+
+def test_a_plan_may_name_tokens_that_turn_out_to_be_cached():
+    engine = fake_engine(PlainScheduler())
+    run_one(engine, [3] * 9, greedy(1))
+    engine.scheduler = Scripted(Plan(prefill=[(1, 9)]))
+    output = run_one(engine, [3] * 9, greedy(1))
+    assert (output.num_cached_tokens, output.token_ids) == (8, completion(1, [3] * 9, 1, 50))
+    assert len(engine.executor.steps[-1].token_ids_T) == 1
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5])
+def test_a_block_is_found_as_soon_as_its_last_token_is_computed(max_tokens):
+    engine = fake_engine(PlainScheduler())
+    engine.add([5] * 8, SamplingParams(max_tokens=max_tokens, seed=1))
+    [first] = drain(engine)
+    computed = [*[5] * 8, *first.token_ids[:-1]]
+    engine.add([*computed, 6], SamplingParams(max_tokens=1, seed=1))
+    [second] = drain(engine)
+    assert (len(computed), second.num_cached_tokens) == (7 + max_tokens, (7 + max_tokens) // 4 * 4)
 
 
 def test_a_closed_engine_refuses_requests_and_closes_twice_without_harm():
