@@ -543,3 +543,15 @@ def test_the_same_requests_get_the_same_seeds_on_a_fresh_engine():
     first = outputs()
     assert first == outputs()
     assert first[0] != first[1]
+
+
+def test_a_view_of_the_queue_is_a_sequence():
+    engine = fake_engine(PlainScheduler())
+    for _ in range(3):
+        engine.add([1], greedy())
+    waiting = look(engine).waiting
+    assert [waiting[index].id for index in (0, 2, -1, -3)] == [0, 2, 2, 0]
+    assert [one.id for one in waiting[1:]] == [1, 2] and [one.id for one in reversed(waiting)] == [2, 1, 0]
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            waiting[index]

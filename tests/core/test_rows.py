@@ -1,10 +1,11 @@
 """Rows in chunks: none lost, none empty, all in whole tiles but the last."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.rows import ROW_TILE, cut, cut_like, whole
+from core.rows import ROW_TILE, cut, cut_like, sensible_chunks, whole
 
 
 @settings(deadline=None)
@@ -28,3 +29,11 @@ def test_no_rows_are_one_chunk() -> None:
 def test_a_single_chunk_is_not_copied() -> None:
     x_TD = torch.ones(3, 4)
     assert whole([x_TD]) is x_TD
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_chunks"),
+    [(1, 1), (4095, 1), (4096, 2), (8192, 2), (12287, 2), (12288, 3), (16384, 4), (65536, 4)],
+)
+def test_large_steps_are_cut_into_two_to_four_chunks(num_rows: int, num_chunks: int) -> None:
+    assert sensible_chunks(num_rows) == num_chunks

@@ -160,7 +160,9 @@ class AtOnce(PromptGraphs):
 
     def launch(self, step: Step, shape: PromptShape) -> Tensor:
         self.taken.append((len(step.decode_rows), shape.num_decodes))
-        return self.step(self.inputs(step, shape), shape)[: step.num_sampled]
+        tokens_N = self.step(self.inputs(step, shape), shape)
+        assert self.worker.table.length_R[self.worker.table.padding_row] == 1
+        return tokens_N[: step.num_sampled]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
