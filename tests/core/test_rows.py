@@ -31,9 +31,9 @@ def test_a_single_chunk_is_not_copied() -> None:
     assert whole([x_TD]) is x_TD
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_chunks"),
-    [(1, 1), (4095, 1), (4096, 2), (8192, 2), (12287, 2), (12288, 3), (16384, 4), (65536, 4)],
-)
+LARGE = {1: 1, 4095: 1, 4096: 2, 8192: 2, 12287: 2, 12288: 3, 16384: 4, 65536: 4}
+
+
+@pytest.mark.parametrize(("num_rows", "num_chunks"), LARGE.items())
 def test_large_steps_are_cut_into_two_to_four_chunks(num_rows: int, num_chunks: int) -> None:
     assert sensible_chunks(num_rows) == num_chunks
