@@ -127,3 +127,8 @@ def test_the_window_stays_short():
     for byte in b"some text of many tokens " * 40:
         detokenizer.push(byte)
     assert max(lengths) <= WINDOW
+
+
+def test_what_was_shown_at_the_end_is_not_shown_again():
+    detokenizer = detokenizer_of(byte_level())
+    assert (detokenizer.push(0xE2), detokenizer.flush(), detokenizer.flush()) == ("", "�", "")

@@ -75,3 +75,10 @@ def test_a_stop_string_that_may_not_stop_yet_is_text_like_any_other():
     finder = StopSearch(["x"])
     assert finder.push("axb", may_stop=False) == ("axb", None)
     assert finder.push("cxd") == ("c", "x")
+
+
+def test_a_stop_string_that_was_let_pass_is_not_found_again_within_the_beginning_of_another():
+    search = StopSearch(["xabz", "ab"])
+    assert search.push("xab", may_stop=False) == ("", None)
+    assert search.push("q") == ("xabq", None)
+    assert search.push("ab") == ("", "ab")
