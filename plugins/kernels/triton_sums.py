@@ -85,12 +85,40 @@ def _normalised(total, weight, residual, width, eps, dtype: tl.constexpr):
 
 
 @triton.jit
-def _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype: tl.constexpr, NORM: tl.constexpr):
-    """Store the sum, or its norm and with it the new residual."""
+def _row_of_words(weight_ptr, num_words, NORM: tl.constexpr, WORDS: tl.constexpr):
+    """A program's row, its words, which of them there are, where the row has them, and the weight of a norm."""
+    row = tl.program_id(0).to(tl.int64)
+    word = tl.arange(0, WORDS)
+    inside = word < num_words
+    at = row * num_words + word
+    weight = tl.zeros((WORDS,), dtype=tl.int32)
+    if NORM:  # no kernel before this one writes it
+        weight = tl.load(as_words(weight_ptr) + word, mask=inside, other=0)
+    return row, word, inside, at, weight
+
+
+@triton.jit
+def _count_and_residual(counts, residual_ptr, row, at, inside, without, NORM: tl.constexpr):
+    """How often the row's slot was used, and the residual; `without` stands for that of a sum without a norm."""
+    count = tl.load(counts + row, cache_modifier=".cg")
+    residual = without
+    if NORM:
+        residual = tl.load(as_words(residual_ptr) + at, mask=inside, other=0, cache_modifier=".cg")
+    return count, residual
+
+
+@triton.jit
+def _finish(
+    total, weight, residual, residual_ptr, out_ptr, counts, row, count, at, inside, width, eps,
+    dtype: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Store the sum, or its norm and with it the new residual, and that the slot was used once more."""
+    residual_at, out_at = as_words(residual_ptr) + at, as_words(out_ptr) + at
     if NORM:
         total, added = _normalised(total, weight, residual, width, eps, dtype)
         tl.store(residual_at, added, mask=inside)
     tl.store(out_at, total, mask=inside)
+    tl.store(counts + row, count + 1)
 
 
 @triton.jit
@@ -101,21 +129,12 @@ def _sum_once_kernel(
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
     dtype = x_ptr.dtype.element_ty
-    word = tl.arange(0, WORDS)
-    inside = word < num_words
-    at = row * num_words + word
-    weight = tl.zeros((WORDS,), dtype=tl.int32)
-    if NORM:
-        weight = tl.load(as_words(weight_ptr) + word, mask=inside, other=0)
+    row, word, inside, at, weight = _row_of_words(weight_ptr, num_words, NORM, WORDS)
     go_at = go_at_of(addresses, rank)
     if PDL and not SENT:
         gdc_wait()
-    count = tl.load(counts + row, cache_modifier=".cg")
-    residual = weight
-    if NORM:
-        residual = tl.load(as_words(residual_ptr) + at, mask=inside, other=0, cache_modifier=".cg")
+    count, residual = _count_and_residual(counts, residual_ptr, row, at, inside, weight, NORM)
     own = weight
     without = -1
     if not SENT:
@@ -128,9 +147,7 @@ def _sum_once_kernel(
     total = _take_sum(here, go_at, word, inside, own, without, dtype, SIZE, SLOT_BYTES, WORDS)
     if PDL and SENT:
         gdc_wait()
-    residual_at, out_at = as_words(residual_ptr) + at, as_words(out_ptr) + at
-    _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
-    tl.store(counts + row, count + 1)
+    _finish(total, weight, residual, residual_ptr, out_ptr, counts, row, count, at, inside, width, eps, dtype, NORM)
 
 
 @triton.jit
@@ -141,14 +158,8 @@ def _sum_by_parts_kernel(
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
     dtype = x_ptr.dtype.element_ty
-    word = tl.arange(0, WORDS)
-    inside = word < num_words
-    at = row * num_words + word
-    weight = tl.zeros((WORDS,), dtype=tl.int32)
-    if NORM:
-        weight = tl.load(as_words(weight_ptr) + word, mask=inside, other=0)
+    row, word, inside, at, weight = _row_of_words(weight_ptr, num_words, NORM, WORDS)
     peer = tl.arange(0, LANES)
     is_other = (peer < SIZE) & (peer != rank)
     address = tl.load(addresses + peer, mask=is_other, other=0)
@@ -158,10 +169,7 @@ def _sum_by_parts_kernel(
     go_at = go_at_of(addresses, rank)
     if PDL and not SENT:
         gdc_wait()
-    count = tl.load(counts + row, cache_modifier=".cg")
-    residual = weight
-    if NORM:
-        residual = tl.load(as_words(residual_ptr) + at, mask=inside, other=0, cache_modifier=".cg")
+    count, residual = _count_and_residual(counts, residual_ptr, row, at, inside, weight, NORM)
     own = tl.zeros((TILE,), dtype=tl.int32)
     without = -1
     if not SENT:
@@ -188,9 +196,7 @@ def _sum_by_parts_kernel(
     tl.store(sums + word, tl.full((WORDS,), -1, tl.int32), mask=inside)
     if PDL and SENT:
         gdc_wait()
-    residual_at, out_at = as_words(residual_ptr) + at, as_words(out_ptr) + at
-    _finish(total, weight, residual, residual_at, out_at, width, inside, eps, dtype, NORM)
-    tl.store(counts + row, count + 1)
+    _finish(total, weight, residual, residual_ptr, out_ptr, counts, row, count, at, inside, width, eps, dtype, NORM)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
