@@ -367,6 +367,18 @@ def test_a_policy_may_wait_but_not_for_ever():
             engine.step()
 
 
+def test_what_a_policy_waited_is_forgotten_once_it_computes():
+    class Hesitates(PlainScheduler):
+        waits = False
+
+        def plan(self, view):
+            self.waits = not self.waits
+            return Plan(idle_s=0.02) if self.waits else super().plan(view)
+
+    engine = fake_engine(Hesitates(), stall_timeout_s=0.05)
+    assert len(run_one(engine, [1], greedy(8)).token_ids) == 8
+
+
 def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
     class Churns:
         def plan(self, view):
@@ -450,6 +462,26 @@ def observed(plugin):
     manager.add_hookspecs(hookspecs)
     manager.register(plugin, "watcher")
     return Observers(manager)
+
+
+def test_observers_see_who_ends_at_its_time_limit_and_whoever_ended_before_is_left_alone():
+    seen = []
+
+    class Watcher:
+        @hookimpl
+        def on_request_end(self, output):
+            seen.append((output.request_id, output.finish_reason))
+
+    engine = fake_engine(PlainScheduler(), observers=observed(Watcher()))
+    engine.clock = lambda: 0.0
+    engine.add([1], greedy(2), timeout_s=5.0)
+    drain(engine)
+    engine.add([1], greedy(50), timeout_s=5.0)
+    engine.step()
+    engine.clock = lambda: 6.0
+    [late] = engine.step()
+    assert seen == [(0, FinishReason.LENGTH), (1, FinishReason.ABORT)]
+    assert late.error == "timeout_s=5.0 passed before it was done" and not engine.has_work
 
 
 @pytest.mark.parametrize("prompt_len", [1, 4, 9])

@@ -10,7 +10,8 @@ from core import step_clock
 from core.sampling import SamplingParams
 from core.step_clock import StepClock
 from core.step_times import time_lines, times_by_kind
-from core.testing.fakes import fake_engine
+from core.step_watch import DeviceTime
+from core.testing.fakes import FakeClock, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
 
 PARTS = ("plan_s", "dispatch_s", "launch_s", "wait_s", "commit_s")
@@ -45,7 +46,16 @@ def test_the_parts_of_a_step_on_the_host_add_up(overlap):
 def test_a_timed_engine_reads_one_time_for_each_step(overlap):
     engine, seen = stepped(overlap, is_timed=True)
     assert [(stats.device_s, stats.idle_s) for stats in seen] == [(1.0, 0.25)] * 4
+    assert all(stats.host_s > 0 for stats in seen), "a device's time is no work of the host"
     assert engine.executor.clock.num_unread == 0
+
+
+def test_where_the_host_is_the_device_its_time_is_no_work_of_the_host(monkeypatch):
+    monkeypatch.setattr(FakeClock, "read", lambda self: DeviceTime(1.0, 0.25, on_host=True))
+    _, seen = stepped(overlap=False, is_timed=True)
+    for stats in seen:
+        work = sum(getattr(stats, part) for part in PARTS) - stats.wait_s
+        assert stats.host_s == pytest.approx(work - 1.0)
 
 
 def test_a_step_that_breaks_off_leaves_no_time_behind():

@@ -275,8 +275,9 @@ def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed)
         if rng.random() < 0.1 and ids:
             kept.abort([rng.choice(ids)])
         for _ in range(rng.randint(0, 2) if kept.has_work else 0):
-            fresh = LongestFirst(LongestFirstConfig(pace=True)).plan(look(kept))
-            assert kept.scheduler.plan(look(kept)) == fresh
+            fresh, view = LongestFirst(LongestFirstConfig(pace=True)), look(kept)
+            assert kept.scheduler.plan(look(kept)) == fresh.plan(look(kept))
+            assert kept.scheduler._ranked.pace(view) == fresh._ranked.pace(view)
             if rng.random() < 0.2:  # between this plan, which is not carried out, and the next
                 kept.abort([rng.choice(ids)])
         if kept.has_work:
