@@ -23,7 +23,7 @@ class PlanDraft:
 
     view: SchedulerView
     watermark: float = 0.01
-    tokens_left: int = 0
+    tokens_left: int = field(init=False)
     prefill: list[tuple[int, int]] = field(default_factory=list)
     decode: list[int] | Everyone = field(default_factory=list)
     preempt: list[int] = field(default_factory=list)
@@ -101,10 +101,13 @@ def continue_prompts(draft: PlanDraft) -> None:
 def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None) -> None:
     """Waiting requests in this order, until one does not fit whole; the last may be admitted with a chunk only.
 
-    waiting: all of them; None: in queue order.
+    Nobody is admitted into the room that others had to make. waiting: all of them; None: in queue order; not looked at
+    if nobody may be admitted, so a generator that sorts them does so only when it matters.
     """
     budget, limits = draft.view.budget, draft.view.limits
     seats = draft.seats_left
+    if draft.preempt or not seats or draft.tokens_left <= 0:
+        return
     for request in draft.view.waiting if waiting is None else waiting:
         if draft.tokens_left <= 0 or not seats:
             break
@@ -120,6 +123,21 @@ def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None
         seats -= 1
 
 
+def plan_prompts_first(view: SchedulerView, watermark: float, waiting: Iterable[RequestView] | None = None) -> Plan:
+    """Chunks of prompts, running ones before new ones; everybody decodes when no prompt can go on.
+
+    waiting: as of `admit_waiting`.
+    """
+    if can_simply_decode(view):
+        return SIMPLY_DECODE
+    draft = PlanDraft(view, watermark)
+    continue_prompts(draft)
+    admit_waiting(draft, waiting)
+    if not draft.prefill:
+        decode_running(draft)
+    return draft.plan()
+
+
 def plan_mixed(
     view: SchedulerView,
     watermark: float,
@@ -128,14 +146,14 @@ def plan_mixed(
 ) -> Plan:
     """Every running request decodes, and prompt chunks fill what is left of the step's token budget.
 
-    waiting: as of `admit_waiting`; not looked at unless somebody may be admitted. most_tokens: of the step, where that
-    is less than the limit.
+    waiting: as of `admit_waiting`. most_tokens: of the step, where that is less than the limit.
     """
+    if can_simply_decode(view):
+        return SIMPLY_DECODE
     draft = PlanDraft(view, watermark)
     if most_tokens is not None:
         draft.tokens_left = min(draft.tokens_left, most_tokens)
     decode_running(draft)
     continue_prompts(draft)
-    if not draft.preempt:
-        admit_waiting(draft, waiting)
+    admit_waiting(draft, waiting)
     return draft.plan()

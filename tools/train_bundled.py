@@ -193,8 +193,7 @@ def model_settings(tokenizer: Tokenizer) -> dict[str, Any]:
 def make_model(tokenizer: Tokenizer, device: str) -> Qwen3ForCausalLM:
     settings = model_settings(tokenizer) | {"torch_dtype": "float32"}
     model: Any = Qwen3ForCausalLM(Qwen3Config.from_dict(settings))
-    made: Qwen3ForCausalLM = model.to(device=device, dtype=torch.float32)
-    return made
+    return model.to(device=device, dtype=torch.float32)
 
 
 def parameter_count(model: Qwen3ForCausalLM) -> int:

@@ -6,7 +6,7 @@ No prompt ever stops the decodes, so the time between a request's tokens stays e
 from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
-from core.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
+from core.moves import plan_mixed
 from plugins.schedulers import ChunkedConfig
 
 
@@ -17,6 +17,4 @@ class Chunked:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
-        if can_simply_decode(view):
-            return SIMPLY_DECODE
         return plan_mixed(view, self.config.watermark)

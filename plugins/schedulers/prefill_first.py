@@ -7,14 +7,7 @@ request is preempted and recomputed later from the head of the queue.
 from __future__ import annotations
 
 from core.contracts import Plan, SchedulerView
-from core.moves import (
-    SIMPLY_DECODE,
-    PlanDraft,
-    admit_waiting,
-    can_simply_decode,
-    continue_prompts,
-    decode_running,
-)
+from core.moves import plan_prompts_first
 from plugins.schedulers import PrefillFirstConfig
 
 
@@ -25,12 +18,4 @@ class PrefillFirst:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
-        if can_simply_decode(view):
-            return SIMPLY_DECODE
-        draft = PlanDraft(view, self.config.watermark)
-        continue_prompts(draft)
-        if not draft.preempt:
-            admit_waiting(draft)
-        if not draft.prefill:
-            decode_running(draft)
-        return draft.plan()
+        return plan_prompts_first(view, self.config.watermark)

@@ -1,4 +1,4 @@
-"""The ledger foresees what the pool will be: beside the engine that carries out what was counted on it, and by hand."""
+"""The ledger foresees what the pool will be: compared while an engine carries out what was counted on it."""
 
 import random
 
@@ -20,7 +20,7 @@ class Foreseeing:
         self.foreseen = None
         plan = self.at_random(view) if self.rng.random() < 0.5 else Plan()
         if plan.prefill or plan.decode:
-            self.foreseen = view.budget.num_free, dict(self.computed)
+            self.foreseen = view.budget.num_free, self.computed
             return plan
         return plan_mixed(look(self.engine), 0.0)
 
@@ -50,8 +50,9 @@ class Comparing(FakeExecutor):
     num_compared = 0
 
     def launch(self, step):
-        if self.policy.foreseen is not None:
-            num_free, computed = self.policy.foreseen
+        foreseen = self.engine.scheduler.foreseen
+        if foreseen is not None:
+            num_free, computed = foreseen
             assert self.engine.pool.num_free == num_free
             assert {id_: self.engine.queue.live[id_].num_computed_tokens for id_ in computed} == computed
             self.num_compared += 1
@@ -65,6 +66,6 @@ def test_the_pool_is_what_the_ledger_said_it_would_be(seed):
     load = Load(policy, rng)
     engine = policy.engine = load.engine
     executor = engine.executor = Comparing(engine.limits.plan, engine.limits.vocab_size)
-    executor.policy, executor.engine = policy, engine
+    executor.engine = engine
     load.run(abort_chance=0.02)
     assert executor.num_compared > 5

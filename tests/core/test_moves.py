@@ -16,9 +16,12 @@ class Made:
         self.plan = plan
 
 
+MIXED = Made(lambda view: plan_mixed(view, 0.0))
+
+
 def three_running(**limits):
     """An engine in which three requests decode and one waits."""
-    engine = fake_engine(Made(lambda view: plan_mixed(view, 0.0)), **limits)
+    engine = fake_engine(MIXED, **limits)
     for _ in range(3):
         engine.add([1, 2, 3], SamplingParams(max_tokens=8, seed=1))
     engine.step()
@@ -48,7 +51,7 @@ def test_a_preempted_request_gives_its_seat_back():
 
 def running_out_of_blocks(num_blocks):
     """Three requests whose next token needs a second block of four tokens each."""
-    engine = fake_engine(Made(lambda view: plan_mixed(view, 0.0)), num_blocks=num_blocks)
+    engine = fake_engine(MIXED, num_blocks=num_blocks)
     for index in range(3):
         engine.add([index + 1] * 3, SamplingParams(max_tokens=8, seed=1))
     engine.step()
@@ -88,7 +91,7 @@ def test_who_decodes_may_still_have_to_make_room_for_the_prompt_of_an_older_requ
     engine.step()  # now a block is free, and the second and the third request need another one each
     plan = plan_mixed(look(engine), 0.0)
     assert (list(plan.preempt), list(plan.prefill), list(plan.decode)) == ([2, 1], [(0, 8)], [])
-    engine.scheduler = Made(lambda view: plan_mixed(view, 0.0))
+    engine.scheduler = MIXED
     assert len(drain(engine)) == 3
 
 

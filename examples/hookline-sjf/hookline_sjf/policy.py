@@ -1,4 +1,4 @@
-"""Shortest job first, over a read-only view: whom to admit next; the rest are Hookline's moves.
+"""Shortest job first, over a read-only view: whom to admit next; the rest is a move of Hookline's.
 
 A job's rank is its size plus ageing times its arrival. Two waiting jobs shrink at the same rate, so their order never
 changes, and a plan depends on the view alone.
@@ -6,8 +6,10 @@ changes, and a plan depends on the view alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from core.contracts import Plan, RequestView, SchedulerView
-from core.moves import SIMPLY_DECODE, PlanDraft, admit_waiting, can_simply_decode, continue_prompts, decode_running
+from core.moves import plan_prompts_first
 from hookline_sjf import ShortestJobFirstConfig
 
 
@@ -18,15 +20,14 @@ class ShortestJobFirst:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
-        if can_simply_decode(view):
-            return SIMPLY_DECODE
-        draft = PlanDraft(view, self.config.watermark)
-        continue_prompts(draft)
-        if not draft.preempt and draft.seats_left:  # up to the first that does not fit: none slips past it for ever
-            admit_waiting(draft, sorted(view.waiting, key=self.rank))
-        if not draft.prefill:
-            decode_running(draft)
-        return draft.plan()
+        return plan_prompts_first(view, self.config.watermark, self.ranked(view.waiting))
+
+    def ranked(self, waiting: Iterable[RequestView]) -> Iterator[RequestView]:
+        """Admitted up to the first that does not fit: a smaller job must not slip past it for ever.
+
+        A generator, so that a long queue is sorted only when somebody may be admitted.
+        """
+        yield from sorted(waiting, key=self.rank)
 
     def rank(self, request: RequestView) -> tuple[float, int]:
         size = request.num_prompt_tokens + request.max_tokens
