@@ -17,7 +17,7 @@ from core.aside import Aside
 from core.batch import Batch
 from core.contracts import AttentionSpec, QKNorm, Rope
 from core.peer_memory import PeerMemory
-from plugins.kernels import triton_experts, triton_ops, triton_thin
+from plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
 from plugins.kernels.torch_reference import TorchKernels
 from plugins.kernels.triton_decode import (
     DecodeScratch,
@@ -94,6 +94,7 @@ class TritonKernels(TorchKernels):
         )  # fmt: skip
         self._wide_scratch = WideScratch.make(spec.device)
         self._no_bias = torch.zeros(MOST_DEEP_OUTPUTS, dtype=spec.dtype, device=spec.device)
+        self._cublaslt = cublaslt.cublaslt(spec.device)
         self._aside = Aside(spec.device) if spec.device.type == "cuda" else None
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -109,18 +110,14 @@ class TritonKernels(TorchKernels):
         if triton_thin.fits(x_TD, weight_OD):
             return triton_thin.thin_linear(x_TD, weight_OD, bias_O)
         out_TO = self._own_product(Kind.PLAIN, x_TD, weight_OD, bias_O)
-        if out_TO is not None:
-            return out_TO
-        if bias_O is None and x_TD.dtype == self._no_bias.dtype and is_deep(len(x_TD), *weight_OD.shape):
-            bias_O = self._no_bias[: len(weight_OD)]
-        return super().linear(x_TD, weight_OD, bias_O)
+        return self._general_product(x_TD, weight_OD, bias_O) if out_TO is None else out_TO
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
         """See Kernels.linear_silu_mul; one launch for up to 128 rows."""
         if triton_thin.fits(x_TD, gate_up_weight_FD):
             return triton_thin.thin_linear(x_TD, gate_up_weight_FD, None, silu=True)
         out_TF = self._own_product(Kind.SILU, x_TD, gate_up_weight_FD, None)
-        return super().linear_silu_mul(x_TD, gate_up_weight_FD) if out_TF is None else out_TF
+        return self.silu_mul(self._general_product(x_TD, gate_up_weight_FD, None)) if out_TF is None else out_TF
 
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
@@ -140,6 +137,16 @@ class TritonKernels(TorchKernels):
             return product(kind, x_TD, weight_OD, bias_O, tiling)
         wide = fitting_wide_tiling(kind, x_TD, weight_OD)
         return None if wide is None else wide_product(kind, x_TD, weight_OD, bias_O, wide, self._wide_scratch)
+
+    def _general_product(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """The product by cuBLASLt or torch."""
+        if bias_O is None and self._cublaslt is not None and cublaslt.fits(x_TD, weight_OD):
+            out_TO = self._cublaslt.linear(x_TD, weight_OD)
+            if out_TO is not None:
+                return out_TO
+        if bias_O is None and x_TD.dtype == self._no_bias.dtype and is_deep(len(x_TD), *weight_OD.shape):
+            bias_O = self._no_bias[: len(weight_OD)]
+        return super().linear(x_TD, weight_OD, bias_O)
 
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor

@@ -563,6 +563,29 @@ def test_deep_products_take_a_bias_of_zeros(monkeypatch):
     assert biases[-1] is None, "the zeros are of another dtype"
 
 
+def test_a_few_hundred_rows_go_to_the_library_with_chosen_tiles_and_what_it_has_not_to_torch():
+    class Library:
+        has, asked = True, 0
+
+        def linear(self, x_TD, weight_OD):
+            self.asked += 1
+            return torch.nn.functional.linear(x_TD, weight_OD) if self.has else None
+
+    case = make_case([1], [1], torch.float16)
+    kernels, plain, library = TritonKernels(None, case.spec), TorchKernels(None, case.spec), Library()
+    kernels._cublaslt = library
+    x, weight, bias = (torch.randn(size, device=DEVICE).half() for size in [(160, 64), (264, 64), 264])
+    for library.has in (True, False):
+        library.asked = 0
+        assert relative_error(kernels.linear(x, weight, None), plain.linear(x, weight, None)) < 1e-3
+        assert relative_error(kernels.linear_silu_mul(x, weight), plain.linear_silu_mul(x, weight)) < 2e-3
+        assert library.asked == 2
+    assert relative_error(kernels.linear(x, weight, bias), plain.linear(x, weight, bias)) < 1e-3
+    kernels.linear(x[:144], weight, None)
+    kernels.linear(x.float(), weight.float(), None)
+    assert library.asked == 2, "a bias, few rows and float32 are not for it"
+
+
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", Kind)
