@@ -64,7 +64,7 @@ ALONE, TWO_ROWS = 2, 5
 def tile_numbers() -> dict[tuple[int, int], int]:
     """(output features, rows) to cublasLtMatmulTile_t, in whose order they are counted.
 
-    Source: cublasLt.h of CUDA 13.0: 35 of old, then multiples of 64 rows, then multiples of 64 features.
+    Source: cublasLt.h from CUDA 12.6 on: 35 of old, then multiples of 64 rows, then multiples of 64 features.
     """
     tiles = {(int(features), int(rows)): 0 for features, rows in (tile.split("x") for tile in _FIRST_TILES.split())}
     tiles |= dict.fromkeys(((m, n) for m in range(8, 769, 8) for n in range(64, 769, 64) if m * n <= 768 * 64), 0)

@@ -49,7 +49,7 @@ def test_tiles_have_the_numbers_of_the_header(tile, number):
         (256, 25600, (200, 128)), (192, 25600, (208, 192)), (160, 25600, (256, 160)), (208, 25600, (128, 208)),
         (384, 5120, (120, 128)), (256, 5120, (80, 128)), (208, 5120, (128, 72)), (192, 5120, (120, 64)),
         (160, 5120, (128, 56)), (256, 12800, (200, 128)), (208, 12800, (128, 208)), (256, 2560, (80, 64)),
-        (208, 2560, (64, 72)),
+        (208, 2560, (64, 72)), (384, 25600, (296, 128)), (384, 12800, (296, 128)), (320, 25600, (112, 320)),
     ],
 )  # fmt: skip
 def test_the_tile_that_was_fastest_is_among_the_first_two(num_rows, num_out, fastest):
@@ -73,11 +73,14 @@ def test_tiles_are_such_as_the_matrix_units_take_and_none_is_far_better(num_rows
     assert computed(*tiles[0]) <= 2 * min(computed(features, rows) for features, rows in [(128, 128), (256, 128)])
 
 
-def test_two_tiles_of_rows_share_a_weight_where_all_run_at_once():
-    first = next(filling_algorithms(256, 5120, H200_SMS))
-    assert (first.features, first.rows, first.cluster) == (80, 128, TWO_ROWS)
-    several_waves = next(filling_algorithms(256, 25600, H200_SMS))
-    assert (several_waves.features, several_waves.rows, several_waves.cluster) == (200, 128, ALONE)
+def test_variants_follow_the_side_that_is_a_multiple_of_64_and_two_tiles_of_rows_share_a_weight_in_one_wave():
+    def first_two(num_rows, num_out):
+        return list(filling_algorithms(num_rows, num_out, H200_SMS))[:2]
+
+    assert (ALONE, TWO_ROWS) == (2, 5), "cublasLtClusterShape_t: 1x1x1, 1x2x1"
+    assert first_two(256, 5120) == [Algorithm(80, 128, TWO_ROWS, 0), Algorithm(80, 128, TWO_ROWS, 4)]
+    assert first_two(256, 25600) == [Algorithm(200, 128, ALONE, 0), Algorithm(200, 128, ALONE, 4)], "several waves"
+    assert first_two(208, 5120) == [Algorithm(128, 72, ALONE, 1), Algorithm(128, 72, ALONE, 5)], "three tiles of rows"
 
 
 class FakeLibrary:
