@@ -140,13 +140,14 @@ class TritonKernels(TorchKernels):
 
     def _general_product(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
         """The product by cuBLASLt or torch."""
-        if bias_O is None and self._cublaslt is not None and cublaslt.fits(x_TD, weight_OD):
+        if bias_O is not None:
+            return super().linear(x_TD, weight_OD, bias_O)
+        if self._cublaslt is not None and cublaslt.fits(x_TD, weight_OD):
             out_TO = self._cublaslt.linear(x_TD, weight_OD)
             if out_TO is not None:
                 return out_TO
-        if bias_O is None and x_TD.dtype == self._no_bias.dtype and is_deep(len(x_TD), *weight_OD.shape):
-            bias_O = self._no_bias[: len(weight_OD)]
-        return super().linear(x_TD, weight_OD, bias_O)
+        takes_zeros = x_TD.dtype == self._no_bias.dtype and is_deep(len(x_TD), *weight_OD.shape)
+        return super().linear(x_TD, weight_OD, self._no_bias[: len(weight_OD)] if takes_zeros else None)
 
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from plugins.kernels.operands import has_aligned_rows
 from plugins.kernels.triton_launch import launch_options, launches_early
 
 MAX_WEIGHT = 6 << 20
@@ -79,9 +80,7 @@ def fitting_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> ProductTiling
     """
     if x_TD.dim() != 2 or x_TD.dtype not in DTYPES or x_TD.dtype != weight_OD.dtype or not len(x_TD):
         return None
-    if x_TD.stride(1) != 1 or weight_OD.stride(1) != 1 or weight_OD.numel() > MAX_WEIGHT:
-        return None
-    if weight_OD.stride(0) % 8 or weight_OD.data_ptr() % 16:  # rows are asked for in pieces of 16 bytes
+    if x_TD.stride(1) != 1 or not has_aligned_rows(weight_OD) or weight_OD.numel() > MAX_WEIGHT:
         return None
     if x_TD.device.type == "cuda" and not launches_early(x_TD.device):
         return None

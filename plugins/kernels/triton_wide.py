@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from plugins.kernels.operands import has_aligned_rows
 from plugins.kernels.triton_launch import launch_options, launches_early
 from plugins.kernels.triton_product import DTYPES, MAX_WEIGHT, Kind
 from plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
@@ -158,10 +159,8 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: b
         return None
     if weight_OD.numel() <= MAX_WEIGHT or not _has_room(x_TD.device):
         return None
-    for operand in (x_TD, weight_OD):  # what the copy engine asks for
-        row_stride, stride = operand.stride()
-        if stride != 1 or row_stride % 8 or row_stride < operand.shape[1] or operand.data_ptr() % 16:
-            return None
+    if not has_aligned_rows(x_TD) or not has_aligned_rows(weight_OD):
+        return None
     num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
     return wide_tiling(kind, len(x_TD), num_out, weight_OD.shape[1], sends=sends)
 

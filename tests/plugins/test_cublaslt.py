@@ -221,6 +221,7 @@ def test_only_a_few_hundred_aligned_rows_of_two_bytes_fit():
     assert not fits(x_TD, weight_OD[:500]) and fits(x_TD, weight_OD[:504])
     assert not fits(x_TD, weight_OD.contiguous().T) and not fits(x_TD[:, 1:], weight_OD[:, 1:])
     assert not fits(operands(gap=3)[0], weight_OD) and not fits(x_TD[None], weight_OD)
+    assert not fits(x_TD[:1].expand(160, -1), weight_OD), "rows on top of each other"
 
 
 def test_there_is_none_without_a_card():
