@@ -21,6 +21,8 @@ from core.testing.fakes import check_engine, completion, fake_engine
 
 MAX_STEPS = 3000
 """More than any of these loads needs; a policy that takes them all is stuck."""
+STEP_S = 0.001
+"""What a step takes where the time decides; on the host's clock the machine would decide who starves."""
 
 
 class SchedulerSuite:
@@ -49,8 +51,10 @@ class SchedulerSuite:
         assert drain(engine)[0].token_ids == completion(1, prompt, 3, 50), "a chunked prompt gives other tokens"
 
     def test_nobody_starves_while_others_keep_arriving(self) -> None:
-        """A long request ends although a new short one arrives at every step."""
+        """A long request ends although a new short one arrives at every step, of a millisecond each."""
+        step = 0
         engine = fake_engine(self.make(), num_blocks=24, max_num_seqs=4)
+        engine.clock = lambda: STEP_S * step
         old = engine.add([7] * 20, SamplingParams(max_tokens=20, seed=0))
         for step in range(MAX_STEPS):
             engine.add([step % 50] * 5, SamplingParams(max_tokens=4, seed=step))
