@@ -129,14 +129,15 @@ def check_way(exchange, way, own, total, residual, weight, rank, size):
 def time_ways(exchange, own, residual, weight, device):
     """Each way of the exchange, and its variants."""
     x, r, found = own.clone(), residual.clone(), {}
-    default, own_launches = exchange.way, (triton_sums.LAUNCHES, triton_sums.LAUNCH_BY_ROWS)
+    default, own_launches = exchange.way, (triton_sums.LAUNCHES, triton_sums.LAUNCHES_BY_ROWS)
     for way in WAYS:
         for variant in (None, *VARIANTS):
             if variant is not None:
-                triton_sums.LAUNCHES, triton_sums.LAUNCH_BY_ROWS = dict.fromkeys(Way, variant), variant
+                launches = dict.fromkeys(Way, variant), dict.fromkeys((1, 2), variant)
+                triton_sums.LAUNCHES, triton_sums.LAUNCHES_BY_ROWS = launches
             name = (way if way == BY_ROWS else way.value) + ("" if variant is None else str(variant))
             found[name] = us_a_call(lambda way=way: normed_sum(exchange, way, x, r, weight), device)
-        triton_sums.LAUNCHES, triton_sums.LAUNCH_BY_ROWS = own_launches
+        triton_sums.LAUNCHES, triton_sums.LAUNCHES_BY_ROWS = own_launches
     exchange.way = default
     return found
 

@@ -37,7 +37,9 @@ BEST_ROWS = 128
 PAIR_BYTES = 8
 """A draw's score and token."""
 assert PAIR_BYTES * BEST_ROWS <= MIN_SLOT_BYTES
-assert MAX_ROWS < LEAST_ROWS_BY_ROWS, "after a product that sends its tiles every rank needs the residual whole"
+assert MAX_ROWS < min(LEAST_ROWS_BY_ROWS.values()), (
+    "after a product that sends its tiles every rank needs the residual whole"
+)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -26,8 +26,8 @@ PART_MULTIPLE = 4
 """Words of a part, so that each begins where 16 bytes do."""
 RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
 """Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
-RANKS_BY_ROWS, LEAST_ROWS_BY_ROWS = 2, 129
-"""Of sums by rows, where who asks for a norm can do with them."""
+LEAST_ROWS_BY_ROWS = {2: 129, 4: 256}
+"""Of sums by rows over so many ranks, where who asks for a norm can do with them. Measured: docs/log.md."""
 
 
 class Way(Enum):
@@ -44,7 +44,7 @@ class Way(Enum):
 
 def sums_by_rows(num_ranks: int, num_rows: int) -> bool:
     """Whether it is faster if a rank keeps the residual of its rows alone."""
-    return num_ranks <= RANKS_BY_ROWS and num_rows >= LEAST_ROWS_BY_ROWS
+    return num_ranks in LEAST_ROWS_BY_ROWS and num_rows >= LEAST_ROWS_BY_ROWS[num_ranks]
 
 
 def part_words(num_words: int, num_ranks: int) -> int:

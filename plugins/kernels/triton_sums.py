@@ -257,8 +257,8 @@ def _sum_by_rows_kernel(
 _KERNELS = {Way.AT_ONCE: _sum_once_kernel, Way.BY_PARTS: _sum_by_parts_kernel}
 LAUNCHES = {Way.AT_ONCE: (16, 64), Way.BY_PARTS: (8, 96)}
 """Most warps of a program and most registers of a thread, few enough that one of the next product fits in beside it."""
-LAUNCH_BY_ROWS = (8, 128)
-"""The same by rows, when no program of the next product comes early."""
+LAUNCHES_BY_ROWS = {1: (8, 128), 2: (16, 128)}
+"""The same by rows, when no program of the next product comes early; by how many rows a program sends, 2 for more."""
 
 
 def launch_sum(
@@ -285,11 +285,10 @@ def launch_sum_by_rows(peers: PeerMemory, x_TD: Tensor, residual_TD: Tensor, wei
     Device: as launch_sum.
     """
     num_rows, width = x_TD.shape
-    num_words = width * x_TD.element_size() // WORD_BYTES
+    num_words, num_sent = width * x_TD.element_size() // WORD_BYTES, peers.size - 1
     _sum_by_rows_kernel[(triton.cdiv(num_rows, peers.size),)](
         x_TD, residual_TD, weight_D, *place_arguments(peers), width, num_words, num_rows, eps, **place_constants(peers),
-        LANES=triton.next_power_of_2(peers.size - 1),
-        **_options(num_words, LAUNCH_BY_ROWS, x_TD.device),
+        LANES=triton.next_power_of_2(num_sent), **_options(num_words, LAUNCHES_BY_ROWS[min(num_sent, 2)], x_TD.device),
     )  # fmt: skip
 
 

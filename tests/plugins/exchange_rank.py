@@ -171,7 +171,7 @@ def check_what_fits(exchange):
 
 def main(rank, size, fd):
     triton_slots.RANKS_AT_ONCE, triton_slots.MOST_ROWS_AT_ONCE = size, AT_ONCE
-    triton_slots.RANKS_BY_ROWS, triton_slots.LEAST_ROWS_BY_ROWS = size, BY_ROWS
+    triton_slots.LEAST_ROWS_BY_ROWS = {size: BY_ROWS}
     triton_wide.MAX_WEIGHT = 0
     words = SharedWords.attach(fd, num_words(size)).words
     exchange = make(rank, size, words)

@@ -9,6 +9,7 @@ import torch
 
 from core.peer_memory import HEADER_BYTES, NUM_COPIES
 from core.shared_words import WORD, SharedWords
+from plugins.kernels.triton_slots import Way, sums_by_rows
 from tests.plugins.exchange_rank import fill, let_go, num_words
 
 pytestmark = pytest.mark.skipif(
@@ -38,6 +39,17 @@ def run(ranks, memory):
             process.kill()
             process.communicate()
         memory.close()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "most_at_once", "least_by_rows"), [(2, 128, 129), (4, 0, 256), (3, 0, None), (8, 0, None)]
+)
+def test_rows_are_summed_up_in_the_way_that_was_measured_to_be_the_fastest(num_ranks, most_at_once, least_by_rows):
+    rows = range(1, 2000)
+    at_once = [count for count in rows if Way.of(num_ranks, count) is Way.AT_ONCE]
+    by_rows = [count for count in rows if sums_by_rows(num_ranks, count)]
+    assert at_once == list(range(1, most_at_once + 1))
+    assert by_rows == ([] if least_by_rows is None else list(range(least_by_rows, 2000)))
 
 
 def test_sums_norms_and_winners_are_those_of_all_ranks_in_order():
