@@ -18,6 +18,7 @@ from core.outputs import FinishReason, RequestOutput
 from core.queue import Views
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
+from core.virtual_clock import VirtualClock
 
 MAX_STEPS = 3000
 """More than any of these loads needs; a policy that takes them all is stuck."""
@@ -52,14 +53,14 @@ class SchedulerSuite:
 
     def test_nobody_starves_while_others_keep_arriving(self) -> None:
         """A long request ends although a new short one arrives at every step, of a millisecond each."""
-        step = 0
-        engine = fake_engine(self.make(), num_blocks=24, max_num_seqs=4)
-        engine.clock = lambda: STEP_S * step
+        clock, engine = VirtualClock(), fake_engine(self.make(), num_blocks=24, max_num_seqs=4)
+        engine.clock = clock.now
         old = engine.add([7] * 20, SamplingParams(max_tokens=20, seed=0))
         for step in range(MAX_STEPS):
             engine.add([step % 50] * 5, SamplingParams(max_tokens=4, seed=step))
             if any(output.request_id == old for output in engine.step()):
                 return
+            clock.sleep(STEP_S)
         raise AssertionError(f"a request of 20 tokens starves: not done after {MAX_STEPS} steps with new arrivals")
 
     def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
