@@ -20,6 +20,7 @@ from core.plugin_host import PluginHost
 from core.presets import CONF
 from core.raw_values import is_raw, quote_raw_values
 from core.registry import KINDS
+from core.schema import describe
 
 _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m core.info lists them"
 
@@ -28,7 +29,8 @@ _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m 
 class Job:
     """What Hydra composed: a tree of plain values, and of a job of a sweep what its own process is started with.
 
-    overrides: what was asked for, as results show it. arguments: for the command line of the job's process.
+    overrides: what was asked for, as results show it. arguments: for the command line of the job's process. fault: why
+    the tree holds interpolations that stand for nothing.
     """
 
     tree: dict[str, Any]
@@ -37,6 +39,7 @@ class Job:
     number: int = 0
     folder: Path | None = None
     sweep_folder: Path | None = None
+    fault: str | None = None
 
 
 def compose(
@@ -66,6 +69,8 @@ def compose(
             raise explained from error
     if run_job is None:
         for job in found:
+            if job.fault is not None:
+                raise ConfigError(job.fault)
             _refuse_unset_kinds(job)
     return found
 
@@ -97,23 +102,29 @@ class _Task:
         composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
         overrides = (*(override for override in composed if not is_raw(override)), *self.raw)
-        job = Job(_tree(config), overrides, (*self.config_dir, *overrides))
+        tree, fault = _resolved(config)
+        job = Job(tree, overrides, (*self.config_dir, *overrides), fault=fault)
         if settings.mode is RunMode.MULTIRUN:
             folders = Path(settings.runtime.output_dir), Path(settings.sweep.dir).absolute()
             job = replace(job, number=int(settings.job.num), folder=folders[0], sweep_folder=folders[1])
         return self.run_job(job)
 
 
-def _tree(config: Any) -> dict[str, Any]:
+def _resolved(config: Any) -> tuple[dict[str, Any], str | None]:
+    """What Hydra composed as plain values, and what is wrong with an interpolation that cannot be resolved.
+
+    The only place where interpolations of the command line and its files are resolved: from here on, a value is text.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    fault = None
     try:
         tree = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException:
-        tree = OmegaConf.to_container(config, resolve=False)  # what cannot be resolved is refused as a value
+    except OmegaConfBaseException as error:
+        tree, fault = OmegaConf.to_container(config, resolve=False), describe(error)
     assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
+    return {str(key): value for key, value in tree.items()}, fault
 
 
 def _run_hydra(config_name: str, task: _Task) -> None:

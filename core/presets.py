@@ -13,6 +13,7 @@ from typing import Any
 
 from core.errors import ConfigError
 from core.registry import KINDS
+from core.schema import describe
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 """Folder of our own presets and of config.yaml; found beside core, wherever that is installed."""
@@ -38,9 +39,11 @@ def presets_in(folder: str | Path, distribution: str) -> list[Preset]:
 def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[str, Any]]:
     """The option a preset stands on, and the values it sets, laid over those of the presets in between.
 
-    Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values.
+    Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or interpolates what is
+    not in it.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     seen: list[str] = []
     layers: list[dict[str, Any]] = []
@@ -55,7 +58,10 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
         base, values = _split(current, _read(current.path))
         layers.insert(0, values)
         current = next((other for other in presets if (other.kind, other.name) == (preset.kind, base)), None)
-    merged = OmegaConf.to_container(OmegaConf.merge(*layers))
+    try:
+        merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"preset {preset.kind}/{preset.name}: {describe(error)}") from error
     assert isinstance(merged, dict)
     return base, {str(key): value for key, value in merged.items()}
 

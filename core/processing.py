@@ -7,22 +7,30 @@ does the work on each rank. Both halves list the processors in the same order, s
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from core.contracts import FromSamplingParams, RequestFacts
 from core.errors import ConfigError, PluginError, RequestError
+from core.extra_args import refuse_oversized
 from core.needs import Facts, unmet
 from core.registry import PROCESSOR, Entry
 from core.sampling import SamplingParams
 from core.schema import build, unknown_key
+from core.shown import shown
 from core.step import IntArray, float_bits, ints
 
 MAX_PROCESSORS = 62
 """A step names the processors it runs in the bits of one int64."""
-_CACHED_ARGUMENTS = 1024
+MAX_CACHED_KEYS_BYTES = 2**20
+"""Most memory for the keys of the arguments that are kept converted; when they reach it, all are forgotten."""
+MAX_CACHED_KEY_BYTES = 2**14
+"""Larger arguments are converted anew for each request."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +111,17 @@ class Stage:
         return None if count is None else count(arguments, facts)
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
-        """The record of a request's arguments."""
+        """The record of a request's arguments.
+
+        Raises: RequestError for a number that its column cannot hold.
+        """
         encode = getattr(self.cls, "encode", None)
-        return ints([*self.column_values(arguments), *(encode(arguments, facts) if encode is not None else ())])
+        try:
+            with np.errstate(over="raise"):
+                return ints([*self.column_values(arguments), *(encode(arguments, facts) if encode is not None else ())])
+        except (OverflowError, FloatingPointError) as error:
+            limits = "an int must fit into 64 bits and a float into 32"
+            raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
 
 
 class Processing:
@@ -117,6 +133,7 @@ class Processing:
         self.stages = list(stages)
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
+        self._built_bytes = 0
 
     @classmethod
     def of(cls, entries: Iterable[Entry], facts: Facts | None = None) -> Processing:
@@ -157,10 +174,11 @@ class Processing:
             self._arguments(index, stage, params)
 
     def _refuse_unknown(self, params: SamplingParams) -> None:
+        refuse_oversized(params.extra_args)
         for name in params.processed_fields:
             if name not in self._claimed:
                 raise RequestError(
-                    f"sampling.{name}={getattr(params, name)!r}: no logits processor that takes it is loaded here"
+                    f"sampling.{name}={shown(getattr(params, name))}: no logits processor that takes it is loaded here"
                 )
         taking = {stage.entry.name for stage in self.stages if not stage.from_params}
         for name in params.extra_args:
@@ -179,11 +197,16 @@ class Processing:
     def _build(self, index: int, stage: Stage, given: Mapping[str, Any]) -> Any:
         """Checked and converted; equal arguments once, since OmegaConf takes a millisecond."""
         key = (index, repr(given))
-        if key not in self._built:
-            if len(self._built) >= _CACHED_ARGUMENTS:
+        if key in self._built:
+            return self._built[key]
+        try:
+            built = build(stage.arguments, given, f"sampling.extra_args.{stage.entry.name}")
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
+        if (num_bytes := sys.getsizeof(key[1])) <= MAX_CACHED_KEY_BYTES:
+            if self._built_bytes + num_bytes > MAX_CACHED_KEYS_BYTES:
                 self._built.clear()
-            try:
-                self._built[key] = build(stage.arguments, given, f"sampling.extra_args.{stage.entry.name}")
-            except ConfigError as error:
-                raise RequestError(str(error)) from error
-        return self._built[key]
+                self._built_bytes = 0
+            self._built[key] = built
+            self._built_bytes += num_bytes
+        return built

@@ -65,7 +65,8 @@ class SamplingParams:
     skip_special_tokens: leave special tokens out of the text.
     logprobs:           0 to 20: give every token with its log-probability under the model, and this many alternatives.
     prompt_logprobs:    the same for the prompt's tokens, all but the first.
-    extra_args:         arguments of logits processors that plugins bring, by the processor's name.
+    extra_args:         arguments of logits processors that plugins bring, by the processor's name; taken literally, and
+                        within the limits of core/extra_args.py.
 
     Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
     min_p, each over what the one before left, as transformers' processors do. Processors of plugins come where their

@@ -5,12 +5,14 @@ import signal
 
 import pytest
 import torch
+from hypothesis import settings
 
 # A shell that starts this in the background has Ctrl-C ignored, and so would every run that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # at these sizes two threads mostly wait for each other, several times the run time
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
+settings.register_profile("nightly", max_examples=5000)  # pytest --hypothesis-profile=nightly
 
 
 def pytest_collection_modifyitems(items):

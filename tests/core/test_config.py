@@ -153,11 +153,26 @@ def test_a_preset_may_stand_on_a_preset(presets: Path) -> None:
         ("defaults: [patient, _self_]\nfare: 1\n", "unknown key 'scheduler.fare'. Did you mean 'fair'?"),
         ("defaults: [patient, _self_\n", "loop.yaml: while parsing"),
         ("- 1\n", "loop.yaml: not a mapping"),
+        (
+            "defaults: [patient, _self_]\nlimit: ${seed}\n",
+            "preset scheduler/loop: limit: Interpolation key 'seed' not found",
+        ),
     ],
 )
 def test_a_broken_preset_is_named(presets: Path, text: str, error: str) -> None:
     host = host_with_presets(presets, f"presets_{abs(hash(text))}", {"scheduler/loop": text})
     assert error in message({"scheduler": "loop"}, host)
+
+
+def test_a_preset_may_interpolate_and_what_is_laid_over_it_does_not(
+    presets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WIDTH", "7")
+    text = "defaults: [tiny, _self_]\nnum_layers: ${oc.env:WIDTH}\n"
+    host = host_with_presets(presets, "presets_e", {"model/wide": text})
+    given = {"name": "wide", "random_shape": {"width": "${oc.env:WIDTH}"}}
+    config = validate({"model": given}, host).model.config
+    assert config == TinyConfig(num_layers=7, random_shape={"width": "${oc.env:WIDTH}"})
 
 
 def test_an_unknown_name_gets_near_misses_among_presets_too(presets: Path) -> None:

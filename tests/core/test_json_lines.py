@@ -13,3 +13,8 @@ def test_a_line_ends_at_a_newline_alone_and_empty_ones_count_but_are_left_out():
 def test_what_is_no_object_is_said(line, error):
     with pytest.raises(ValueError, match=error):
         json_object(line)
+
+
+def test_json_that_is_nested_too_deeply_is_said():
+    with pytest.raises(ValueError, match=r"^not JSON: maximum recursion depth"):
+        json_object('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")

@@ -1,5 +1,6 @@
 """Logits processors on the host: who takes what, what is refused, and what a step brings to the ranks."""
 
+import tracemalloc
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,7 +9,7 @@ from core.arguments import ArgumentWriter
 from core.contracts import FromSamplingParams, Needs, RequestFacts
 from core.errors import RequestError
 from core.needs import Facts
-from core.processing import NOTHING, Processing
+from core.processing import MAX_CACHED_KEY_BYTES, MAX_CACHED_KEYS_BYTES, NOTHING, Processing
 from core.registry import PROCESSOR, Entry, Origin
 from core.request import Request
 from core.sampling import SamplingParams
@@ -36,6 +37,11 @@ class NoEncode:
 @dataclass
 class ListArguments:
     tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class TextArguments:
+    text: str = ""
 
 
 def entry(name, config=PlainProcessorArguments, target=PLAIN, **options):
@@ -159,3 +165,23 @@ def test_a_plugin_may_register_processors_alone():
         plugin_module(register_processors=registering("processor", "shift", config=PlainProcessorArguments))
     )
     assert not host.problems and host.registry.find(PROCESSOR, "shift") is not None
+
+
+def test_what_is_kept_of_ended_requests_is_bounded_in_bytes():
+    processing = Processing.of([entry("text", TextArguments)])
+    tracemalloc.start()
+    for seed in range(300):
+        processing.check(SamplingParams(extra_args={"text": {"text": f"{seed:04}" * 4000}}))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert processing._built and kept < 3 * MAX_CACHED_KEYS_BYTES
+
+
+def test_large_arguments_are_not_kept_and_small_ones_are_built_once(monkeypatch):
+    built = []
+    monkeypatch.setattr("core.processing.build", lambda cls, given, prefix: built.append(given) or cls(**given))
+    processing = Processing.of([entry("text", TextArguments)])
+    small, large = {"text": "a"}, {"text": "a" * MAX_CACHED_KEY_BYTES}
+    for given in (small, large, small, large):
+        processing.check(SamplingParams(extra_args={"text": given}))
+    assert built == [small, large, large]

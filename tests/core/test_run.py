@@ -377,6 +377,8 @@ def test_a_bad_line_is_named_with_its_number(
         (["engine.max_num_seqs=abc"], "engine.max_num_seqs='abc' is not an int"),
         (["engine.max_num_seqs="], "engine.max_num_seqs='' is not an int"),
         (["engine.block_size=${nowhere}"], "engine.block_size: Interpolation key 'nowhere' not found"),
+        (["dtype=${nowhere}"], "dtype: Interpolation key 'nowhere' not found"),
+        (["engine.max_num_seqs=???"], "engine.max_num_seqs='???' stands for a value that is missing; set engine."),
         (
             ["scheduler.name=hasty"],
             "'scheduler.name=hasty' would change a name and not the option; write scheduler=hasty",
