@@ -690,7 +690,8 @@ class SchedulerView:
     waiting: in queue order, preempted requests at the head. running: in order of admission, oldest first; those that
     are prefilling go on through Plan.prefill, the others decode one token a step. prefilling: just those, in the same
     order; a policy that looks there, at `len(running)` and at `budget.take_decodes` need not go through the running
-    ones at all.
+    ones at all. num_steps_without_decode: steps in a row, the last one included, in which nobody decoded although
+    somebody could; a policy that puts prompts first bounds it, or arrivals that never end starve the running requests.
     """
 
     waiting: Sequence[RequestView]
@@ -699,6 +700,7 @@ class SchedulerView:
     limits: Limits
     budget: BlockBudget
     now_s: float
+    num_steps_without_decode: int = 0
 
 
 class Everyone(Enum):

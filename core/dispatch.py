@@ -45,6 +45,7 @@ class Dispatcher:
 
     def carry_out(self, plan: CheckedPlan) -> Dispatched:
         """Preempt, admit and grow as planned; returns the step to launch."""
+        self.queue.count_step(len(plan.decode))
         self.preempt(plan.preempt)
         draft = Draft()
         for request, _ in plan.prefill:

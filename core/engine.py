@@ -364,7 +364,9 @@ class Engine:
     def _ask(self) -> tuple[Plan, CheckedPlan]:
         queue, limits = self.queue, self.limits.plan
         budget, prefilling = Ledger(self.pool, queue), queue.prefilling()
-        view = SchedulerView(Views(queue.waiting), Views(queue.running), prefilling, limits, budget, self.clock())
+        waiting, running = Views(queue.waiting), Views(queue.running)
+        num_steps = queue.num_steps_without_decode
+        view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps)
         try:
             plan = self.scheduler.plan(view)
         except Exception as error:

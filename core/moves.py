@@ -1,7 +1,8 @@
 """Moves that scheduler policies are made of: first come, first served, unless a policy says otherwise.
 
 A policy makes a `PlanDraft`, calls moves in the order of what matters most to it, and returns `draft.plan()`. Each move
-counts against the view's ledger and notes what it decided in the draft; none knows which policy calls it.
+counts against the view's ledger and notes what it decided in the draft; none knows which policy calls it. Whatever the
+order, running requests are not starved: once decodes are due, no prompt goes before them.
 """
 
 from __future__ import annotations
@@ -12,17 +13,35 @@ from dataclasses import dataclass, field
 
 from core.contracts import ALL, Everyone, Plan, RequestView, SchedulerView
 
+MAX_PROMPT_STEPS = 16
+"""Steps of prompts in a row for which a running request waits, unless a policy says otherwise.
+
+With 16,384 tokens a step, a burst of 512 prompts of 512 tokens each is still computed without a pause. When arrivals
+never end, one step in 17 decodes; it is shorter than a step full of prompts, so they lose less than a seventeenth.
+"""
+
+
+def decodes_are_due(view: SchedulerView, max_prompt_steps: int = MAX_PROMPT_STEPS) -> bool:
+    """Whether somebody can decode and nobody has for so many steps; then the next step should, whoever else waits.
+
+    A policy that puts prompts first and heeds this gives every running request its next token at most
+    max_prompt_steps + 1 steps after the last one. The moves here heed it by themselves.
+    """
+    return view.num_steps_without_decode >= max_prompt_steps and len(view.running) > len(view.prefilling)
+
 
 @dataclass
 class PlanDraft:
     """A plan while it is being made.
 
     watermark: fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions.
-    tokens_left: of the step's budget.
+    max_prompt_steps: as of `decodes_are_due`; then `continue_prompts` and `admit_waiting` do nothing until somebody is
+    to decode. tokens_left: of the step's budget.
     """
 
     view: SchedulerView
     watermark: float = 0.01
+    max_prompt_steps: int = MAX_PROMPT_STEPS
     tokens_left: int = field(init=False)
     prefill: list[tuple[int, int]] = field(default_factory=list)
     decode: list[int] | Everyone = field(default_factory=list)
@@ -39,6 +58,11 @@ class PlanDraft:
         if self.preempt and decode is not ALL:
             decode = [id_ for id_ in decode if id_ not in self.preempt]
         return Plan(prefill=self.prefill, decode=decode, preempt=self.preempt)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether prompts have their turn: tokens are left, and no decode is due before them."""
+        return self.tokens_left > 0 and (bool(self.decode) or not decodes_are_due(self.view, self.max_prompt_steps))
 
     @property
     def num_running(self) -> int:
@@ -90,7 +114,7 @@ SIMPLY_DECODE = Plan(decode=ALL)
 def continue_prompts(draft: PlanDraft) -> None:
     """The next chunk of every running request that is prefilling, oldest first."""
     for request in draft.view.prefilling:
-        if draft.tokens_left <= 0 or request.id in draft.preempt:
+        if not draft.takes_prompts or request.id in draft.preempt:
             break
         num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
         if make_room(draft, request, num_tokens):
@@ -106,7 +130,7 @@ def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None
     """
     budget, limits = draft.view.budget, draft.view.limits
     seats = draft.seats_left
-    if draft.preempt or not seats or draft.tokens_left <= 0:
+    if draft.preempt or not seats or not draft.takes_prompts:
         return
     for request in draft.view.waiting if waiting is None else waiting:
         if draft.tokens_left <= 0 or not seats:
@@ -123,14 +147,19 @@ def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None
         seats -= 1
 
 
-def plan_prompts_first(view: SchedulerView, watermark: float, waiting: Iterable[RequestView] | None = None) -> Plan:
-    """Chunks of prompts, running ones before new ones; everybody decodes when no prompt can go on.
+def plan_prompts_first(
+    view: SchedulerView,
+    watermark: float,
+    waiting: Iterable[RequestView] | None = None,
+    max_prompt_steps: int = MAX_PROMPT_STEPS,
+) -> Plan:
+    """Chunks of prompts, running ones before new ones; everybody decodes when no prompt can go on, or decodes are due.
 
-    waiting: as of `admit_waiting`.
+    waiting: as of `admit_waiting`. max_prompt_steps: as of `decodes_are_due`.
     """
     if can_simply_decode(view):
         return SIMPLY_DECODE
-    draft = PlanDraft(view, watermark)
+    draft = PlanDraft(view, watermark, max_prompt_steps)
     continue_prompts(draft)
     admit_waiting(draft, waiting)
     if not draft.prefill:

@@ -34,6 +34,8 @@ class RequestQueue:
         self.ending: dict[int, Request] = {}
         self.num_waiting_tokens = 0
         """Prompt tokens of the waiting requests."""
+        self.num_steps_without_decode = 0
+        """See core.contracts.SchedulerView."""
 
     def __len__(self) -> int:
         return len(self.live)
@@ -87,6 +89,11 @@ class RequestQueue:
         slots = self.running_slots()
         is_ready = self.slots.can_decode(slots)
         return slots if is_ready.all() else slots[is_ready]
+
+    def count_step(self, num_decodes: int) -> None:
+        """Note, before a step changes anything, how many decode in it."""
+        is_without = num_decodes == 0 and len(self.decoding()) > 0
+        self.num_steps_without_decode = self.num_steps_without_decode + 1 if is_without else 0
 
     def prefilling(self) -> list[RequestView]:
         """Views of the running requests with known tokens to compute, oldest first."""

@@ -65,6 +65,18 @@ def test_the_suite_passes(name: str, folder: Path) -> None:
     del sys.modules[module.__name__]
 
 
+def test_the_policy_made_of_moves_passes_the_suite_of_schedulers(folder: Path) -> None:
+    from core.testing.scheduler_suite import SchedulerSuite
+
+    by_priority = importlib.import_module("by_priority")
+
+    class Suite(SchedulerSuite):
+        def make(self):
+            return by_priority.ByPriority(None)
+
+    assert failures(Suite) == []
+
+
 def test_the_sampler_that_is_said_to_fail_its_suite_does(folder: Path) -> None:
     from core.testing.sampler_suite import SamplerSuite
 

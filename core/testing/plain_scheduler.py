@@ -1,11 +1,13 @@
 """The smallest correct policy, for testing engines and suites: prompts in order while they fit, then decode.
 
+Once decodes are due they go first, so that arrivals that never end starve no running request.
 Deliberately knows no watermark, no priority and no mixed step.
 """
 
 from __future__ import annotations
 
 from core.contracts import ALL, Plan, SchedulerView
+from core.moves import decodes_are_due
 
 
 class PlainScheduler:
@@ -13,7 +15,7 @@ class PlainScheduler:
 
     def plan(self, view: SchedulerView) -> Plan:
         """See Scheduler."""
-        prefill = self.prompts(view)
+        prefill = [] if decodes_are_due(view) else self.prompts(view)
         return Plan(prefill=prefill) if prefill else self.decode(view)
 
     def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:

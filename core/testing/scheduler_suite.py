@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 from core.budget import Ledger
@@ -16,6 +17,7 @@ from core.contracts import Plan, Scheduler, SchedulerView
 from core.engine import Engine
 from core.outputs import FinishReason, RequestOutput
 from core.queue import Views
+from core.request import Request
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.virtual_clock import VirtualClock
@@ -25,9 +27,23 @@ MAX_STEPS = 3000
 STEP_S = 0.001
 """What a step takes where the time decides; on the host's clock the machine would decide who starves."""
 
+NUM_WAITING = 8
+ENDLESS = {
+    "short prompts": [(10, 1)],
+    "prompts longer than a step": [(70, 1)],
+    "long and short prompts and answers": [(3, 1), (70, 1), (10, 30), (10, 1), (40, 3)],
+}
+"""Arrivals that never end: (prompt tokens, max_tokens) in turn."""
+
 
 class SchedulerSuite:
-    """`class TestMyPolicy(SchedulerSuite): def make(self): return MyPolicy(MyConfig())`."""
+    """`class TestMyPolicy(SchedulerSuite): def make(self): return MyPolicy(MyConfig())`.
+
+    max_gap_steps: most steps in a row without a token for a request that has begun, whatever arrives, where blocks are
+    plenty; set it to what your policy promises.
+    """
+
+    max_gap_steps = 100
 
     def make(self) -> Scheduler:
         """A fresh policy object."""
@@ -63,6 +79,18 @@ class SchedulerSuite:
             clock.sleep(STEP_S)
         raise AssertionError(f"a request of 20 tokens starves: not done after {MAX_STEPS} steps with new arrivals")
 
+    def test_arrivals_that_never_end_starve_nobody_who_has_begun(self) -> None:
+        """Eight prompts wait at every step, and blocks are plenty."""
+        for load, sizes in ENDLESS.items():
+            engine, gaps = fake_engine(self.make(), num_blocks=1024, prefix_caching=False), Gaps()
+            for index in range(2):
+                engine.add([index + 1], SamplingParams(max_tokens=127, seed=0))
+            for _ in endless_steps(engine, sizes, 2 * self.max_gap_steps + 100):
+                begun = [r for r in engine.queue.live.values() if r.num_computed_tokens or r.num_preemptions]
+                id_, gap = gaps.longest_after_step(begun)
+                limit = f"more than max_gap_steps={self.max_gap_steps}, while {load} arrive"
+                assert gap <= self.max_gap_steps, f"request {id_} starves: no token for {gap} steps, {limit}"
+
     def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
         """Requests are aborted while waiting, mid-prompt, decoding and preempted."""
         for seed in range(20):
@@ -91,6 +119,34 @@ class SchedulerSuite:
         first, second = (normal(engine.scheduler.plan(look(engine))) for _ in range(2))
         assert snapshot(engine) == before, "plan() changed a request or the queue"
         assert first == second, f"the same view gave two plans: {first} and {second}"
+
+
+class Gaps:
+    """For how many steps in a row each request has got no further, by the tokens computed of it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def longest_after_step(self, requests: Iterable[Request]) -> tuple[int, int]:
+        """(id, steps) of the longest gap of these requests now; one that was not among them before has none."""
+        before, self._seen = self._seen, {}
+        for request in requests:
+            most, gap = before.get(request.id, (-1, 0))
+            num_tokens = request.num_computed_tokens
+            self._seen[request.id] = (num_tokens, 0) if num_tokens > most else (most, gap + 1)
+        return max(((id_, gap) for id_, (_, gap) in self._seen.items()), key=lambda pair: pair[1], default=(-1, 0))
+
+
+def endless_steps(engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: int) -> Iterator[None]:
+    """Steps before each of which requests arrive until eight wait; sizes: (prompt tokens, max_tokens), in turn."""
+    arrivals = enumerate(cycle(sizes))
+    for _ in range(num_steps):
+        while len(engine.queue.waiting) < NUM_WAITING:
+            index, (num_prompt_tokens, max_tokens) = next(arrivals)
+            prompt = [(index + place) % 50 for place in range(num_prompt_tokens)]
+            engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=index))
+        engine.step()
+        yield
 
 
 class Load:
@@ -165,8 +221,8 @@ def drain(engine: Engine) -> list[RequestOutput]:
 def look(engine: Engine) -> SchedulerView:
     """What the engine would show its scheduler now."""
     queue = engine.queue
-    budget, limits = Ledger(engine.pool, queue), engine.limits.plan
-    return SchedulerView(Views(queue.waiting), Views(queue.running), queue.prefilling(), limits, budget, 0.0)
+    budget, limits, num_steps = Ledger(engine.pool, queue), engine.limits.plan, queue.num_steps_without_decode
+    return SchedulerView(Views(queue.waiting), Views(queue.running), queue.prefilling(), limits, budget, 0.0, num_steps)
 
 
 def normal(plan: Plan) -> tuple[Any, ...]:

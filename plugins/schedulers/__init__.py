@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from core.errors import ConfigError
 from core.hookspecs import Registrar, hookimpl
+from core.moves import MAX_PROMPT_STEPS
 
 API_VERSION = 1
 
@@ -15,6 +16,12 @@ class PrefillFirstConfig:
 
     watermark: float = 0.01
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
+    max_prompt_steps: int = MAX_PROMPT_STEPS
+    """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_steps < 1:
+            raise ConfigError(f"scheduler.max_prompt_steps={self.max_prompt_steps} must be at least 1")
 
 
 @dataclass

@@ -11,7 +11,11 @@ from plugins.schedulers import ChunkedConfig
 
 
 class Chunked:
-    """Even inter-token latency under load: engine.max_num_batched_tokens bounds every step."""
+    """Even inter-token latency under load: engine.max_num_batched_tokens bounds every step.
+
+    Worst gap, whatever arrives: a running request gets a token in every step, or while its prompt is being computed, at
+    least one token of that. A preempted request waits only for requests that were admitted before it.
+    """
 
     def __init__(self, config: ChunkedConfig) -> None:
         self.config = config

@@ -27,7 +27,12 @@ BUCKET_TOKENS = 16
 
 
 class LongestFirst:
-    """Shortest time until all are done; engine.max_num_batched_tokens bounds every step, and some hundred are best."""
+    """Shortest time until all are done; engine.max_num_batched_tokens bounds every step, and some hundred are best.
+
+    Worst gap, whatever arrives: a running request gets a token in every step, or while its prompt is being computed, at
+    least one token of that. A preempted request that had begun to generate goes before all that have not; of those,
+    one is overtaken by arrivals of at most the next max_model_len / ageing_tokens_per_s seconds.
+    """
 
     def __init__(self, config: LongestFirstConfig) -> None:
         self.config = config
@@ -59,8 +64,9 @@ class LongestFirst:
 class _Ranked:
     """The waiting requests by rank, kept from plan to plan, for sorting a long queue at each step would take too long.
 
-    A rank is the arrival times ageing, less what a request may still generate: it stays while the request waits. All
-    that wait are kept, for new ones join the queue at its ends; so if no more are kept than wait, they are the same.
+    A rank is the arrival times ageing, less what a request may still generate: it stays while the request waits. Who
+    was preempted while generating is before all others, or later arrivals with more to generate would halt an answer.
+    All that wait are kept, for new ones join the queue at its ends; so if no more are kept than wait, those are they.
     """
 
     def __init__(self, ageing_tokens_per_s: float) -> None:
@@ -123,6 +129,8 @@ class _Ranked:
             _count(self._tokens, [request])
 
     def _ranked(self, request: RequestView) -> tuple[float, int, RequestView]:
+        if request.num_output_tokens:
+            return -math.inf, request.id, request
         return self._ageing_tokens_per_s * request.arrival_s - _num_left(request), request.id, request
 
 

@@ -1,4 +1,4 @@
-"""The reference policy: waiting prompts first, decode when no prompt can go on.
+"""The reference policy: waiting prompts first, decode when no prompt can go on or decodes have waited long enough.
 
 First come, first served. A prompt larger than the token budget is computed in chunks. Out of blocks, the newest running
 request is preempted and recomputed later from the head of the queue.
@@ -12,10 +12,15 @@ from plugins.schedulers import PrefillFirstConfig
 
 
 class PrefillFirst:
-    """Highest throughput for batch jobs: decode steps stay pure and as wide as max_num_seqs allows."""
+    """Highest throughput for batch jobs: decode steps stay pure and as wide as max_num_seqs allows.
+
+    Worst gap, whatever arrives: a running request gets its next token at most max_prompt_steps + 1 steps after its last
+    one (17 by default), and of a prompt that was begun a chunk is computed in every second step at least. A preempted
+    request waits only for requests that were admitted before it.
+    """
 
     def __init__(self, config: PrefillFirstConfig) -> None:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
-        return plan_prompts_first(view, self.config.watermark)
+        return plan_prompts_first(view, self.config.watermark, max_prompt_steps=self.config.max_prompt_steps)

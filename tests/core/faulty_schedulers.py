@@ -43,6 +43,29 @@ class NewestFirst(PlainScheduler):
         return super().decode(view)
 
 
+class PromptsAsLongAsAnyWait(PlainScheduler):
+    """Decodes only when no prompt can go on, so arrivals that never end starve whoever has begun."""
+
+    def plan(self, view: SchedulerView) -> Plan:
+        return super().plan(replace(view, num_steps_without_decode=0))
+
+
+class DecodesTheOldestOnly(PlainScheduler):
+    """Decodes in time, but not for everybody."""
+
+    def decode(self, view: SchedulerView) -> Plan:
+        plan = super().decode(view)
+        able = [r.id for r in view.running if not r.is_prefilling and r.id not in plan.preempt]
+        return replace(plan, decode=able[:1])
+
+
+class HaltsAPromptWhileOthersDecode(PlainScheduler):
+    """Never goes on with a prompt while anybody decodes."""
+
+    def plan(self, view: SchedulerView) -> Plan:
+        return self.decode(view) if len(view.running) > len(view.prefilling) else super().plan(view)
+
+
 class NeverPreempts(PlainScheduler):
     def decode(self, view: SchedulerView) -> Plan:
         return replace(super().decode(view), preempt=())
@@ -74,7 +97,7 @@ class ChangesARequest(PlainScheduler):
         return super().plan(view)
 
 
-class PreemptsInCircles(PlainScheduler):
+class PreemptsInCircles(PromptsAsLongAsAnyWait):
     """Sends the newest running request back whenever two run, so that it never gets anywhere beside another."""
 
     def decode(self, view: SchedulerView) -> Plan:
@@ -110,7 +133,7 @@ class NamesStrangers(PlainScheduler):
 
 
 FAULTS = {
-    PreemptsInCircles: "starves",
+    PreemptsInCircles: "starves: not done after",
     PlansARequestTwice: "names request 0 twice",
     DecodesHalfAPrompt: "which is still prefilling",
     ComputesNothing: "at least 1 is needed",
@@ -119,6 +142,9 @@ FAULTS = {
     IgnoresTheBlockBudget: "preempt or wait",
     LosesARequest: "plans nothing",
     NewestFirst: "starves",
+    PromptsAsLongAsAnyWait: "while short prompts arrive",
+    DecodesTheOldestOnly: "no token for 101 steps",
+    HaltsAPromptWhileOthersDecode: "while prompts longer than a step arrive",
     NeverPreempts: "preempt or wait",
     ForgetsChunks: "plans nothing",
     CountsItsCalls: "gave two plans",

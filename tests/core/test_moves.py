@@ -1,9 +1,20 @@
 """`core.moves`: what policies made of moves promise beyond what the shipped ones show, which make the same moves."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.contracts import ALL, Plan, SchedulerView
-from core.moves import PlanDraft, admit_waiting, continue_prompts, decode_running, plan_mixed
+from core.moves import (
+    MAX_PROMPT_STEPS,
+    PlanDraft,
+    admit_waiting,
+    continue_prompts,
+    decode_running,
+    decodes_are_due,
+    plan_mixed,
+    plan_prompts_first,
+)
 from core.sampling import SamplingParams
 from core.testing.fakes import fake_engine
 from core.testing.scheduler_suite import drain, look
@@ -35,6 +46,32 @@ def test_a_step_of_most_tokens_leaves_no_room_rather_than_less_than_none(most_to
     plan = plan_mixed(look(three_running(max_num_batched_tokens=16)), 0.0, most_tokens=most_tokens)
     assert plan.decode is ALL
     assert list(plan.prefill) == ([(3, chunk)] if chunk else [])
+
+
+def after_steps_without_decode(engine, num_steps):
+    return replace(look(engine), num_steps_without_decode=num_steps)
+
+
+@pytest.mark.parametrize(("num_steps", "is_due"), [(0, False), (MAX_PROMPT_STEPS - 1, False), (MAX_PROMPT_STEPS, True)])
+def test_decodes_that_are_due_go_before_prompts(num_steps, is_due):
+    view = after_steps_without_decode(three_running(), num_steps)
+    assert decodes_are_due(view) is is_due
+    plan = plan_prompts_first(view, 0.0)
+    assert (plan.decode is ALL, len(plan.prefill)) == ((True, 0) if is_due else (False, 1))
+
+
+def test_decodes_are_due_only_while_somebody_can_decode():
+    engine = three_running()
+    for id_ in range(3):
+        engine.abort([id_])
+    view = after_steps_without_decode(engine, 99)
+    assert not decodes_are_due(view)
+    assert list(plan_prompts_first(view, 0.0).prefill) == [(3, 20)]
+
+
+def test_prompts_fill_a_step_up_whose_decodes_were_due():
+    plan = plan_mixed(after_steps_without_decode(three_running(max_num_batched_tokens=16), 99), 0.0)
+    assert (plan.decode is ALL, list(plan.prefill)) == (True, [(3, 13)])
 
 
 @pytest.mark.parametrize(("max_num_seqs", "seats"), [(3, 0), (4, 1), (8, 5)])

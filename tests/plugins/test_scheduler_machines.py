@@ -1,7 +1,8 @@
-"""The shipped policies under Hypothesis: random arrivals, aborts and oversize prompts, invariants after each step."""
+"""The shipped policies under Hypothesis: random arrivals, aborts and oversize prompts, invariants after each step,
+and arrivals that never end, with the gaps that the policies promise."""
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -9,7 +10,7 @@ from core.errors import RequestError
 from core.outputs import FinishReason
 from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, completion, fake_engine
-from core.testing.scheduler_suite import MAX_STEPS
+from core.testing.scheduler_suite import MAX_STEPS, Gaps, endless_steps
 from plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
 from plugins.schedulers.chunked import Chunked
 from plugins.schedulers.longest_first import LongestFirst
@@ -144,3 +145,53 @@ def test_engine_and_policy_survive_any_sequence_of_events(make):
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(machine, settings=config)
+
+
+SIZES = st.sampled_from(
+    [
+        st.tuples(st.integers(1, 10), st.just(1)),
+        st.tuples(st.integers(30, 45), st.integers(1, 3)),
+        st.tuples(st.integers(1, 45), st.integers(1, 40)),
+    ]
+).flatmap(lambda sizes: st.lists(sizes, min_size=1, max_size=6))
+"""Arrivals in turn, (prompt tokens, max_tokens): short ones for one token, ones longer than a step, all kinds."""
+
+
+@pytest.mark.parametrize(
+    ("make", "longest_gap"),
+    [
+        (lambda: PrefillFirst(PrefillFirstConfig()), 16),
+        (lambda: PrefillFirst(PrefillFirstConfig(max_prompt_steps=3)), 3),
+        (lambda: Chunked(ChunkedConfig()), 0),
+        (lambda: LongestFirst(LongestFirstConfig()), 0),
+        (lambda: LongestFirst(LongestFirstConfig(pace=True)), 0),
+    ],
+    ids=["prefill_first", "prefill_first 3", "chunked", "longest_first", "longest_first paced"],
+)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    sizes=SIZES,
+    num_blocks=st.integers(6, 60),
+    max_num_seqs=st.integers(1, 8),
+    budget=st.integers(8, 24),
+    caching=st.booleans(),
+)
+def test_no_running_request_waits_longer_than_promised_while_arrivals_never_end(
+    make, longest_gap, sizes, num_blocks, max_num_seqs, budget, caching
+):
+    engine = fake_engine(
+        make(), num_blocks=num_blocks, block_size=8, max_model_len=48, vocab_size=50, prefix_caching=caching,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
+    )  # fmt: skip
+    engine.add([1, 2], SamplingParams(max_tokens=46, seed=0))
+    gaps, halted, seen = Gaps(), set(), set()
+    for _ in endless_steps(engine, sizes, 200):
+        waiting, running = engine.queue.waiting.values(), engine.queue.running.values()
+        assert gaps.longest_after_step(running)[1] <= longest_gap
+        still_halted = halted.intersection(engine.queue.waiting)
+        is_overtaken = still_halted and any(
+            request.num_preemptions == 0 and request.id not in seen for request in running
+        )
+        assert not is_overtaken, "somebody new was admitted before an answer that was preempted"
+        halted = {request.id for request in waiting if request.num_preemptions and request.num_output_tokens}
+        seen = set(engine.queue.live) - set(engine.queue.waiting)

@@ -20,21 +20,36 @@ ALL_OF_THEM = [*BOTH, *[lambda pace=pace: LongestFirst(LongestFirstConfig(pace=p
 
 
 class TestPrefillFirst(SchedulerSuite):
+    max_gap_steps = 16
+
     def make(self):
         return PrefillFirst(PrefillFirstConfig())
 
 
+class TestPrefillFirstWithAlternateDecodes(SchedulerSuite):
+    max_gap_steps = 1
+
+    def make(self):
+        return PrefillFirst(PrefillFirstConfig(max_prompt_steps=1))
+
+
 class TestChunked(SchedulerSuite):
+    max_gap_steps = 0
+
     def make(self):
         return Chunked(ChunkedConfig())
 
 
 class TestLongestFirst(SchedulerSuite):
+    max_gap_steps = 0
+
     def make(self):
         return LongestFirst(LongestFirstConfig())
 
 
 class TestPacedLongestFirst(SchedulerSuite):
+    max_gap_steps = 0
+
     def make(self):
         return LongestFirst(LongestFirstConfig(pace=True))
 
@@ -51,6 +66,50 @@ def test_prefill_first_computes_waiting_prompts_before_it_decodes():
     assert list(engine.scheduler.plan(look(engine)).prefill) == [(1, 3)]
     engine.step()
     assert engine.scheduler.plan(look(engine)).decode is ALL
+
+
+def kinds_of_steps(engine, num_steps):
+    """'p' for each step that computes prompts only, 'd' for each that decodes; a prompt arrives before each."""
+    kinds = ""
+    for index in range(num_steps):
+        engine.add([index % 50, 3], params(max_tokens=1))
+        engine.step()
+        kinds += "d" if engine.last_stats.num_decode_tokens else "p"
+    return kinds
+
+
+@pytest.mark.parametrize("max_prompt_steps", [1, 5, 16])
+def test_prefill_first_decodes_once_after_so_many_steps_of_prompts_in_a_row(max_prompt_steps):
+    engine = fake_engine(PrefillFirst(PrefillFirstConfig(max_prompt_steps=max_prompt_steps)))
+    engine.add([1, 2, 3], params(max_tokens=50))
+    assert kinds_of_steps(engine, 60) == ("p" + ("p" * max_prompt_steps + "d") * 60)[:60]
+
+
+def test_steps_of_prompts_while_nobody_can_decode_do_not_count():
+    engine = fake_engine(PrefillFirst(PrefillFirstConfig(max_prompt_steps=5)), prefix_caching=False)
+    assert kinds_of_steps(engine, 20) == "p" * 20
+    engine.add([1, 2, 3], params(max_tokens=50))
+    assert kinds_of_steps(engine, 7) == "ppppppd"
+
+
+def test_a_burst_of_512_prompts_of_512_tokens_is_computed_without_a_pause():
+    engine = fake_engine(
+        PrefillFirst(PrefillFirstConfig()), num_blocks=40_000, block_size=16, max_num_seqs=512,
+        max_num_batched_tokens=16_384, max_model_len=1024, vocab_size=1000, prefix_caching=False,
+    )  # fmt: skip
+    for index in range(512):
+        engine.add([index] * 512, params(max_tokens=2))
+    kinds = []
+    while engine.has_work:
+        engine.step()
+        kinds.append((engine.last_stats.num_prefill_tokens, engine.last_stats.num_decode_tokens))
+    assert kinds == [(16_384, 0)] * 16 + [(0, 512)]
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_steps_of_prompts_without_an_end_cannot_be_configured(value):
+    with pytest.raises(ConfigError, match=rf"scheduler.max_prompt_steps={value} must be at least 1"):
+        PrefillFirstConfig(max_prompt_steps=value)
 
 
 def test_chunked_decodes_and_computes_prompts_in_one_step():
@@ -171,6 +230,17 @@ def test_a_second_of_waiting_counts_as_tokens():
     assert planned(engine) == [0]
     engine.add([1], params(max_tokens=8))
     assert planned(engine) == [2]
+
+
+def test_an_answer_that_was_preempted_goes_on_before_longer_ones_that_arrived_since():
+    engine = fake_engine(LongestFirst(LongestFirstConfig()), num_blocks=8, block_size=2, max_model_len=16)
+    engine.clock = lambda: 0.0
+    old = [engine.add([index + 1] * 5, params(max_tokens=8)) for index in range(2)]
+    while not engine.queue.live[old[1]].num_preemptions:
+        engine.step()
+    engine.add([9] * 2, params(max_tokens=14))
+    assert engine.queue.live[old[1]].num_output_tokens > 0
+    assert [output.request_id for output in drain(engine)][:2] == old
 
 
 def test_a_plan_that_is_not_carried_out_and_an_abort_leave_nothing_behind():

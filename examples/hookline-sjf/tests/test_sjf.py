@@ -9,6 +9,7 @@ from hookline_sjf.policy import ShortestJobFirst
 from core.config import validate
 from core.contracts import ALL, Limits, SchedulerView
 from core.errors import ConfigError
+from core.moves import MAX_PROMPT_STEPS
 from core.plugin_host import PluginHost
 from core.sampling import SamplingParams
 from core.testing.fakes import fake_engine
@@ -16,6 +17,8 @@ from core.testing.scheduler_suite import SchedulerSuite, drain
 
 
 class TestShortestJobFirst(SchedulerSuite):
+    max_gap_steps = MAX_PROMPT_STEPS
+
     def make(self) -> ShortestJobFirst:
         return ShortestJobFirst(ShortestJobFirstConfig())
 
