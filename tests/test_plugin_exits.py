@@ -160,7 +160,7 @@ def test_a_caller_gets_a_plugin_error_with_its_cause_and_the_engine_goes_on(plac
 def test_what_is_raised_while_text_is_streamed_is_the_plugins_too(faulty):
     with make() as llm:
         faulty("kernels.attend:GeneratorExit")
-        with pytest.raises(PluginError, match="kernels 'faulty' .* fails in attend during a step"):
+        with pytest.raises(PluginError, match=r"kernels 'faulty' .* fails in attend during a step"):
             list(llm.stream([[1, 2]], PARAMS))
 
 
@@ -247,7 +247,7 @@ def test_another_rank_that_exits_has_not_ended_well(place, faulty, capfd):
 def test_an_error_of_rank_0s_plugin_is_the_callers_and_ends_the_others(faulty):
     faulty("model.forward:exit:0")
     with make(tp=2) as llm:
-        with pytest.raises(PluginError, match="model 'faulty' .* fails in forward during a step") as caught:
+        with pytest.raises(PluginError, match=r"model 'faulty' .* fails in forward during a step") as caught:
             llm.generate([[1, 2]], PARAMS)
         assert isinstance(caught.value.__cause__, SystemExit)
         with pytest.raises(RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: model 'faulty'"):

@@ -164,7 +164,7 @@ def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):
 def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
     with make("0:3:raise") as llm:
         processes = [child.process for child in llm.engine.executor.links.children]
-        with pytest.raises(PluginError, match="model 'faulty' of .* ValueError: a bug in this rank"):
+        with pytest.raises(PluginError, match=r"model 'faulty' of .* ValueError: a bug in this rank"):
             llm.generate([[1, 2, 3]], PARAMS)
         with pytest.raises(
             RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: .* ValueError: a bug in this rank"
