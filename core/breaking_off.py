@@ -22,6 +22,10 @@ class BrokenOff(BaseException):
     """What is raised in the code that is broken off; no `except Exception` of it holds this up."""
 
 
+PASSES = (KeyboardInterrupt, BrokenOff)
+"""What may come out of a plugin's code without being its fault: the user's interrupt and ours. Anything else is."""
+
+
 class Breaker:
     """Knows the thread that is inside a region, and breaks it off once, on another thread's demand."""
 

@@ -16,7 +16,7 @@ from core.config import Config
 from core.contracts import Limits
 from core.engine import Engine, Executor
 from core.observers import Observers, make_observers
-from core.plugin_blame import blames_plugins
+from core.plugin_blame import Blaming, chosen_entries
 from core.plugin_host import PluginHost
 from core.processing import Processing
 from core.rank_worker import build_worker
@@ -41,21 +41,21 @@ class Built:
     choice: Choice
 
 
-@blames_plugins
 def build_engine(config: Config, host: PluginHost) -> Built:
     """Make the engine a configuration describes.
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
-    observers = Observers(host.manager, make_observers(config.observers))
-    choice = choose(config, host)
-    processing = Processing.of(host.registry, choice.facts)
-    executor = build_executor(choice, processing)
-    try:
-        return Built(assemble(choice, observers, executor, processing), choice)
-    except BaseException:
-        executor.close()  # else its processes and its memory would stay until Python ends
-        raise
+    with Blaming(chosen_entries(config, host), "while starting"):
+        observers = Observers(host.manager, make_observers(config.observers))
+        choice = choose(config, host)
+        processing = Processing.of(host.registry, choice.facts)
+        executor = build_executor(choice, processing)
+        try:
+            return Built(assemble(choice, observers, executor, processing), choice)
+        except BaseException:
+            executor.close()  # else its processes and its memory would stay until Python ends
+            raise
 
 
 def build_executor(choice: Choice, processing: Processing) -> SizedExecutor:
@@ -100,6 +100,7 @@ def assemble(choice: Choice, observers: Observers, executor: SizedExecutor, proc
         BlockPool(plan.num_blocks, plan.block_size, caching=config.engine.prefix_caching),
         limits,
         policy=scheduler.name,
+        origin=str(scheduler.origin),
         observers=observers,
         model_name=choice.checkpoint.reference,
         shares_prefixes=choice.shares_prefixes,

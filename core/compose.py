@@ -52,9 +52,12 @@ def compose(
 
     run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
     in another process; what it returns is what Hydra's sweeper hears of the job.
-    Raises: ConfigError or PluginError with the near miss and what is available. SystemExit after `--help`.
+    Raises: ConfigError or PluginError with the near miss and what is available.
     """
-    arguments = flags_first(arguments)
+    try:
+        arguments = flags_first(arguments)
+    except SystemExit:  # after `--version`
+        return []
     _refuse_name_overrides(arguments)
     store_options(host)
     raw = tuple(argument for argument in arguments if is_raw(argument))
@@ -62,6 +65,9 @@ def compose(
     with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or _Collect(found)))
+        except SystemExit:
+            if not _asks_for_help(arguments):
+                raise
         except Exception as error:
             explained = explain(error, host)
             if explained is None:
@@ -73,6 +79,13 @@ def compose(
                 raise ConfigError(job.fault)
             _refuse_unset_kinds(job)
     return found
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    from hydra._internal.utils import get_args_parser
+
+    given = get_args_parser().parse_intermixed_args(arguments)
+    return bool(given.help or given.hydra_help)
 
 
 @dataclass(frozen=True)

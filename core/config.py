@@ -15,6 +15,7 @@ from typing import Any
 from core.entry_check import AUTO
 from core.errors import ConfigError
 from core.mappings import merge
+from core.plugin_blame import Blaming
 from core.plugin_host import PluginHost
 from core.presets import Preset, default_tree, preset_values
 from core.registry import KINDS, OBSERVER, Entry
@@ -188,7 +189,7 @@ def _observer(value: Any, host: PluginHost) -> Option:
     if entry.config is None:
         check_keys(values, (), f"observers.{name}")
         return Option(entry)
-    return Option(entry, build(entry.config, values, f"observers.{name}"))
+    return _made(entry, values, f"observers.{name}")
 
 
 def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
@@ -204,7 +205,13 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     if entry.config is None:
         check_keys(values, (), kind, LIMIT_KEYS)
         return Option(entry)
-    return Option(entry, build(entry.config, merge(preset_fields, values), kind, LIMIT_KEYS))
+    return _made(entry, merge(preset_fields, values), kind, LIMIT_KEYS)
+
+
+def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Sequence[str] = ()) -> Option:
+    assert entry.config is not None
+    with Blaming((), "while its fields are checked", otherwise=entry):
+        return Option(entry, build(entry.config, values, prefix, elsewhere))
 
 
 def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:

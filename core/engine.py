@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from core.admission import EngineLimits, admit, check_room, checked_timeout_s
 from core.arguments import scored_chunks
 from core.block_pool import BlockPool
+from core.breaking_off import PASSES
 from core.budget import Ledger
 from core.contracts import Plan, Scheduler, SchedulerView
 from core.dispatch import Dispatcher
@@ -23,6 +24,7 @@ from core.errors import HooklineError, PlanError, PluginError, RequestError
 from core.observers import Observers
 from core.outputs import FinishReason, RequestOutput
 from core.plan_check import CheckedPlan, check_plan
+from core.plugin_blame import with_place
 from core.queue import RequestQueue, Views
 from core.request import Request, Watcher
 from core.sampling import SamplingParams
@@ -125,12 +127,14 @@ class Engine:
         limits: EngineLimits,
         *,
         policy: str = "scheduler",
+        origin: str = "",
         observers: Observers | None = None,
         shares_prefixes: bool = False,
         model_name: str = "",
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name = policy, model_name
+        self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.observers = observers
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.clock: Callable[[], float] = time.monotonic
@@ -369,9 +373,11 @@ class Engine:
         view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps)
         try:
             plan = self.scheduler.plan(view)
-        except Exception as error:
-            raise PlanError(f"scheduler '{self.policy}' raised {type(error).__name__}: {error}") from error
-        return plan, check_plan(plan, queue, Ledger(self.pool, queue), limits, self.policy)
+            return plan, check_plan(plan, queue, Ledger(self.pool, queue), limits, self.policy)
+        except (PlanError, *PASSES):
+            raise
+        except BaseException as error:
+            raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
 
     def _check_progress(self, dispatched: Dispatched) -> None:
         """Let a policy preempt and recompute for a while, but not for ever."""

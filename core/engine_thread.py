@@ -167,7 +167,7 @@ class EngineThread:
             self._desk.engine.refuse(token_ids, error, options.get("prompt"))
         except HooklineError as error:
             self._put(mailbox, error)
-        except Exception as error:  # nobody else's request is touched by it
+        except BaseException as error:  # nobody else's request is touched by it
             self._put(mailbox, _engine_error(error))
 
     def _post(self, mailbox: Mailbox, delta: Delta) -> None:

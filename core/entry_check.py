@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from core.breaking_off import PASSES
 from core.contracts import FromSamplingParams, ModelConfig, Needs
 from core.registry import PROCESSOR, Entry
 from core.sampling import SamplingParams
@@ -99,7 +100,9 @@ def _schema_fault(config: type) -> str | None:
 
     try:
         OmegaConf.structured(config)
-    except Exception as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         return f"config {config.__name__} cannot be a configuration schema: {one_line(error)}"
     return None
 

@@ -1,8 +1,14 @@
 """Errors a user can cause, each with the value, the limit and the fix in one line.
 
 `assert` is for our own bugs; everything here is for people. Every class derives from `HooklineError`, so an entry point
-prints `str(error)` and exits with code 2, without a traceback.
+prints `str(error)` and exits with code 2, without a traceback unless HOOKLINE_TRACEBACK=1 asks for it.
 """
+
+import os
+import traceback
+
+TRACEBACK_VARIABLE = "HOOKLINE_TRACEBACK"
+"""Set to 1 to see where an error came from: its traceback is printed before its one line."""
 
 
 class HooklineError(Exception):
@@ -43,7 +49,7 @@ class EngineError(HooklineError):
     """An engine that broke off while a request was in it: everybody who waits gets one, with the cause."""
 
 
-class PlanError(HooklineError):
+class PlanError(PluginError):
     """A scheduler's plan that breaks a rule; raised before anything of the plan is carried out."""
 
 
@@ -53,3 +59,9 @@ class CapacityError(HooklineError):
 
 class RankError(HooklineError):
     """A rank of tensor parallelism that was lost; the message names it and the cause. The engine has ended."""
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print an error's traceback on standard error, if HOOKLINE_TRACEBACK=1 asks for it."""
+    if os.environ.get(TRACEBACK_VARIABLE) == "1":
+        traceback.print_exception(error)

@@ -11,11 +11,13 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from core.contracts import API_VERSION, FromSamplingParams, Needs
-from core.errors import ConfigError, HooklineError
+from core.errors import ConfigError
 from core.needs import unavailable
+from core.plugin_blame import Blaming
 from core.plugin_host import PluginHost, Problem
 from core.presets import Preset, preset_values
 from core.registry import KINDS, OBSERVER, Entry, Origin, near_miss
@@ -24,19 +26,21 @@ from core.sources import field_docs, module_file
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the inventory, or one name of it, and return the exit code."""
-    from core.info_text import show_all, show_one
+    from core.run import guarded
 
     parser = argparse.ArgumentParser(prog="python -m core.info", description="Plugins, options and presets.")
     parser.add_argument("name", nargs="?", help="an option, a preset or a plugin, to be shown in full")
     parser.add_argument("--json", action="store_true", help="print the same as one JSON object")
     options = parser.parse_args(arguments)
-    try:
-        facts = inventory(PluginHost.load())
-        if options.name is not None:
-            facts = only(facts, options.name)
-    except HooklineError as error:
-        print(f"hookline: error: {error}", file=sys.stderr)
-        return 2
+    return guarded(partial(_show, options), ())
+
+
+def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from core.info_text import show_all, show_one
+
+    facts = inventory(PluginHost.load())
+    if options.name is not None:
+        facts = only(facts, options.name)
     if options.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -91,12 +95,14 @@ def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
 
 
 def _option(entry: Entry) -> dict[str, Any]:
+    with Blaming((), "while its fields are listed", otherwise=entry):
+        fields = _fields(entry.config)
     return {
         "kind": entry.kind,
         "name": entry.name,
         "key": _key(entry),
         "help": entry.help,
-        "fields": _fields(entry.config),
+        "fields": fields,
         "plugin": entry.origin.plugin,
         "distribution": entry.origin.distribution,
         "version": entry.origin.version,

@@ -111,7 +111,8 @@ class LLM:
         timeout_s: ends each request so long after it is queued, with finish_reason "abort" and what it has by then.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
         Whatever interrupts the call, its requests are gone afterwards.
-        Raises: RequestError if there are not as many params as prompts; PlanError if the scheduler misbehaves.
+        Raises: RequestError if there are not as many params as prompts; PluginError if a plugin fails in a step, with
+        what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
         """
         call = self._call(prompts, params, priority=priority, timeout_s=timeout_s)
         found: dict[int, list[RequestOutput]] = {}

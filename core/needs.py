@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from core.breaking_off import PASSES
 from core.contracts import Needs
 from core.entry_check import AUTO
 from core.errors import PluginError
@@ -121,7 +122,9 @@ def _missing_packages(needs: Needs) -> list[str]:
 def _importable(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except Exception:  # looking for a submodule imports what it lies in, which may raise anything
+    except PASSES:
+        raise
+    except BaseException:  # looking for a submodule imports what it lies in, which may raise anything
         return False
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from core.breaking_off import PASSES
 from core.errors import PluginError
 from core.needs import unavailable
 
@@ -48,7 +49,9 @@ class Observers:
         for name, call in self._calls.get(hook, ()):
             try:
                 call(**arguments)
-            except Exception as error:
+            except PASSES:
+                raise
+            except BaseException as error:
                 whose = name or _culprit(call, error)
                 raise PluginError(f"{hook} of {whose} raised {type(error).__name__}: {error}") from error
 
@@ -66,17 +69,16 @@ def _make(option: Option) -> Any:
     assert entry is not None, "only kernels are chosen without an entry"
     reasons = unavailable(entry.needs)
     if reasons:
-        raise PluginError(f"observer '{entry.name}' of {entry.origin} cannot be used here: {'; '.join(reasons)}")
+        raise PluginError(f"{entry} cannot be used here: {'; '.join(reasons)}")
     try:
         return entry.load()(option.config)
-    except PluginError:
+    except (PluginError, *PASSES):
         raise
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise PluginError(f"observer '{entry.name}' of {entry.origin} cannot be made: {cause}") from error
+    except BaseException as error:
+        raise PluginError(f"{entry} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def _culprit(caller: Any, error: Exception) -> str:
+def _culprit(caller: Any, error: BaseException) -> str:
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     names = [impl.plugin_name for impl in caller.get_hookimpls() if getattr(impl.function, "__code__", None) in codes]
     return f"plugin '{names[0]}'" if names else "a plugin"

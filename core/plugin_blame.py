@@ -1,76 +1,103 @@
-"""Says which plugin is to blame when an engine cannot be started, for errors that are none of ours.
+"""Turns whatever a plugin's code raises into one line that names the plugin, where nothing else says whose it is.
 
-Knows plugins by the modules of their targets, and nothing of engines.
+Costs nothing until something was raised: only then are the frames of its traceback looked at. Knows no engine.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
-from types import FrameType
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
-from core.config import Config
+from core.breaking_off import PASSES
 from core.entry_check import one_line
 from core.errors import HooklineError, PluginError
-from core.plugin_host import PluginHost
-from core.registry import Entry
+from core.failures import is_out_of_memory
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from core.config import Config
+    from core.plugin_host import PluginHost
+    from core.registry import Entry
 
 
-def blames_plugins(start: Callable[[Config, PluginHost], Result]) -> Callable[[Config, PluginHost], Result]:
-    """Turn what a chosen plugin's code raises while an engine starts into one line that names the plugin.
+class Blaming:
+    """Around code that calls plugins; may be entered any number of times, by several threads.
 
-    Raises: PluginError with the plugin, the error and its place; other errors, which are bugs of ours, as they are.
+    entries: those that may be called inside. doing: what is done inside, as the end of "kernels 'x' fails ...".
+    otherwise: the entry to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
+    Raises: PluginError from anything but an error of ours, a lack of memory, and what only PASSES through plugins.
     """
 
-    @wraps(start)
-    def guarded(config: Config, host: PluginHost) -> Result:
-        try:
-            return start(config, host)
-        except HooklineError:
-            raise
-        except Exception as error:
-            blame = _blame(error, list(_chosen(config, host)))
-            if blame is None:
-                raise
-            raise PluginError(f"{blame} fails while starting: {one_line(error)} ({_place(error)})") from error
+    def __init__(self, entries: Iterable[Entry], doing: str, *, otherwise: Entry | None = None) -> None:
+        self._entries, self._doing, self._otherwise = tuple(entries), doing, otherwise
 
-    return guarded
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, (HooklineError, *PASSES)) or is_out_of_memory(error):
+            return
+        failure = self._failure(error)
+        if failure is not None:
+            raise PluginError(f"{failure} {self._doing}: {with_place(error)}") from error
+
+    def _failure(self, error: BaseException) -> str | None:
+        """Who fails, and in which function that core or another plugin called."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        for frame in reversed(frames):  # a model calls kernels: the innermost is to blame
+            near = [one for one in self._entries if _is_code_of(one, frame)]
+            near = near or [one for one in self._entries if _is_beside(one, frame)]
+            if near:
+                return _named(near, frames)
+        return None if self._otherwise is None else f"{self._otherwise} fails"
 
 
-def _chosen(config: Config, host: PluginHost) -> Iterator[Entry]:
+def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
+    """All that an engine of this configuration may call."""
     for option in (config.model, config.scheduler, config.sampler, config.kernels, *config.observers):
         if option.entry is not None:
             yield option.entry
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
+    yield from host.registry.of_kind("processor")
 
 
-def _blame(error: Exception, entries: Iterable[Entry]) -> str | None:
-    """The entry in whose module, or else the plugin in whose package, the innermost frame lies that is a plugin's."""
-    modules = [str(frame.f_globals.get("__name__", "")) for frame in _frames(error)]
-    for module in reversed(modules):
-        for entry in entries:
-            if module == _module(entry):
-                return f"{entry.kind} '{entry.name}' of {entry.origin}"
-        for entry in entries:
-            package = _module(entry).rpartition(".")[0]
-            if package and module.startswith(f"{package}."):
-                return f"a {entry.kind} of {entry.origin}"
-    return None
-
-
-def _frames(error: Exception) -> list[FrameType]:
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-
-
-def _module(entry: Entry) -> str:
-    return entry.target.partition(":")[0]
-
-
-def _place(error: Exception) -> str:
+def with_place(error: BaseException) -> str:
+    """An error in one line, with where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}:{last.lineno}, in {last.name}"
+    return f"{one_line(error)} ({last.filename}:{last.lineno}, in {last.name})"
+
+
+def _named(near: list[Entry], frames: list[FrameType]) -> str:
+    """Several entries may share a module or a package; the innermost method's frame says which of them it is."""
+    methods = [(entry, frame) for frame in frames for entry in near if _target(frame) == entry.target]
+    if methods:
+        entry = methods[-1][0]
+        called = next(frame for one, frame in methods if one is entry)
+        return f"{entry} fails in {called.f_code.co_name}"
+    return f"{near[0]} fails" if len(near) == 1 else f"a {near[0].kind} of {near[0].origin} fails"
+
+
+def _is_code_of(entry: Entry, frame: FrameType) -> bool:
+    return _target(frame) == entry.target or _module(frame) == entry.target.partition(":")[0]
+
+
+def _is_beside(entry: Entry, frame: FrameType) -> bool:
+    """Whether a frame is of a module in the package that the entry's module lies in."""
+    package = entry.target.partition(":")[0].rpartition(".")[0]
+    return package != "" and f"{_module(frame)}.".startswith(f"{package}.")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _target(frame: FrameType) -> str:
+    """The class of the object whose method a frame is, in the form of Entry.target; the method may be inherited."""
+    first = frame.f_code.co_varnames[:1]
+    owner = frame.f_locals.get(first[0]) if first in (("self",), ("cls",)) else None
+    cls = owner if isinstance(owner, type) else type(owner)
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -15,6 +15,7 @@ import pluggy
 
 from core import hookspecs
 from core.blame import Rejected, Stage
+from core.breaking_off import PASSES
 from core.contracts import API_VERSION, Needs
 from core.entry_check import entry_fault, one_line
 from core.presets import Preset, presets_in
@@ -107,7 +108,9 @@ class _Collector:
     def collect(self, kind: str, hook: Callable[..., Any]) -> None:
         try:
             hook(register=self._registrar(kind))
-        except (Exception, SystemExit) as error:
+        except PASSES:
+            raise
+        except BaseException as error:
             self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {one_line(error)}"
 
     def raise_fault(self) -> None:
@@ -166,7 +169,9 @@ def _check_presets(
 def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str], ...]) -> list[str]:
     try:
         answers = trial.hook.config_packages()
-    except (Exception, SystemExit) as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         raise Rejected(Stage.PRESETS, f"config_packages raised {one_line(error)}", wanted) from error
     packages = answers[0] if answers else []
     if not isinstance(packages, list) or not all(isinstance(package, str) for package in packages):
@@ -177,7 +182,9 @@ def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str],
 def _package_presets(package: str, origin: Origin, wanted: tuple[tuple[str, str], ...]) -> list[Preset]:
     try:
         spec = importlib.util.find_spec(package)
-    except Exception:
+    except PASSES:
+        raise
+    except BaseException:
         spec = None
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
         cause = f"config_packages names '{package}', which is no importable package with an __init__.py"

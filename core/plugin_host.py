@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from core.blame import Problem, Rejected, Stage
+from core.breaking_off import PASSES
 from core.entry_check import one_line
 from core.errors import PluginError
 from core.hookspecs import PROJECT
@@ -138,7 +139,9 @@ class PluginHost:
             self._accept(source)
         except Rejected as error:
             self._report(source.origin, error)
-        except Exception as error:  # a plugin that is no module may raise anywhere, and still must not stop the others
+        except PASSES:
+            raise
+        except BaseException as error:  # a plugin that is no module may raise anywhere
             self._report(source.origin, Rejected(Stage.HOOKS, one_line(error)))
 
     def _report(self, origin: Origin, error: Rejected) -> None:
@@ -175,7 +178,9 @@ class PluginHost:
 def _import(source: Source) -> Any:
     try:
         return source.load()
-    except (Exception, SystemExit) as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         raise Rejected(Stage.IMPORT, one_line(error)) from error
 
 

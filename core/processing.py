@@ -19,6 +19,7 @@ from core.contracts import FromSamplingParams, RequestFacts
 from core.errors import ConfigError, PluginError, RequestError
 from core.extra_args import refuse_oversized
 from core.needs import Facts, unmet
+from core.plugin_blame import Blaming
 from core.registry import PROCESSOR, Entry
 from core.sampling import SamplingParams
 from core.schema import build, unknown_key
@@ -63,7 +64,9 @@ class Stage:
         assert entry.config is not None
         self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
         self.from_params = issubclass(self.arguments, FromSamplingParams)
-        self.defaults = self.arguments()
+        self.blaming = Blaming((), "while a request's arguments are prepared", otherwise=entry)
+        with self.blaming:
+            self.defaults = self.arguments()
         fields = dataclasses.fields(self.arguments)
         self.field_names = [field.name for field in fields]
         self.columns = {name: float for name in self._of_type(float)} | {
@@ -158,12 +161,13 @@ class Processing:
     def _prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
         records, num_draws, reads_tokens = [], [], False
         for index, stage in enumerate(self.stages):
-            arguments = self._arguments(index, stage, params)
-            count = stage.num_draws(arguments, facts) if arguments is not None else 0
-            if count != 0:
-                records.append((index, stage.encode(arguments, facts)))
-                num_draws.append((1 << index, count))
-                reads_tokens |= stage.reads_tokens
+            with stage.blaming:
+                arguments = self._arguments(index, stage, params)
+                count = stage.num_draws(arguments, facts) if arguments is not None else 0
+                if count != 0:
+                    records.append((index, stage.encode(arguments, facts)))
+                    num_draws.append((1 << index, count))
+                    reads_tokens |= stage.reads_tokens
         bits, ends = sum(bit for bit, _ in num_draws), any(count is not None for _, count in num_draws)
         return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends)
 
@@ -171,7 +175,8 @@ class Processing:
         """Refuse what `prepare` refuses by name, type or value alone, before any engine is there."""
         self._refuse_unknown(params)
         for index, stage in enumerate(self.stages):
-            self._arguments(index, stage, params)
+            with stage.blaming:
+                self._arguments(index, stage, params)
 
     def _refuse_unknown(self, params: SamplingParams) -> None:
         refuse_oversized(params.extra_args)

@@ -66,6 +66,7 @@ class RankGroup:
             except RankError:
                 raise
             except BaseException as error:
+                monitor.check()  # it may be no more than an echo of another rank's end
                 # The others compute this step to its end, so from here on they are not where we are.
                 monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
                 raise

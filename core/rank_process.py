@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from core.errors import HooklineError, RankError
+from core.errors import HooklineError, RankError, show_traceback
 from core.pulse import BEAT_S, Pulse
 from core.rank_messages import Line, send_message
 from core.ring import RingReader, Wait
@@ -63,6 +63,7 @@ def _serve(parent: socket.socket, task: dict[str, Any], pulse: Pulse) -> None:
 
     from core.choose import choose
     from core.config import validate
+    from core.plugin_blame import Blaming, chosen_entries
     from core.plugin_host import PluginHost
     from core.process_ranks import connect, join
     from core.processing import Processing
@@ -71,12 +72,13 @@ def _serve(parent: socket.socket, task: dict[str, Any], pulse: Pulse) -> None:
     torch.set_num_threads(task["num_threads"])
     host = PluginHost.load()
     host.check_same(task["plugins"], f"rank {task['rank']}")
-    choice = choose(validate(task["config"], host), host, task["rank"])
-    send_message(parent, {"here": True})
-    wait = _waiter(parent)
-    wait()  # until every rank is there
-    ranks = connect(join(task["port"]), choice.ranks, choice.device, pulse)
-    worker = build_worker(replace(choice, ranks=ranks), Processing.of(host.registry, choice.facts))
+    config, wait = validate(task["config"], host), _waiter(parent)
+    with Blaming(chosen_entries(config, host), "while starting"):
+        choice = choose(config, host, task["rank"])
+        send_message(parent, {"here": True})
+        wait()  # until every rank is there
+        ranks = connect(join(task["port"]), choice.ranks, choice.device, pulse)
+        worker = build_worker(replace(choice, ranks=ranks), Processing.of(host.registry, choice.facts))
     reader = RingReader(_shared(task)[task["ring_start"] :], choice.ranks.size - 1, task["rank"] - 1)
     send_message(parent, {"ready": True})
     _compute(worker, reader, wait, pulse)
@@ -111,7 +113,9 @@ def _waiter(parent: socket.socket) -> Callable[[], None]:
 def _report(parent: socket.socket, error: BaseException) -> None:
     cause = " ".join(f"{type(error).__name__}: {error}".split())
     if not isinstance(error, HooklineError):
-        sys.excepthook(type(error), error, error.__traceback__)  # a bug, of ours or of a plugin
+        sys.excepthook(type(error), error, error.__traceback__)  # a bug of ours
+    else:
+        show_traceback(error)
     try:
         send_message(parent, {"error": cause, "is_echo": isinstance(error, RankError)})
     except OSError:

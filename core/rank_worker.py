@@ -16,6 +16,7 @@ from core.graph_sizes import graph_sizes, prompt_shapes
 from core.memory import GIB, allocate_cache, count_blocks
 from core.peer_ranks import with_copies, with_exchange
 from core.pipeline import Pipeline
+from core.plugin_blame import Blaming
 from core.processing import Processing
 from core.state import RequestTable
 from core.weights import load_checkpoint, load_source, random_weights
@@ -82,6 +83,7 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
     attention = choice.attention
     sampler_entry = chosen(choice.config.sampler)
     sampler = sampler_entry.load()(choice.config.sampler.config)
+    blaming = blaming_in_steps(choice, processing)
 
     def worker(num_blocks: int) -> Worker:
         max_blocks = -(-attention.max_model_len // attention.block_size)
@@ -95,6 +97,7 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
             vocab_size=choice.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
             pipeline=Pipeline(processing.stages, processor_spec(choice)),
+            blaming=blaming,
         )
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
@@ -108,6 +111,13 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
         sizes = graph_sizes(attention.max_num_seqs)
         ready.capture(attention, sizes, shapes, shares_prefixes=choice.shares_prefixes)
     return ready
+
+
+def blaming_in_steps(choice: Choice, processing: Processing) -> Blaming:
+    """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
+    entries = [chosen(choice.config.model), choice.kernels, chosen(choice.config.sampler)]
+    part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
+    return Blaming([*entries, *(stage.entry for stage in processing.stages)], f"during a step with {part}")
 
 
 def rehearse_extra_draws(choice: Choice) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.breaking_off import PASSES
 from core.contract_check import contract_fault
 from core.contracts import Needs
 from core.errors import PluginError
@@ -51,6 +52,9 @@ class Entry:
     needs: Needs = field(default_factory=Needs)
     priority: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' of {self.origin}"
+
     def load(self) -> Any:
         """Import the target and return its class.
 
@@ -59,14 +63,14 @@ class Entry:
         module_name, _, attribute = self.target.partition(":")
         try:
             target = getattr(importlib.import_module(module_name), attribute)
-        except (Exception, SystemExit) as error:
+        except PASSES:
+            raise
+        except BaseException as error:
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise PluginError(
-                f"{self.kind} '{self.name}' of {self.origin} cannot be loaded from {self.target}: {cause}"
-            ) from error
+            raise PluginError(f"{self} cannot be loaded from {self.target}: {cause}") from error
         fault = contract_fault(self.kind, target, self.needs)
         if fault is not None:
-            raise PluginError(f"{self.kind} '{self.name}' of {self.origin} does not keep its contract: {fault}")
+            raise PluginError(f"{self} does not keep its contract: {fault}")
         return target
 
 

@@ -26,14 +26,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
-    """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback."""
-    from core.errors import HooklineError
+    """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback.
+
+    With HOOKLINE_TRACEBACK=1 in the environment, the traceback of such an error is printed before its line. SystemExit
+    is an error too, whatever its code: `run` returns, and a plugin that calls sys.exit(0) is no success.
+    """
+    from core.errors import HooklineError, show_traceback
 
     try:
         with _logging_to_stderr():
             return run(list(sys.argv[1:] if arguments is None else arguments))
     except HooklineError as error:
+        show_traceback(error)
         print(f"hookline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except SystemExit as error:
+        from core.plugin_blame import with_place
+
+        show_traceback(error)
+        print(f"hookline: error: something ended the process from within: {with_place(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("hookline: interrupted", file=sys.stderr)

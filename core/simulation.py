@@ -17,6 +17,7 @@ from core.cost import CostModel
 from core.engine import Engine
 from core.errors import ConfigError
 from core.observers import Observers, make_observers
+from core.plugin_blame import Blaming, chosen_entries
 from core.plugin_host import PluginHost
 from core.simulated_executor import BlankExecutor, run_on
 
@@ -57,16 +58,18 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
     )
     entry = config.scheduler.entry
     assert entry is not None, "a scheduler is always chosen by name"
-    simulated = Engine(
-        entry.load()(config.scheduler.config),
-        BlankExecutor(vocab_size, config.seed),
-        BlockPool(plan.num_blocks, block_size, caching=engine.prefix_caching),
-        limits,
-        policy=entry.name,
-        observers=Observers(host.manager, make_observers(config.observers)),
-        model_name="simulated",
-        shares_prefixes=engine.prefix_caching and _shares_prefixes(origin, host),
-    )
+    with Blaming(chosen_entries(config, host), "while starting"):
+        simulated = Engine(
+            entry.load()(config.scheduler.config),
+            BlankExecutor(vocab_size, config.seed),
+            BlockPool(plan.num_blocks, block_size, caching=engine.prefix_caching),
+            limits,
+            policy=entry.name,
+            origin=str(entry.origin),
+            observers=Observers(host.manager, make_observers(config.observers)),
+            model_name="simulated",
+            shares_prefixes=engine.prefix_caching and _shares_prefixes(origin, host),
+        )
     run_on(simulated, cost)
     return simulated
 

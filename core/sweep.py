@@ -101,6 +101,8 @@ class Sweep:
         else:
             error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
             ended = {"status": FAILED, "error": error, "exit_code": None}
+        if ended["status"] == DONE and not result.exists():  # somebody else than its module ended it
+            ended = {**ended, "status": FAILED, "error": f"exit code 0, but it wrote no {result.name}"}
         own = read_lines(result) if self.module in BENCHES else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
         _say(_ending(job, record))

@@ -7,6 +7,7 @@ Legend: as in core/state.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,10 @@ class PagedAttention:
 
 
 class Worker:
-    """The executor of a single rank. kv_cache: [2, layers, blocks + 1, block_size, K, E], the last block is scratch."""
+    """The executor of a single rank. kv_cache: [2, layers, blocks + 1, block_size, K, E], the last block is scratch.
+
+    blaming: entered around each step, to say whose code failed in it.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Worker:
         vocab_size: int,
         shards_vocabulary: bool = False,
         pipeline: Pipeline | None = None,
+        blaming: AbstractContextManager[None] | None = None,
     ) -> None:
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_cache: Tensor | None = kv_cache
@@ -70,6 +75,7 @@ class Worker:
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
+        self.blaming = nullcontext() if blaming is None else blaming
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
         self.arrivals = Arrivals(table.padding_row, table.device)
@@ -155,7 +161,14 @@ class Worker:
             self.clock.begin()
 
     def compute(self, step: Step) -> Tensor:
-        """The drawn tokens (N,) of a step or their scored rows, on the device; valid until the next step."""
+        """The drawn tokens (N,) of a step or their scored rows, on the device; valid until the next step.
+
+        Raises: PluginError naming the plugin whose code failed.
+        """
+        with self.blaming:
+            return self._compute(step)
+
+    def _compute(self, step: Step) -> Tensor:
         device_step = self.table.receive(step)
         if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             self.pipeline.receive(step, device_step.views)

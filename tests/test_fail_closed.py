@@ -99,7 +99,7 @@ def forget_the_modules():
     ("choice", "cause"),
     [
         ("scheduler=no_plan", "does not keep its contract: it has no method plan(view)"),
-        ("scheduler=fails_to_start", "fails while starting: ValueError: I want no config ("),
+        ("scheduler=fails_to_start", "fails in __init__ while starting: ValueError: I want no config ("),
         ("scheduler=no_such_module", "ModuleNotFoundError: No module named 'faulty_too'"),
         ("scheduler=no_such_class", "has no attribute 'Absent'"),
         (
@@ -117,11 +117,11 @@ def forget_the_modules():
         ("sampler=needs_package", "does not fit: package 'no_such_package' is not installed"),
         (
             "model=fails_in_spec",
-            "'fails_in_spec' of plugin 'faulty' (HOOKLINE_PLUGINS -) fails while starting: Key",
+            "'fails_in_spec' of plugin 'faulty' (HOOKLINE_PLUGINS -) fails in spec while starting: Key",
         ),
         (
             "model=fails_in_weights",
-            "'fails_in_weights' of plugin 'faulty' (HOOKLINE_PLUGINS -) fails while start",
+            "'fails_in_weights' of plugin 'faulty' (HOOKLINE_PLUGINS -) fails in weight_targets while start",
         ),
         ("kernels=no_attend", "does not keep its contract: it has no method attend(q_THE, kv_2NSKE, batch)"),
         ("kernels=needs_float16", "do not fit: dtype is float32, needs float16. Would fit: "),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core import LLM, AsyncLLM, SamplingParams, rank_group
-from core.errors import ConfigError, EngineError, HooklineError, RankError
+from core.errors import ConfigError, EngineError, HooklineError, PluginError, RankError
 from core.rank_monitor import Monitor
 from tests.faulty_rank import VARIABLE
 from tests.faulty_rank_model import SLOW_S
@@ -43,7 +43,12 @@ def assert_gone(processes):
     ("fault", "tp", "engine", "message"),
     [
         ("1:3:SIGKILL", 2, {}, r"rank 1 of 2 \(pid \d+\) was killed by SIGKILL, perhaps for want of memory"),
-        ("2:3:raise", 4, {}, r"rank 2 of 4 \(pid \d+\) failed: ValueError: a bug in this rank"),
+        (
+            "2:3:raise",
+            4,
+            {},
+            r"rank 2 of 4 \(pid \d+\) failed: PluginError: model 'faulty' of .* ValueError: a bug in this rank",
+        ),
         ("1:3:exit", 2, {}, r"rank 1 of 2 \(pid \d+\) ended with exit code 3"),
         (
             "1:3:SIGSTOP",
@@ -159,10 +164,10 @@ def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):
 def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
     with make("0:3:raise") as llm:
         processes = [child.process for child in llm.engine.executor.links.children]
-        with pytest.raises(ValueError, match="a bug in this rank"):
+        with pytest.raises(PluginError, match=r"model 'faulty' of .* ValueError: a bug in this rank"):
             llm.generate([[1, 2, 3]], PARAMS)
         with pytest.raises(
-            RankError, match=r"rank 0 \(this process\) broke off a step: ValueError: a bug in this rank"
+            RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: .* ValueError: a bug in this rank"
         ):
             llm.generate([[1, 2, 3]], PARAMS)
     assert_gone(processes)

@@ -258,7 +258,7 @@ def test_a_policy_that_raises_is_named_and_the_engine_goes_on():
 
     engine = fake_engine(Raises(), policy="rough")
     engine.add([1, 2, 3], greedy())
-    with pytest.raises(PlanError, match="scheduler 'rough' raised AttributeError"):
+    with pytest.raises(PlanError, match="scheduler 'rough' fails in plan: AttributeError"):
         engine.step()
     engine.scheduler = PlainScheduler()
     assert len(drain(engine)) == 1

@@ -1,0 +1,268 @@
+"""A plugin that calls sys.exit(0), or raises anything else, has failed: one line that names it, and exit code 2."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core import LLM, AsyncLLM, SamplingParams
+from core import bench as core_bench
+from core import info as core_info
+from core import simulate as core_simulate
+from core.errors import HooklineError, PlanError, PluginError, RankError, RequestError
+from core.records import read_results
+from core.run import guarded, main
+from tests.faulty_exit import VARIABLE
+
+ROOT = Path(__file__).parents[1]
+ORIGIN = "of plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -)"
+OPTIONS = ["device=cpu", "scheduler=faulty", "sampler=faulty", "model=faulty", "kernels=faulty", "observers=[faulty]"]
+RUN = [*OPTIONS, "prompt=import os", "sampling.max_tokens=3", "+sampling.extra_args.faulty.amount=1.0"]
+PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
+PROCESSED = SamplingParams(max_tokens=3, ignore_eos=True, extra_args={"faulty": {"amount": 1.0}})
+PLACES = {
+    "scheduler.config": f"scheduler 'faulty' {ORIGIN} fails while its fields are checked",
+    "scheduler.__init__": f"scheduler 'faulty' {ORIGIN} fails in __init__ while starting",
+    "sampler.__init__": f"sampler 'faulty' {ORIGIN} fails in __init__ while starting",
+    "model.__init__": f"model 'faulty' {ORIGIN} fails in __init__ while starting",
+    "model.spec": f"model 'faulty' {ORIGIN} fails in spec while starting",
+    "model.weight_targets": f"model 'faulty' {ORIGIN} fails in weight_targets while starting",
+    "kernels.__init__": f"kernels 'faulty' {ORIGIN} fails in __init__ while starting",
+    "observer.__init__": f"observer 'faulty' {ORIGIN} cannot be made",
+    "observer.on_engine_start": "on_engine_start of observer 'faulty' raised",
+    "scheduler.plan": f"scheduler 'faulty' {ORIGIN} fails in plan",
+    "model.forward": f"model 'faulty' {ORIGIN} fails in forward during a step",
+    "kernels.attend": f"kernels 'faulty' {ORIGIN} fails in attend during a step",
+    "sampler.sample": f"sampler 'faulty' {ORIGIN} fails in sample during a step",
+    "processor.__init__": f"processor 'faulty' {ORIGIN} fails in __init__ during a step",
+    "processor.load": f"processor 'faulty' {ORIGIN} fails in load during a step",
+    "processor.process": f"processor 'faulty' {ORIGIN} fails in process during a step",
+    "processor.config": f"processor 'faulty' {ORIGIN} fails while a request's arguments are prepared",
+    "observer.on_step_end": "on_step_end of observer 'faulty' raised",
+    "observer.on_request_end": "on_request_end of observer 'faulty' raised",
+    "observer.on_engine_stop": "on_engine_stop of observer 'faulty' raised",
+}
+
+
+@pytest.fixture(autouse=True)
+def faulty(monkeypatch, tmp_path):
+    """Sets where a plugin raises what, and forgets it, for plugins are imported once."""
+    monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_exit")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    yield lambda what: monkeypatch.setenv(VARIABLE, what)
+    for name in [name for name in sys.modules if name.startswith("tests.faulty_exit")]:
+        del sys.modules[name]
+
+
+def make(kind=LLM, **options):
+    chosen = dict.fromkeys(("model", "scheduler", "sampler", "kernels"), "faulty")
+    return kind(device="cpu", engine=dict(num_blocks=50), **{**chosen, **options})
+
+
+def error_line(capsys):
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    errors = [line for line in shown.err.splitlines() if line.startswith("hookline: error: ")]
+    assert len(errors) == 1 and shown.err.splitlines()[-1] == errors[0]
+    return errors[0].removeprefix("hookline: error: ")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_plugin_that_exits_is_no_success(place, faulty, capsys):
+    faulty(f"{place}:exit")
+    assert main([*RUN, "output=out.jsonl"]) == 2
+    line = error_line(capsys)
+    assert line.startswith(PLACES[place]) and "SystemExit: 0" in line
+    assert Path("out.jsonl").exists() == (place == "observer.on_engine_stop")
+
+
+@pytest.mark.parametrize("error", ["GeneratorExit", "CancelledError", "StopIteration", "Own", "ValueError"])
+@pytest.mark.parametrize(
+    "place", ["scheduler.plan", "kernels.attend", "observer.on_step_end", "observer.__init__", "model.spec"]
+)
+def test_whatever_a_plugin_raises_is_one_line(place, error, faulty, capsys):
+    faulty(f"{place}:{error}")
+    assert main(RUN) == 2
+    line = error_line(capsys)
+    assert line.startswith(PLACES[place]) and f"{error}: on purpose" in line
+
+
+@pytest.mark.parametrize(
+    "place", ["scheduler.config", "model.spec", "scheduler.plan", "sampler.sample", "observer.on_step_end"]
+)
+def test_an_interrupt_in_a_plugin_is_the_users(place, faulty, capsys):
+    faulty(f"{place}:KeyboardInterrupt")
+    assert main(RUN) == 130
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[-1] == "hookline: interrupted" and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("place", ["processor.num_draws", "processor.encode"])
+def test_a_processor_that_exits_on_arrival_ends_that_request_alone(place, faulty):
+    with make() as llm:
+        faulty(f"{place}:exit")
+        refused, done = llm.generate([[1, 2], [1, 2]], [PROCESSED, PARAMS])
+    assert refused.finish_reason.value == "error" and len(done.token_ids) == 3
+    assert refused.error.startswith(f"processor 'faulty' {ORIGIN} fails while a request's arguments are prepared: Sys")
+
+
+def test_a_refusal_of_a_processor_stays_as_it_said_it(monkeypatch):
+    from tests.faulty_exit_options import Processor
+
+    def refuse(arguments, request):
+        raise RequestError("not like this")
+
+    with make() as llm:
+        monkeypatch.setattr(Processor, "encode", staticmethod(refuse))
+        assert llm.generate([[1, 2]], PROCESSED)[0].error == "not like this"
+
+
+def test_the_caller_whose_processor_exits_hears_it_and_the_others_go_on(faulty):
+    async def check(llm):
+        faulty("processor.encode:exit")
+        both = [llm.generate([1, 2], PROCESSED), llm.generate([1, 2], PARAMS)]
+        refused, done = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 60)
+        assert type(refused) is RequestError and ORIGIN in str(refused)
+        assert len(done.token_ids) == 3
+        await llm.aclose()
+
+    asyncio.run(check(make(AsyncLLM)))
+
+
+def test_everybody_who_waits_hears_of_a_step_that_a_plugin_ends(faulty):
+    async def check(llm):
+        faulty("sampler.sample:exit")
+        both = [llm.generate([1, 2], PARAMS), llm.generate([3], PARAMS)]
+        for error in await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 60):
+            assert isinstance(error, HooklineError) and PLACES["sampler.sample"] in str(error)
+        faulty("")
+        assert len((await asyncio.wait_for(llm.generate([1, 2], PARAMS), 60)).token_ids) == 3
+        await llm.aclose()
+
+    asyncio.run(check(make(AsyncLLM)))
+
+
+@pytest.mark.parametrize(("place", "kind"), [("sampler.sample", PluginError), ("scheduler.plan", PlanError)])
+def test_a_caller_gets_a_plugin_error_with_its_cause_and_the_engine_goes_on(place, kind, faulty):
+    with make() as llm:
+        faulty(f"{place}:ValueError")
+        with pytest.raises(kind) as caught:
+            llm.generate([[1, 2], [3]], PARAMS)
+        assert isinstance(caught.value, PluginError) and isinstance(caught.value.__cause__, ValueError)
+        assert not llm.engine.has_work
+        faulty("")
+        assert len(llm.generate([[1, 2]], PARAMS)[0].token_ids) == 3
+
+
+def test_what_is_raised_while_text_is_streamed_is_the_plugins_too(faulty):
+    with make() as llm:
+        faulty("kernels.attend:GeneratorExit")
+        with pytest.raises(PluginError, match=r"kernels 'faulty' .* fails in attend during a step"):
+            list(llm.stream([[1, 2]], PARAMS))
+
+
+def test_kernels_of_a_wrong_shape_are_named_with_the_step_in_one_line(faulty, capsys):
+    faulty("kernels.silu_mul:ValueError")
+    assert main(RUN) == 2
+    line = error_line(capsys)
+    assert f"{ORIGIN} fails in " in line and "RuntimeError: " in line
+    assert "during a step with model=faulty, kernels=faulty, sampler=faulty" in line
+
+
+def test_the_traceback_is_printed_when_it_is_asked_for(faulty, monkeypatch, capsys):
+    monkeypatch.setenv("HOOKLINE_TRACEBACK", "1")
+    faulty("kernels.attend:ValueError")
+    assert main(RUN) == 2
+    shown = capsys.readouterr().err
+    assert "ValueError: on purpose\n\nThe above exception was the direct cause" in shown and "in helper\n" in shown
+    assert shown.splitlines()[-1].startswith(f"hookline: error: {PLACES['kernels.attend']}")
+
+
+def test_an_exit_that_nobody_knows_the_origin_of_is_no_success(capsys):
+    assert guarded(lambda arguments: sys.exit(0), []) == 2
+    assert error_line(capsys).startswith("something ended the process from within: SystemExit: 0 (")
+
+
+def test_an_option_whose_module_exits_cannot_be_loaded(capsys):
+    assert main([*RUN, "scheduler=unloadable"]) == 2
+    assert error_line(capsys) == (
+        f"scheduler 'unloadable' {ORIGIN} cannot be loaded from tests.faulty_exit_module:Nothing: SystemExit: 0"
+    )
+
+
+@pytest.mark.parametrize("error", ["exit", "GeneratorExit", "CancelledError", "Own"])
+@pytest.mark.parametrize("place", ["import", "register"])
+def test_a_plugin_that_exits_while_it_is_loaded_stops_nobody_else(place, error, faulty, capsys):
+    faulty(f"{place}:{error}")
+    sys.modules.pop("tests.faulty_exit", None)
+    assert main(["device=cpu", "prompt=import os", "sampling.max_tokens=1"]) == 0
+    assert "hookline: plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -): " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [core_bench, core_simulate], ids=["bench", "simulate"])
+@pytest.mark.parametrize("place", ["scheduler.__init__", "scheduler.plan", "observer.on_step_end"])
+def test_benchmarks_and_simulations_say_it_too(command, place, faulty, capsys):
+    faulty(f"{place}:exit")
+    options = ["scheduler=faulty", "observers=[faulty]", "workload=smoke", "repeats=1", "engine.num_blocks=64"]
+    assert command.main(options) == 2
+    assert error_line(capsys).startswith(PLACES[place])
+
+
+@pytest.mark.parametrize("place", ["import", "register"])
+def test_info_lists_a_plugin_that_exits_among_the_problems(place, faulty, capsys):
+    faulty(f"{place}:GeneratorExit")
+    sys.modules.pop("tests.faulty_exit", None)
+    assert core_info.main([]) == 0
+    assert "tests.faulty_exit (HOOKLINE_PLUGINS -), " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--hydra-help"], ["--version"], ["--cfg", "job"]])
+def test_who_asks_hydra_to_show_something_has_success(flags, capsys):
+    assert main(flags) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["sampler.sample", "processor.load", "model.weight_targets"])
+def test_with_several_ranks_it_is_named_all_the_same(place, faulty, capsys):
+    faulty(f"{place}:exit")
+    assert main([*RUN, "tp=2", "engine.num_blocks=50"]) == 2
+    shown = capsys.readouterr().err
+    assert PLACES[place] in shown.splitlines()[-1] and "SystemExit: 0" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("place", ["model.forward", "model.weight_targets"])
+def test_another_rank_that_exits_has_not_ended_well(place, faulty, capfd):
+    faulty(f"{place}:exit:1")
+    with pytest.raises(RankError) as caught:
+        with make(tp=2) as llm:
+            llm.generate([[1, 2]], PARAMS)
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 2 (pid ") and f"PluginError: {PLACES[place]}" in message
+    assert "SystemExit: 0" in message and "in act\n" not in capfd.readouterr().err
+
+
+def test_an_error_of_rank_0s_plugin_is_the_callers_and_ends_the_others(faulty):
+    faulty("model.forward:exit:0")
+    with make(tp=2) as llm:
+        with pytest.raises(PluginError, match=r"model 'faulty' .* fails in forward during a step") as caught:
+            llm.generate([[1, 2]], PARAMS)
+        assert isinstance(caught.value.__cause__, SystemExit)
+        with pytest.raises(RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: model 'faulty'"):
+            llm.generate([[1, 2]], PARAMS)
+
+
+@pytest.mark.parametrize("error", ["exit", "_exit"])
+def test_jobs_whose_plugin_exits_have_failed(error, faulty, tmp_path):
+    faulty(f"scheduler.plan:{error}")
+    command = [sys.executable, "-m", "core.run", *RUN, "-m", "seed=1,2", "hydra.sweep.dir=swept"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1 and "0 of 2 jobs succeeded" in done.stderr and "Traceback" not in done.stderr
+    for record in read_results(tmp_path / "swept"):
+        assert record["status"] == "failed"
+        if error == "exit":
+            assert record["error"].startswith(PLACES["scheduler.plan"])
+        else:
+            assert record["error"] == "exit code 0, but it wrote no output.jsonl"
