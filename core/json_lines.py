@@ -20,7 +20,7 @@ def json_object(line: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object but {type(value).__name__}")

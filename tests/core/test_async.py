@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.async_llm import AsyncLLM
+from core.async_llm import TOKENIZER_THREADS, AsyncLLM
 from core.contracts import Plan
 from core.desk import Desk
 from core.errors import EngineError, HooklineError, QueueFullError, RequestError
@@ -19,6 +19,7 @@ from core.mailbox import Mailbox
 from core.observers import Observers
 from core.outputs import Delta, FinishReason
 from core.plugin_check import new_manager
+from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
 from tests.core.test_desk import PROMPT, Letters, letters, params
@@ -382,10 +383,14 @@ def test_priority_reaches_the_scheduler():
 
 
 def test_a_bug_in_one_request_is_not_everybodys():
+    class Broken(SamplingParams):
+        def resolved(self, defaults):
+            raise KeyError("a bug")
+
     async def check(llm):
         good = asyncio.create_task(llm.generate(PROMPT, params()))
         with pytest.raises(EngineError):
-            await llm.generate(PROMPT, SimpleNamespace(n=1, stop=()))
+            await llm.generate(PROMPT, Broken())
         assert (await good).text == letters(8)
 
     run(check)
@@ -449,17 +454,21 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
     codec = SlowLetters()
 
     async def check(llm):
-        task, stream = asyncio.create_task(llm.generate(LONG, params())), llm.stream(LONG, params())
+        task = asyncio.create_task(llm.generate(LONG, params()))
+        streams = [llm.stream(LONG, params()) for _ in range(TOKENIZER_THREADS)]
         await asyncio.sleep(0)
         task.cancel()
-        await stream.aclose()
+        for stream in streams:
+            await stream.aclose()
         submitted = []
         llm._thread.submit = lambda *what, **options: submitted.append(what)
         await asyncio.gather(task, return_exceptions=True)
         codec.may_go.set()
-        await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
+        await asyncio.to_thread(llm._tokenizing.shutdown)
         await asyncio.sleep(0)
-        assert task.cancelled() and not submitted and codec.num_long <= 1  # who waited behind them is not held up
+        assert (
+            task.cancelled() and not submitted and codec.num_long <= TOKENIZER_THREADS
+        )  # who waited behind them is not held up
 
     run(check, async_llm_with(codec))
 
@@ -506,7 +515,7 @@ def test_nobody_complains_of_a_prompt_that_cannot_be_tokenized_once_its_caller_h
         await stream.aclose()
         del stream
         codec.may_go.set()
-        await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
+        await asyncio.to_thread(llm._tokenizing.shutdown)
         await asyncio.sleep(0)
         gc.collect()
         assert not complaints
