@@ -6,7 +6,6 @@ Long prompts are tokenized in threads of their own, since they would hold up the
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -30,8 +29,9 @@ LONG_STOPS = 500
 """Characters of stop strings that take as long to make ready."""
 LONG_BAD_WORDS = 8
 """Texts in bad_words that take as long to tokenize."""
-TOKENIZER_THREADS = min(4, os.cpu_count() or 1)
-"""Long prompts that are tokenized at once; the order in which they are queued is that in which they are done."""
+TOKENIZER_THREADS = 4
+"""Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
+is done: the order of a caller's long prompts is not kept."""
 
 
 class RequestStream:

@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -540,3 +541,73 @@ def test_a_long_prompt_that_cannot_be_tokenized_is_refused_and_a_closed_engine_s
                 await task
 
     run(check, async_llm_with(codec))
+
+
+def test_a_prompt_that_takes_long_to_tokenize_does_not_hold_up_other_long_ones():
+    class SlowOnce(SlowLetters):
+        def encode(self, prompt):
+            return super().encode(prompt) if prompt[0] == "C" else Letters.encode(self, prompt)[:4]
+
+    codec = SlowOnce()
+
+    async def check(llm):
+        slow = asyncio.create_task(llm.generate("C" + LONG, params()))
+        while not codec.num_long:
+            await asyncio.sleep(0.001)
+        assert (await llm.generate(LONG, params())).finish_reason == FinishReason.LENGTH
+        assert not slow.done()
+        codec.may_go.set()
+        await slow
+
+    run(check, async_llm_with(codec))
+
+
+@pytest.mark.parametrize(
+    "options", [{"stop": ["x" * 1000]}, {"bad_words": ["B"] * 20}], ids=["stop strings", "bad words"]
+)
+def test_texts_that_take_long_to_make_ready_do_so_in_a_thread_beside_the_engines(options):
+    codec, made, threads = SlowLetters(), [], []
+    codec.encode_word = lambda word: threads.append(threading.current_thread().name) or [1]
+
+    async def check(llm):
+        submit = llm._thread.submit
+        llm._thread.submit = lambda *what, **options: (made.append(what), submit(*what, **options))
+        with suppress(RequestError):  # there is no processor for bad words
+            await llm.generate(PROMPT, params(**options))
+
+    run(check, async_llm_with(codec))
+    [(_, token_ids, ready)] = made
+    assert token_ids == PROMPT
+    assert "stop_strings" in vars(ready) or ready.bad_words == ((1,),)
+    assert all(name.startswith("hookline-tokenizer") for name in threads)
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 10**400}, {"timeout_s": float("nan")}, {"priority": 2**64}])
+def test_an_argument_that_is_refused_leaves_nothing_in_the_engine(options):
+    async def check(llm):
+        with pytest.raises(RequestError):
+            await llm.generate(PROMPT, params(), **options)
+        assert not llm.llm.desk.engine.queue.live
+        assert (await llm.generate(PROMPT, params())).text == letters(8)
+
+    run(check)
+
+
+def test_parameters_that_are_none_are_refused_at_once():
+    async def check(llm):
+        with pytest.raises(RequestError, match=r"^params=\{'n': 1\} must be SamplingParams$"):
+            llm.stream(PROMPT, {"n": 1})
+
+    run(check)
+
+
+def test_messages_that_are_nested_too_deeply_are_refused_in_one_line():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    async def check(llm):
+        with pytest.raises(RequestError, match=r"^the chat's messages cannot be read: RecursionError"):
+            await llm.generate([{"role": "user", "content": deep}], params())
+
+    run(check)
