@@ -18,6 +18,7 @@ from core.hookspecs import PROJECT
 from core.json_lines import json_object, numbered_lines
 from core.sampling import SamplingParams
 from core.schema import unknown_key
+from core.shown import shown
 
 SOURCES = ("prompt", "prompts", "prompts_file")
 DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file and ")
@@ -87,12 +88,13 @@ def _lines(text: str) -> list[str]:
 
 def _checked_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, list):
-        raise ConfigError(f'prompts={prompts!r} is not a list; write prompts=\'["a", "b"]\', or prompt= for one')
+        raise ConfigError(f'prompts={shown(prompts)} is not a list; write prompts=\'["a", "b"]\', or prompt= for one')
     if not prompts:
         raise ConfigError("prompts=[] holds no prompt")
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str) and not _is_list_of(prompt, int):
-            raise ConfigError(f"prompts[{index}]={prompt!r} is neither a text nor a list of token ids; quote a text")
+            what = f"prompts[{index}]={shown(prompt)}"
+            raise ConfigError(f"{what} is neither a text nor a list of token ids; quote a text")
     return prompts
 
 
@@ -134,9 +136,9 @@ def _from_json(line: str, place: str, params: SamplingParams) -> tuple[Any, Samp
 
 def _checked_form(form: str, value: Any, place: str) -> Any:
     if form == "prompt" and not isinstance(value, str):
-        raise ConfigError(f"{place}: prompt={value!r} is not a text")
+        raise ConfigError(f"{place}: prompt={shown(value)} is not a text")
     if form == "prompt_token_ids" and not _is_list_of(value, int):
-        raise ConfigError(f"{place}: prompt_token_ids={value!r} is not a list of token ids")
+        raise ConfigError(f"{place}: prompt_token_ids={shown(value)} is not a list of token ids")
     if form == "messages" and not (value and _is_list_of(value, dict) and all("role" in one for one in value)):
         raise ConfigError(f"{place}: messages is not a list of objects with role and content")
     return value
