@@ -14,7 +14,7 @@ MAX_TOP_K = 2**31 - 1
 MAX_STOPS = 1024
 """Most stop strings."""
 MAX_STOP_CHARACTERS = 16_384
-"""Most characters of all stop strings together: finding them takes 12 bytes each, and making the search 2 us each."""
+"""Most characters of all stop strings together: finding them takes 16 bytes for each and 2 us to make."""
 MAX_STOP_TOKEN_IDS = 4096
 """Most stop_token_ids: until min_tokens are there, each step names all of them to the device."""
 MAX_BIASES = 16_384
