@@ -17,7 +17,10 @@ from core.errors import QueueFullError, RequestError
 from core.processing import Processing
 from core.queue import RequestQueue
 from core.request import Request, TokenArray, Watcher
+from core.request_limits import MAX_WHOLE
 from core.sampling import SamplingParams, derived_seed
+from core.sampling_checks import as_float
+from core.shown import shown
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ def admit(
     priority: int = 0,
     arrival_s: float = 0.0,
     watcher: Watcher | None = None,
+    like: Request | None = None,
 ) -> Request:
     """The request of a prompt; its max_tokens end where max_len does.
 
+    like: another completion of the same prompt, which differs in its seed alone: what was made of its parameters
+    serves this one too.
     Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
     arguments that no logits processor takes; or if it asks for what only a front does: several completions, or stop
     strings without a watcher that looks for them.
@@ -64,17 +70,21 @@ def admit(
         raise RequestError(f"sampling.n={params.n}: an engine takes one completion a request; use SamplingParams.each")
     if params.stop and watcher is None:
         raise RequestError(
-            f"sampling.stop={list(params.stop)} needs a watcher that reads the text; use LLM or AsyncLLM"
+            f"sampling.stop={shown(list(params.stop))} needs a watcher that reads the text; use LLM or AsyncLLM"
         )
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError(f"priority={priority!r} must be a whole number; lower is more urgent")
+    if not _is_int64(priority):
+        raise RequestError(f"priority={shown(priority)} must be a whole number; lower is more urgent")
     tokens = _checked_tokens(limits, prompt_token_ids)
     params = params.resolved(limits.sampling_defaults)
     assert params.temperature is not None
-    eos = frozenset() if params.ignore_eos else limits.eos_token_ids
-    stop_ids = eos.union(params.stop_token_ids)
-    _check_draws(params, stop_ids, limits.vocab_size)
-    facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size)
+    if like is None:
+        eos = frozenset() if params.ignore_eos else limits.eos_token_ids
+        stop_ids = eos.union(params.stop_token_ids)
+        _check_draws(params, stop_ids, limits.vocab_size)
+        facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size)
+        prepared = limits.processing.prepare(params, facts)
+    else:
+        stop_ids, prepared = like.stop_ids, like.prepared
     return Request(
         id,
         tokens,
@@ -83,12 +93,16 @@ def admit(
         block_size=limits.plan.block_size,
         seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
         stop_ids=stop_ids,
-        prepared=limits.processing.prepare(params, facts),
+        prepared=prepared,
         prompt=prompt,
         arrival_s=arrival_s,
         priority=priority,
         watcher=watcher,
     )
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_WHOLE
 
 
 def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
@@ -97,15 +111,15 @@ def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: i
         value = getattr(params, name)
         if value is not None and value > vocab_size:
             raise RequestError(f"sampling.{name}={value} is more than the vocabulary's {vocab_size} tokens")
-    outside = [token_id for token_id in params.stop_token_ids if not 0 <= token_id < vocab_size]
-    if outside:
+    largest = max(params.stop_token_ids, default=0)
+    if largest >= vocab_size:
         raise RequestError(
-            f"sampling.stop_token_ids: token id {outside[0]} is outside the vocabulary (0 to {vocab_size - 1})"
+            f"sampling.stop_token_ids: token id {largest} is outside the vocabulary (0 to {vocab_size - 1})"
         )
     allowed = params.allowed_token_ids
     if params.min_tokens and allowed is not None and stop_ids.issuperset(allowed):
         raise RequestError(
-            f"sampling.allowed_token_ids={list(allowed)} holds only tokens that end the request, which "
+            f"sampling.allowed_token_ids={shown(list(allowed))} holds only tokens that end the request, which "
             f"sampling.min_tokens={params.min_tokens} forbids; allow another one, or set min_tokens=0"
         )
 
@@ -115,9 +129,8 @@ def checked_timeout_s(timeout_s: float | None) -> float | None:
 
     Raises: RequestError if it is neither.
     """
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
-        raise RequestError(f"timeout_s={timeout_s!r} must be a finite number of seconds above 0, or None")
+    if timeout_s is not None and not 0 < as_float(timeout_s) < math.inf:
+        raise RequestError(f"timeout_s={shown(timeout_s)} must be a finite number of seconds above 0, or None")
     return timeout_s
 
 
@@ -140,9 +153,11 @@ def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> To
     if len(prompt_token_ids) >= limits.max_len:
         raise RequestError(_too_long(limits, len(prompt_token_ids)))
     try:
-        tokens = np.asarray(prompt_token_ids, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"prompt token ids must be whole numbers: {error}") from None
+        tokens = np.asarray(prompt_token_ids)
+    except (TypeError, ValueError, OverflowError):
+        tokens = np.empty(0, dtype=object)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise RequestError(f"prompt token ids must be whole numbers of at most 64 bits: {shown(prompt_token_ids)}")
     outside = (tokens < 0) | (tokens >= limits.vocab_size)
     if outside.any():
         value = tokens[outside][0]

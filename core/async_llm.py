@@ -1,6 +1,6 @@
 """The asynchronous front: any number of coroutines share one engine, which runs in a thread of its own.
 
-Long prompts are tokenized in a further thread, since they would hold up the event loop.
+Long prompts are tokenized in threads of their own, since they would hold up the event loop.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ from typing import Any, Self
 
 from core.config import Config
 from core.engine_thread import EngineThread
-from core.entry_check import one_line
 from core.errors import HooklineError, QueueFullError, RequestError
 from core.llm import LLM
 from core.mailbox import Mailbox
 from core.outputs import Delta, RequestOutput, merge_completions
 from core.plugin_host import PluginHost
 from core.sampling import SamplingParams
+from core.shown import one_short_line, shown
 from core.text import Prompt, prompt_size, snapshot
+from core.words import with_word_ids
 
 LONG_PROMPT = 4000
 """Characters of a prompt that takes a millisecond or more to tokenize."""
+LONG_STOPS = 500
+"""Characters of stop strings that take as long to make ready."""
+LONG_BAD_WORDS = 8
+"""Texts in bad_words that take as long to tokenize."""
+TOKENIZER_THREADS = 4
+"""Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
+is done: the order of a caller's long prompts is not kept."""
 
 
 class RequestStream:
@@ -98,11 +106,11 @@ class AsyncLLM:
         """What the thread drives: look at its config, codec and limits, but leave its calls alone."""
         try:
             if llm.codec.tokenizer is not None:
-                llm.codec.encode("")  # the first use may still write to the tokenizer, which two threads will read
+                llm.codec.encode("")  # the first use may still write to the tokenizer, which several threads will read
         except BaseException:
             llm.close()
             raise
-        self._tokenizing = ThreadPoolExecutor(1, "hookline-tokenizer")
+        self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
         self._untokenized: set[Mailbox] = set()
         self._thread = EngineThread(llm.desk, llm.enter_thread)
         self._thread.start()
@@ -140,13 +148,15 @@ class AsyncLLM:
         return self._submit(prompt, params, priority=priority, timeout_s=timeout_s, **options)
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
-        params, loop = params or SamplingParams(), asyncio.get_running_loop()
+        params, loop = SamplingParams() if params is None else params, asyncio.get_running_loop()
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params={shown(params)} must be SamplingParams")
         mailbox = Mailbox(loop, is_cumulative=options.get("is_cumulative", False))
         options["prompt"] = prompt if isinstance(prompt, str) else None
         options["arrival_s"] = self.llm.desk.engine.clock()
         stream = RequestStream(self._thread, mailbox, params.n)
-        if prompt_size(prompt) < LONG_PROMPT:
-            self._thread.submit(mailbox, self.llm.codec.encode(prompt), params, **options)
+        if not _takes_long(prompt, params):
+            self._thread.submit(mailbox, *self._prepare(prompt, params), **options)
             return stream
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
@@ -158,25 +168,32 @@ class AsyncLLM:
         prompt = snapshot(prompt)
         self._untokenized.add(mailbox)
 
-        def tokenize() -> list[int]:
+        def prepare() -> tuple[list[int], SamplingParams]:
             try:
-                return self.llm.codec.encode(prompt) if stream.is_open else []
+                return self._prepare(prompt, params) if stream.is_open else ([], params)
             finally:  # here, for the loop may be closed by then
                 self._untokenized.discard(mailbox)
 
-        def submit(tokenized: asyncio.Future[list[int]]) -> None:
-            tokenized.exception()  # whoever has left need not hear it, and asyncio not complain
+        def submit(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
+            prepared.exception()  # whoever has left need not hear it, and asyncio not complain
             if not stream.is_open:
                 return
             try:
-                self._thread.submit(mailbox, tokenized.result(), params, **options)
+                self._thread.submit(mailbox, *prepared.result(), **options)
             except HooklineError as error:
                 mailbox.put(error)
             except Exception as error:
-                mailbox.put(RequestError(f"the prompt cannot be tokenized: {one_line(error)}"))
+                mailbox.put(RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
 
-        loop.run_in_executor(self._tokenizing, tokenize).add_done_callback(submit)
+        loop.run_in_executor(self._tokenizing, prepare).add_done_callback(submit)
         return stream
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """A prompt's token ids, and the parameters with all made of their texts that the engine's thread need not."""
+        token_ids, params = self.llm.codec.encode(prompt), with_word_ids(params, self.llm.codec)
+        if params.stop:
+            _ = params.stop_strings  # kept from now on
+        return token_ids, params
 
     @property
     def observers(self) -> dict[str, Any]:
@@ -204,3 +221,10 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether a request's texts would hold up the event loop for a millisecond or more."""
+    num_words = sum(isinstance(word, str) for word in params.bad_words)
+    num_characters = sum(map(len, params.stop))
+    return prompt_size(prompt) >= LONG_PROMPT or num_characters >= LONG_STOPS or num_words >= LONG_BAD_WORDS

@@ -17,11 +17,16 @@ from core.contracts import CheckpointSource, ModelConfig
 from core.errors import CheckpointError, ConfigError, RequestError
 from core.mappings import merge
 from core.sampling import generation_defaults
+from core.shown import shown
 
 __all__ = ["WEIGHTS", "Checkpoint", "load_tokenizer", "locate", "merge", "resolve", "resolve_model", "resolve_random"]
 
 WEIGHTS = ("checkpoint", "random")
 """The values of model.weights."""
+MAX_DEPTH = 64
+"""Most levels of a JSON file: what reads a config may follow them by recursion."""
+MAX_TOKEN_ID = 2**31 - 1
+"""Largest end-of-text token; those behind the vocabulary are never drawn, and some configs name one."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -136,15 +141,26 @@ def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}); download or copy it again") from error
+    if _is_deep(value):
+        raise CheckpointError(f"{path} is nested more than {MAX_DEPTH} levels deep; download or copy it again")
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object; download or copy it again")
     return value
 
 
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested more than MAX_DEPTH levels deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        items = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [item for one in items for item in one]
+    return bool(level)
+
+
 def _token_ids(value: Any, where: str) -> tuple[int, ...]:
     ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-    if any(not isinstance(token_id, int) or isinstance(token_id, bool) for token_id in ids):
-        raise CheckpointError(f"eos_token_id of {where} is {value!r}; it must be a token id or a list of them")
+    if any(not isinstance(one, int) or isinstance(one, bool) or not 0 <= one <= MAX_TOKEN_ID for one in ids):
+        raise CheckpointError(f"eos_token_id of {where} is {shown(value)}; it must be a token id or a list of them")
     return tuple(dict.fromkeys(ids))

@@ -19,7 +19,7 @@ from core.plugin_blame import Blaming
 from core.plugin_host import PluginHost
 from core.presets import Preset, default_tree, preset_values
 from core.registry import KINDS, OBSERVER, Entry
-from core.sampling import MAX_SEED
+from core.request_limits import MAX_SEED
 from core.schema import build, check_keys
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")

@@ -16,6 +16,7 @@ from core.errors import RequestError
 from core.logprobs import TokenLogprob
 from core.outputs import Delta, FinishReason, RequestOutput
 from core.sampling import SamplingParams
+from core.shown import shown
 from core.stop_strings import StopSearch
 from core.text import Codec
 from core.words import with_word_ids
@@ -33,7 +34,7 @@ class Reader:
         self, params: SamplingParams, detokenizer: Detokenizer | None, on_news: Callable[[Reader], None] | None
     ) -> None:
         self._params, self._detokenizer, self._on_news = params, detokenizer, on_news
-        self._stops = StopSearch(params.stop, include=params.include_stop_str_in_output)
+        self._stops = StopSearch(params.stop_strings, include=params.include_stop_str_in_output)
         self._parts: list[str] = []
         self._num_taken_parts = 0
         self.num_tokens = 0
@@ -132,15 +133,21 @@ class Desk:
         """
         self.engine.check_room(params.n)
         if params.stop and self.codec.tokenizer is None:
-            raise RequestError(f"sampling.stop={list(params.stop)} needs a tokenizer and the checkpoint has none")
+            raise RequestError(
+                f"sampling.stop={shown(list(params.stop))} needs a tokenizer and the checkpoint has none"
+            )
         ids: list[int] = []
-        for index, one in enumerate(with_word_ids(params, self.codec).each()):
-            reader = self._reader(one, follows) if follows or one.stop else None
-            id_ = self.engine.add(token_ids, one, watcher=reader, **options)
-            if reader is not None:
-                reader.request_id = id_
-            self._entries[id_] = _Entry(prompt_index, index, deliver, one, reader, is_cumulative)
-            ids.append(id_)
+        try:
+            for index, one in enumerate(with_word_ids(params, self.codec).each()):
+                reader = self._reader(one, follows) if follows or one.stop else None
+                id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **options)
+                if reader is not None:
+                    reader.request_id = id_
+                self._entries[id_] = _Entry(prompt_index, index, deliver, one, reader, is_cumulative)
+                ids.append(id_)
+        except BaseException:
+            self.forget(ids)
+            raise
         return ids
 
     def step(self) -> None:

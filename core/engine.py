@@ -169,12 +169,14 @@ class Engine:
         timeout_s: float | None = None,
         arrival_s: float | None = None,
         watcher: Watcher | None = None,
+        like: int | None = None,
     ) -> int:
         """Queue a request and return its id.
 
         priority: for schedulers that heed it; lower is more urgent. arrival_s: when it came, on `clock`; None is now.
         timeout_s: ends it so long after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
+        like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
         Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
         """
         if self._is_closed:
@@ -182,6 +184,7 @@ class Engine:
         timeout_s = checked_timeout_s(timeout_s)
         arrival_s = self.clock() if arrival_s is None else arrival_s
         options: dict[str, Any] = {"prompt": prompt, "priority": priority, "arrival_s": arrival_s, "watcher": watcher}
+        options["like"] = None if like is None else self.queue.live[like]
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
         self.queue.add(request)

@@ -22,6 +22,7 @@ from core.errors import RequestError
 from core.outputs import Delta, RequestOutput, merge_completions
 from core.plugin_host import PluginHost
 from core.sampling import SamplingParams
+from core.shown import shown
 from core.text import Codec, Prompt, as_prompts
 
 logger = logging.getLogger("hookline")
@@ -81,7 +82,8 @@ class LLM:
         self.captured = {"decodes": built.choice.uses_graphs, "prompts": built.choice.captures_prompts}
         checkpoint = built.choice.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
-        self.codec = Codec(folder, source=source, chat=model.chat)
+        max_len = self.engine.limits.max_len
+        self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
         self.desk = Desk(self.engine, self.codec)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
@@ -181,9 +183,12 @@ class LLM:
 def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling params for {count} prompts; pass one, or one for each prompt")
-    return list(params)
+    each: list[Any] = list(params) if hasattr(params, "__iter__") else [params]
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise RequestError(f"params={shown(params)} must be SamplingParams, or a list of them")
+    if len(each) != count:
+        raise RequestError(f"{len(each)} sampling params for {count} prompts; pass one, or one for each prompt")
+    return each
 
 
 def _with_checkpoint(config: Config, checkpoint: str) -> Config:

@@ -88,12 +88,13 @@ def _lines(text: str) -> list[str]:
 
 def _checked_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, list):
-        raise ConfigError(f'prompts={prompts!r} is not a list; write prompts=\'["a", "b"]\', or prompt= for one')
+        raise ConfigError(f'prompts={shown(prompts)} is not a list; write prompts=\'["a", "b"]\', or prompt= for one')
     if not prompts:
         raise ConfigError("prompts=[] holds no prompt")
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str) and not _is_list_of(prompt, int):
-            raise ConfigError(f"prompts[{index}]={prompt!r} is neither a text nor a list of token ids; quote a text")
+            what = f"prompts[{index}]={shown(prompt)}"
+            raise ConfigError(f"{what} is neither a text nor a list of token ids; quote a text")
     return prompts
 
 

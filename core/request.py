@@ -18,7 +18,7 @@ from core.outputs import FinishReason, RequestOutput, Timings
 from core.processing import NOTHING, Prepared
 from core.request_view import RequestFacade
 from core.sampling import SamplingParams
-from core.step import IntArray
+from core.step import IntArray, ints
 
 __all__ = ["FinishReason", "Request", "RequestOutput", "TokenArray", "Watcher"]
 
@@ -96,6 +96,7 @@ class Request:
         "slot",
         "stop_ids",
         "stop_string",
+        "stops_X",
         "temperature",
         "tokens",
         "view",
@@ -155,6 +156,8 @@ class Request:
         self.stop_string: str | None = None
         self.seed = seed
         self.stop_ids = stop_ids
+        self.stops_X: IntArray = np.sort(ints(stop_ids))
+        """The stop ids in an array, in ascending order."""
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
         self.scores: Scores | None = None
@@ -163,7 +166,7 @@ class Request:
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
-        self.min_len = self.num_prompt_tokens + params.min_tokens if stop_ids else 0
+        self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = self.temperature == 0
         self.is_watched = watcher is not None

@@ -78,7 +78,7 @@ def refuse_quantised(folder: Path) -> None:
     """
     try:
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # Reading the config is core.checkpoint's business; weights alone may come without one.
     if isinstance(config, dict) and config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown method")
@@ -91,7 +91,7 @@ def refuse_quantised(folder: Path) -> None:
 def _indexed_files(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} is not a readable index ({error!r}); download or copy it again") from error
     for name in names:
         if Path(name).name != name or not (index.parent / name).is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -11,12 +11,20 @@ import xxhash
 
 from core.errors import RequestError
 from core.registry import near_miss
+from core.request_limits import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_COMPLETIONS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TOP_K,
+)
 from core.sampling_checks import biases, extra_args, flag, number, texts, token_ids, whole, words
+from core.shown import shown, shown_key
+from core.stop_strings import StopStrings
 
-MAX_SEED = 2**63 - 1
-MAX_COMPLETIONS = 1024
-MAX_LOGPROBS = 20
-"""Most alternatives whose log-probabilities a request may ask for."""
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 1.0,
     "top_k": 0,
@@ -73,6 +81,9 @@ class SamplingParams:
     priority puts them. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p say. Parameters that
     together forbid every token leave nothing to choose by: any token may be drawn then.
 
+    Limits, in core/request_limits.py: 1,024 stop strings with 16,384 characters in all, and as many bad_words with as
+    many characters and 16,384 token ids; 4,096 stop_token_ids; 16,384 tokens with a bias; 2**20 allowed_token_ids.
+    Numbers must be finite as a float32, whole ones below 2**63. The plugins that carry a field out may take less.
     Raises: RequestError naming the field, the value and the allowed range.
     """
 
@@ -103,14 +114,16 @@ class SamplingParams:
         whole("max_tokens", self.max_tokens, 1)
         whole("min_tokens", self.min_tokens, 0)
         if self.min_tokens > self.max_tokens:
-            raise RequestError(f"sampling.min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
+            raise RequestError(
+                f"sampling.min_tokens={shown(self.min_tokens)} exceeds max_tokens={shown(self.max_tokens)}"
+            )
         if self.seed is not None:
             whole("seed", self.seed, 0, MAX_SEED)
         whole("n", self.n, 1, MAX_COMPLETIONS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             flag(name, getattr(self, name))
-        self._keep("stop", texts("stop", self.stop))
-        self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        self._keep("stop", texts("stop", self.stop, MAX_STOPS, MAX_STOP_CHARACTERS))
+        self._keep_ids("stop_token_ids", MAX_STOP_TOKEN_IDS)
         self._check_distribution()
         self._check_tokens()
         for name in ("logprobs", "prompt_logprobs"):
@@ -122,7 +135,7 @@ class SamplingParams:
         if self.temperature is not None:
             self._keep("temperature", number("temperature", self.temperature, 0))
         if self.top_k is not None:
-            self._keep("top_k", max(0, whole("top_k", self.top_k, -1)))
+            self._keep("top_k", min(max(0, whole("top_k", self.top_k, -1)), MAX_TOP_K))
         if self.top_p is not None:
             self._keep("top_p", number("top_p", self.top_p, 0, 1, above=True))
         if self.min_p is not None:
@@ -136,24 +149,39 @@ class SamplingParams:
         self._keep("logit_bias", biases("logit_bias", self.logit_bias))
         self._keep("bad_words", words("bad_words", self.bad_words))
         if self.allowed_token_ids is not None:
-            self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
+            self._keep_ids("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS)
             if not self.allowed_token_ids:
                 raise RequestError("sampling.allowed_token_ids=[] allows no token; null allows all")
+
+    def _keep_ids(self, name: str, most: int) -> None:
+        self._keep(name, token_ids(name, getattr(self, name), most))
 
     def _keep(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    def _with(self, **checked: Any) -> SamplingParams:
+        """The same with other values that need no check: checking all again would cost each of n completions."""
+        other = object.__new__(type(self))
+        vars(other).update({**vars(self), **checked})
+        vars(other).pop("processed_fields", None)
+        return other
+
     def resolved(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """The same, with `defaults`, then NEUTRAL, for what is None."""
         unset = {name: defaults.get(name, value) for name, value in NEUTRAL.items() if getattr(self, name) is None}
-        return replace(self, **unset) if unset else self
+        return self._with(**unset) if unset else self
 
     def each(self) -> list[SamplingParams]:
         """The parameters of each of the n completions, as requests of their own."""
         if self.n == 1:
             return [self]
         seeds = [self.seed, *(None if self.seed is None else derived_seed(self.seed, i) for i in range(1, self.n))]
-        return [replace(self, n=1, seed=seed) for seed in seeds]
+        return [self._with(n=1, seed=seed, stop_strings=self.stop_strings) for seed in seeds]
+
+    @cached_property
+    def stop_strings(self) -> StopStrings:
+        """`stop`, made ready to be found; takes 2 us a character when it is first asked for."""
+        return StopStrings(self.stop)
 
     @property
     def is_scored(self) -> bool:
@@ -174,8 +202,9 @@ class SamplingParams:
         known = [field.name for field in fields(cls)]
         for key in values:
             if key not in known:
-                hint = near_miss(key, known)
-                raise RequestError(f"unknown key 'sampling.{key}'.{hint} Available: {', '.join(known)}")
+                name = shown_key(key)
+                hint = near_miss(name, known)
+                raise RequestError(f"unknown key 'sampling.{name}'.{hint} Available: {', '.join(known)}")
         return cls(**values)
 
 

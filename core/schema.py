@@ -16,7 +16,7 @@ from typing import Any
 from core.entry_check import one_line
 from core.errors import ConfigError, HooklineError
 from core.registry import near_miss
-from core.shown import MAX_SHOWN, clipped, shown
+from core.shown import MAX_TEXT, clipped, shown
 
 MISSING = "???"
 """OmegaConf's mark for a field without a default; as a value it is refused."""
@@ -51,7 +51,7 @@ def build(cls: type, values: Mapping[str, Any], prefix: str, elsewhere: Iterable
         raise ConfigError(describe(error, prefix, texts)) from error
     except Exception as error:
         message = one_line(error).partition(": ")[2] or one_line(error)
-        raise ConfigError(f"{prefix}: {clipped(message, 2 * MAX_SHOWN)}") from error
+        raise ConfigError(f"{prefix}: {clipped(message, 2 * MAX_TEXT)}") from error
 
 
 def _inert(value: Any, key: str, texts: list[str]) -> Any:
@@ -63,7 +63,7 @@ def _inert(value: Any, key: str, texts: list[str]) -> Any:
         text = str(value)
         if text == MISSING:
             raise ConfigError(f"{clipped(key)}='{MISSING}' stands for a value that is missing; set {clipped(key)}=...")
-        if len(text) <= MAX_SHOWN and text.isprintable() and "${" not in text and not _STAND_INS.search(text):
+        if len(text) <= MAX_TEXT and text.isprintable() and "${" not in text and not _STAND_INS.search(text):
             return value
         texts.append(text)
         return _STAND_IN.format(len(texts) - 1)
@@ -147,7 +147,7 @@ def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> s
         return f"{key}={value} is not {_TYPE_NAMES.get(wrong[3], wrong[3])}"
     if "Incompatible value 'None'" in text:
         return f"{key} must have a value; it is None"
-    return f"{key}: {clipped(_with_texts(' '.join(text.split()), texts), 2 * MAX_SHOWN)}"
+    return f"{key}: {clipped(_with_texts(' '.join(text.split()), texts), 2 * MAX_TEXT)}"
 
 
 def _keys_around(error: Exception) -> list[str]:

@@ -7,7 +7,6 @@ L the longest sequence in tokens.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -49,8 +48,8 @@ class Slots:
         self.tokens_SL: TokenArray = np.empty((num_slots, max_len), dtype=np.int32)
         self._requests: list[Request | None] = [None] * num_slots
         self._free = list(reversed(range(num_slots)))
-        self._stops: Counter[int] = Counter()
-        self._stop_ids = np.empty(0, dtype=np.int64)
+        self._num_stopping = np.zeros(1, dtype=np.int64)
+        """How many requests here each token id ends, up to the largest such id and 0 behind it."""
 
     def take(self, request: Request) -> None:
         """Give a request a slot and move its counts and tokens there."""
@@ -108,18 +107,12 @@ class Slots:
         """Places among committed tokens that are watched, or may end their request: its last, or a stop token."""
         is_candidate = self.num_known_tokens_S[slots_N] >= self.max_len_S[slots_N]
         is_candidate |= self.is_watched_S[slots_N].astype(np.bool_)
-        if len(self._stop_ids):
-            is_candidate |= (self._stop_ids[:, None] == tokens_N).any(0)
+        is_candidate |= self._num_stopping.take(tokens_N, mode="clip") > 0
         return np.flatnonzero(is_candidate)
 
     def _watch(self, request: Request, change: int) -> None:
-        """Keep `_stop_ids`, the stop tokens of all requests here, up to date."""
-        if not request.stop_ids:
-            return
-        num_ids = len(self._stops)
-        for token_id in request.stop_ids:
-            self._stops[token_id] += change
-            if not self._stops[token_id]:
-                del self._stops[token_id]
-        if len(self._stops) != num_ids:
-            self._stop_ids = np.fromiter(self._stops, dtype=np.int64)
+        """Keep `_num_stopping` up to date."""
+        num_missing = int(request.stops_X.max(initial=-1)) + 2 - len(self._num_stopping)
+        if num_missing > 0:
+            self._num_stopping = np.pad(self._num_stopping, (0, num_missing))
+        self._num_stopping[request.stops_X] += change

@@ -84,14 +84,9 @@ class StepWriter:
         (places,) = (self.slots.num_tokens_S[drawn] < self.slots.min_len_S[drawn]).nonzero()
         if not len(places):
             return
-        requests = self.slots.requests(drawn[places])
-        pairs = [
-            (place, token_id)
-            for place, request in zip(places.tolist(), requests, strict=True)
-            for token_id in sorted(request.stop_ids)
-        ]
-        step.mask_rows = ints(place for place, _ in pairs)
-        step.mask_tokens = ints(token_id for _, token_id in pairs)
+        stops = [request.stops_X for request in self.slots.requests(drawn[places])]
+        step.mask_rows = places.repeat([len(stops_X) for stops_X in stops])
+        step.mask_tokens = np.concatenate(stops)
 
     def write_shared_prefix(self, step: Step, decode: IntArray) -> None:
         """Look for a common prefix whenever other requests decode than in the last step that looked."""

@@ -2,54 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+
+class StopStrings:
+    """Stop strings as an automaton (Aho and Corasick 1975): a node for each beginning of one, node 0 for the empty one.
+
+    Made in time linear in their characters, with 16 bytes for each. Not changed by searches, which may share it.
+    A node mostly follows the one numbered before it, so codes[node] is the character that leads there from node - 1,
+    or -1 if none does, and only other children are in a dict.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._codes = array("i", [-1, -1])
+        self._branches: dict[int, dict[int, int]] = {}
+        self.depths = array("i", [0])
+        """Characters of each node's beginning."""
+        self.ends = array("i", [0])
+        """Characters of the longest stop string that ends with each node's beginning; 0 if none does."""
+        for stop in stops:
+            node = 0
+            for code in map(ord, stop):
+                node = self._child(node, code) or self._grow(node, code)
+            self.ends[node] = len(stop)
+        self._links = array("i", bytes(4 * len(self.depths)))
+        """For each node the one of the longest end of its beginning that is a beginning itself."""
+        self._link()
+
+    def _grow(self, node: int, code: int) -> int:
+        new = len(self.depths)
+        if new == node + 1:
+            self._codes[new] = code
+        else:
+            self._branches.setdefault(node, {})[code] = new
+        self._codes.append(-1)
+        self.depths.append(self.depths[node] + 1)
+        self.ends.append(0)
+        return new
+
+    def _link(self) -> None:
+        nodes = deque([0])
+        while nodes:
+            node = nodes.popleft()
+            for code, child in self._children(node):
+                link = self._links[child] = self.after(self._links[node], code) if node else 0
+                self.ends[child] = self.ends[child] or self.ends[link]
+                nodes.append(child)
+
+    def _children(self, node: int) -> Iterator[tuple[int, int]]:
+        if self._codes[node + 1] >= 0:
+            yield self._codes[node + 1], node + 1
+        yield from self._branches.get(node, {}).items()
+
+    def _child(self, node: int, code: int) -> int:
+        if self._codes[node + 1] == code:
+            return node + 1
+        return self._branches[node].get(code, 0) if node in self._branches else 0
+
+    def after(self, node: int, code: int) -> int:
+        """The node of the longest beginning that a text ends with, one character after it ended with this node's.
+
+        Over a whole text two look-ups a character; at most one for each character of the longest stop string.
+        """
+        while not (child := self._child(node, code)) and node:
+            node = self._links[node]
+        return child
+
+    def unfinished(self, node: int) -> int:
+        """The same node, or if its beginning is a whole stop string that begins no other, the next one that is none."""
+        while node and self._codes[node + 1] < 0 and node not in self._branches:
+            node = self._links[node]
+        return node
 
 
 class StopSearch:
     """Looks for the stop string that is complete first; of two that end together, the longer one counts.
 
+    stops: the stop strings, or what was made of them.
     include: the stop string stays in the text. Then nothing needs to be kept back.
+    A piece takes time linear in its length and in what was kept back before it, which is shorter than the longest stop
+    string.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = stops
+    def __init__(self, stops: StopStrings | Sequence[str], *, include: bool = False) -> None:
+        self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self._include = include
-        self._beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        self._longest = max(map(len, self._beginnings), default=0)
+        self._node = 0
         self._tail = ""
-        """The longest end of the text so far that some stop string begins with."""
+        """The longest end of the text so far that some stop string begins with: the node's beginning."""
 
     def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that can be shown now, and the stop string that ends it, if one is complete.
 
         may_stop: False lets stop strings pass that are completed by this piece.
         """
-        seen, text = len(self._tail), self._tail + text
-        hidden = 0 if self._include else seen
-        match = self._first_match(text, seen) if may_stop else None
-        if match is not None:
-            end, start, stop = match
-            self._tail = ""
-            return text[seen - hidden : end if self._include else start], stop
-        self._tail = self._partial(text)
-        return text[seen - hidden : len(text) - (0 if self._include else len(self._tail))], None
+        stops, node, seen = self._stops, self._node, len(self._tail)
+        first, joined = seen if self._include else 0, self._tail + text
+        for end, code in enumerate(map(ord, text), start=seen + 1):
+            node = stops.after(node, code)
+            if may_stop and stops.ends[node]:
+                start = end - stops.ends[node]
+                self._node, self._tail = 0, ""
+                return joined[first : end if self._include else start], joined[start:end]
+        self._node = stops.unfinished(node)
+        shown = len(joined) - stops.depths[self._node]
+        self._tail = joined[shown:]
+        return joined[first : len(joined) if self._include else shown], None
 
     def flush(self) -> str:
         """What was kept back, when no more text comes."""
-        tail, self._tail = self._tail, ""
+        tail, self._tail, self._node = self._tail, "", 0
         return "" if self._include else tail
-
-    def _first_match(self, text: str, seen: int) -> tuple[int, int, str] | None:
-        """(end, start, stop) of the match that ends first, behind what was seen before."""
-        found = []
-        for stop in [stop for stop in self._stops if stop in text]:
-            start = text.find(stop, max(0, seen - len(stop) + 1))
-            if start >= 0:
-                found.append((start + len(stop), start, stop))
-        return min(found, default=None)
-
-    def _partial(self, text: str) -> str:
-        for length in range(min(self._longest, len(text)), 0, -1):
-            if text[-length:] in self._beginnings:
-                return text[-length:]
-        return ""

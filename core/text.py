@@ -18,20 +18,34 @@ from core.checkpoint import load_tokenizer
 from core.contracts import CheckpointSource
 from core.detokenize import Detokenizer
 from core.errors import RequestError
+from core.shown import one_short_line
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
+SHRINKING = {"NoneType": 1, "NFC": 4}
+"""Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
+OTHER_SHRINKING = 16
+"""The same where nothing is known for sure: a tokenizer that drops accents, white space or unknown words."""
 
 
 class Codec:
     """Encodes prompts and decodes outputs with the tokenizer of a folder or of a model's own source, if it has one.
 
     chat: a text is a user's message, and the chat template goes around it.
+    max_len: tokens that a prompt has room for; a text that is too long for them whatever its tokens are is refused
+    before it is tokenized, which takes over a second and 200 MB for each million characters. None: any is tokenized.
     """
 
-    def __init__(self, folder: Path | None, *, source: CheckpointSource | None = None, chat: bool = False) -> None:
-        self._folder, self._source, self._chats = folder, source, chat
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        source: CheckpointSource | None = None,
+        chat: bool = False,
+        max_len: int | None = None,
+    ) -> None:
+        self._folder, self._source, self._chats, self._max_len = folder, source, chat, max_len
         self._tokenizer: Any = None
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
@@ -49,13 +63,13 @@ class Codec:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; special tokens in a text are read as such.
 
-        Raises: RequestError if it is of no known form, or needs a tokenizer or chat template that is not there.
+        Raises: RequestError if it is of no known form, has more characters than can fit, cannot be tokenized, or needs
+        a tokenizer or chat template that is not there.
         """
         if isinstance(prompt, str) and self._chats:
             return self._chat([{"role": "user", "content": prompt}])
         if isinstance(prompt, str):
-            ids: list[int] = self._needed("a text prompt").encode(prompt)
-            return ids
+            return self._tokenize(prompt, "a text prompt")
         if is_chat(prompt):
             return self._chat(prompt)
         if isinstance(prompt, Sequence) or hasattr(prompt, "__array__"):
@@ -67,8 +81,31 @@ class Codec:
 
         Raises: RequestError if it needs a tokenizer that is not there.
         """
-        ids: list[int] = self._needed("a word in bad_words").encode(word, add_special_tokens=False)
+        return self._tokenize(word, "a word in bad_words", add_special_tokens=False)
+
+    def _tokenize(self, text: str, what: str, **options: Any) -> list[int]:
+        tokenizer = self._needed(what)
+        if self._max_len is not None and len(text) > self._max_len and len(text) > self._max_characters:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, and the {self._max_len} tokens that there is room for have at "
+                f"most {self._max_characters}; shorten it, or raise engine.max_model_len (engine.num_blocks, if it is "
+                "the KV cache that holds no more)"
+            )
+        try:
+            ids: list[int] = tokenizer.encode(text, **options)
+        except Exception as error:  # a text with half a surrogate pair, for instance
+            raise RequestError(f"{what} cannot be tokenized: {one_short_line(error)}") from None
         return ids
+
+    @cached_property
+    def _max_characters(self) -> int:
+        """Most characters of a text of max_len tokens, as far as the vocabulary tells."""
+        assert self._max_len is not None
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        normalizer = type(getattr(backend, "normalizer", None)).__name__
+        # Only tokens that are bytes surely spell all that is in a text.
+        shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self._joins_bytes else OTHER_SHRINKING
+        return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
@@ -105,9 +142,8 @@ class Codec:
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:
-            raise RequestError(f"the chat template refuses these messages: {error}") from None
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
+            raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
+        return self._tokenize(text, "a chat prompt", add_special_tokens=False)
 
     def _needed(self, what: str) -> Any:
         if self.tokenizer is None:
@@ -128,7 +164,10 @@ def prompt_size(prompt: object) -> int:
     """How much there is to encode: characters of a text or of all that messages hold, else token ids; 0 if none."""
     if isinstance(prompt, Sequence) and is_chat(prompt):
         parts = (part for message in prompt for part in message.values())
-        return sum(len(part if isinstance(part, str) else str(part)) for part in parts)
+        try:
+            return sum(len(part if isinstance(part, str) else str(part)) for part in parts)
+        except Exception as error:  # nested too deeply, for instance
+            raise RequestError(f"the chat's messages cannot be read: {one_short_line(error)}") from None
     return len(prompt) if isinstance(prompt, Sized) else 0
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
 from core.errors import RequestError
+from core.shown import shown
 from plugins.samplers import WordBanArguments
 
 MAX_WORDS = 128
@@ -62,7 +63,8 @@ class WordBan:
 
 def _encoded(word: str | Sequence[int], vocab_size: int) -> list[int]:
     if isinstance(word, str):
-        raise RequestError(f"sampling.bad_words={word!r} is a text, and there is no tokenizer here: give its token ids")
+        what = f"sampling.bad_words={shown(word)}"
+        raise RequestError(f"{what} is a text, and there is no tokenizer here: give its token ids")
     if max(word) >= vocab_size:
         raise RequestError(
             f"sampling.bad_words: token id {max(word)} is outside the vocabulary (0 to {vocab_size - 1})"

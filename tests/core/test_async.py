@@ -6,11 +6,12 @@ import itertools
 import random
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
-from core.async_llm import AsyncLLM
+from core.async_llm import TOKENIZER_THREADS, AsyncLLM
 from core.contracts import Plan
 from core.desk import Desk
 from core.errors import EngineError, HooklineError, QueueFullError, RequestError
@@ -19,6 +20,7 @@ from core.mailbox import Mailbox
 from core.observers import Observers
 from core.outputs import Delta, FinishReason
 from core.plugin_check import new_manager
+from core.sampling import SamplingParams
 from core.testing.fakes import check_engine, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
 from tests.core.test_desk import PROMPT, Letters, letters, params
@@ -382,10 +384,14 @@ def test_priority_reaches_the_scheduler():
 
 
 def test_a_bug_in_one_request_is_not_everybodys():
+    class Broken(SamplingParams):
+        def resolved(self, defaults):
+            raise KeyError("a bug")
+
     async def check(llm):
         good = asyncio.create_task(llm.generate(PROMPT, params()))
         with pytest.raises(EngineError):
-            await llm.generate(PROMPT, SimpleNamespace(n=1, stop=()))
+            await llm.generate(PROMPT, Broken())
         assert (await good).text == letters(8)
 
     run(check)
@@ -449,17 +455,21 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
     codec = SlowLetters()
 
     async def check(llm):
-        task, stream = asyncio.create_task(llm.generate(LONG, params())), llm.stream(LONG, params())
+        task = asyncio.create_task(llm.generate(LONG, params()))
+        streams = [llm.stream(LONG, params()) for _ in range(TOKENIZER_THREADS)]
         await asyncio.sleep(0)
         task.cancel()
-        await stream.aclose()
+        for stream in streams:
+            await stream.aclose()
         submitted = []
         llm._thread.submit = lambda *what, **options: submitted.append(what)
         await asyncio.gather(task, return_exceptions=True)
         codec.may_go.set()
-        await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
+        await asyncio.to_thread(llm._tokenizing.shutdown)
         await asyncio.sleep(0)
-        assert task.cancelled() and not submitted and codec.num_long <= 1  # who waited behind them is not held up
+        assert (
+            task.cancelled() and not submitted and codec.num_long <= TOKENIZER_THREADS
+        )  # who waited behind them is not held up
 
     run(check, async_llm_with(codec))
 
@@ -506,7 +516,7 @@ def test_nobody_complains_of_a_prompt_that_cannot_be_tokenized_once_its_caller_h
         await stream.aclose()
         del stream
         codec.may_go.set()
-        await asyncio.wrap_future(llm._tokenizing.submit(lambda: None))
+        await asyncio.to_thread(llm._tokenizing.shutdown)
         await asyncio.sleep(0)
         gc.collect()
         assert not complaints
@@ -531,3 +541,73 @@ def test_a_long_prompt_that_cannot_be_tokenized_is_refused_and_a_closed_engine_s
                 await task
 
     run(check, async_llm_with(codec))
+
+
+def test_a_prompt_that_takes_long_to_tokenize_does_not_hold_up_other_long_ones():
+    class SlowOnce(SlowLetters):
+        def encode(self, prompt):
+            return super().encode(prompt) if prompt[0] == "C" else Letters.encode(self, prompt)[:4]
+
+    codec = SlowOnce()
+
+    async def check(llm):
+        slow = asyncio.create_task(llm.generate("C" + LONG, params()))
+        while not codec.num_long:
+            await asyncio.sleep(0.001)
+        assert (await llm.generate(LONG, params())).finish_reason == FinishReason.LENGTH
+        assert not slow.done()
+        codec.may_go.set()
+        await slow
+
+    run(check, async_llm_with(codec))
+
+
+@pytest.mark.parametrize(
+    "options", [{"stop": ["x" * 1000]}, {"bad_words": ["B"] * 20}], ids=["stop strings", "bad words"]
+)
+def test_texts_that_take_long_to_make_ready_do_so_in_a_thread_beside_the_engines(options):
+    codec, made, threads = SlowLetters(), [], []
+    codec.encode_word = lambda word: threads.append(threading.current_thread().name) or [1]
+
+    async def check(llm):
+        submit = llm._thread.submit
+        llm._thread.submit = lambda *what, **options: (made.append(what), submit(*what, **options))
+        with suppress(RequestError):  # there is no processor for bad words
+            await llm.generate(PROMPT, params(**options))
+
+    run(check, async_llm_with(codec))
+    [(_, token_ids, ready)] = made
+    assert token_ids == PROMPT
+    assert "stop_strings" in vars(ready) or ready.bad_words == ((1,),)
+    assert all(name.startswith("hookline-tokenizer") for name in threads)
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 10**400}, {"timeout_s": float("nan")}, {"priority": 2**64}])
+def test_an_argument_that_is_refused_leaves_nothing_in_the_engine(options):
+    async def check(llm):
+        with pytest.raises(RequestError):
+            await llm.generate(PROMPT, params(), **options)
+        assert not llm.llm.desk.engine.queue.live
+        assert (await llm.generate(PROMPT, params())).text == letters(8)
+
+    run(check)
+
+
+def test_parameters_that_are_none_are_refused_at_once():
+    async def check(llm):
+        with pytest.raises(RequestError, match=r"^params=\{'n': 1\} must be SamplingParams$"):
+            llm.stream(PROMPT, {"n": 1})
+
+    run(check)
+
+
+def test_messages_that_are_nested_too_deeply_are_refused_in_one_line():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    async def check(llm):
+        with pytest.raises(RequestError, match=r"^the chat's messages cannot be read: RecursionError"):
+            await llm.generate([{"role": "user", "content": deep}], params())
+
+    run(check)

@@ -133,6 +133,41 @@ def test_an_eos_token_that_is_no_id_is_refused(tmp_path: Path) -> None:
     assert "'</s>'" in refusal(str(write(tmp_path, {"eos_token_id": "</s>"})))
 
 
+@pytest.mark.parametrize("value", [-1, [-1], [5, -1], 2**31, 99999999999999999999, True, 1.0, [[2]], {"id": 2}])
+@pytest.mark.parametrize("file", ["config", "generation_config"])
+def test_an_eos_token_that_no_vocabulary_can_have_is_refused_by_name(tmp_path: Path, file: str, value: Any) -> None:
+    values = {"eos_token_id": value}
+    folder = write(tmp_path, {}, values) if file == "generation_config" else write(tmp_path, values)
+    assert f"eos_token_id of {tmp_path} is {value!r}; it must be a token id" in refusal(str(folder))
+
+
+def test_an_eos_token_behind_the_vocabulary_is_left_to_the_engine(tmp_path: Path) -> None:
+    assert resolve(str(write(tmp_path, {"eos_token_id": 2**31 - 1}))).eos_token_ids == (2**31 - 1,)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, '{"a":' + "[" * 70 + "]" * 70 + "}"])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_file_that_is_nested_too_deeply_is_named(tmp_path: Path, file: str, text: str) -> None:
+    (write(tmp_path, {}) / file).write_text(text)
+    assert str(tmp_path / file) in refusal(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": 10**400}, "sampling.temperature=<whole number of about 400 digits> must be a finite number"),
+        ({"top_k": 10**30}, "sampling.top_k=1000000000000000000000000000000 must be at most 2**63-1"),
+        ({"top_k": 1e30}, "sampling.top_k=1e+30 must be a whole number"),
+        ({"top_p": 10**40}, "must be a number above 0 and at most 1"),
+    ],
+)
+def test_a_recommendation_out_of_range_is_named_with_its_file(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    line = refusal(str(write(tmp_path, {}, values)))
+    assert str(tmp_path / "generation_config.json") in line and message in line
+
+
 def test_overrides_are_merged_into_nested_mappings(tmp_path: Path) -> None:
     folder = write(tmp_path, {"rope_scaling": {"factor": 2.0, "type": "linear"}, "hidden_size": 8})
     found = resolve(str(folder), {"rope_scaling": {"factor": 4.0}, "extra": [1]})

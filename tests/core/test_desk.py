@@ -1,12 +1,17 @@
 """Requests with text over a fake engine: streams, stop strings, several completions, and callers that leave."""
 
+import sys
+
+import numpy as np
 import pytest
 
 from core.calls import Call
 from core.desk import Desk
+from core.engine import Engine
 from core.errors import QueueFullError, RequestError
 from core.outputs import FinishReason, merge_completions
 from core.sampling import SamplingParams, derived_seed
+from core.step import Step
 from core.testing.fakes import check_engine, completion, fake_engine
 from core.testing.plain_scheduler import PlainScheduler
 from core.text import Codec
@@ -351,3 +356,60 @@ def test_requests_end_at_their_time_limit_with_what_they_have(overlap):
     assert {output.error for output in last} == {"timeout_s=5.0 passed before it was done"}
     assert sorted(output.text for output in last if output.text) == sorted(letters(3, seed) for seed in (0, 1))
     assert not counter.engine.queue.live and counter.engine.pool.num_free == counter.engine.pool.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_s": 10**400}, "timeout_s=<whole number of about 400 digits> must be a finite number of seconds"),
+        ({"priority": 10**5000}, "priority=<whole number of about 5000 digits> must be a whole number"),
+    ],
+)
+def test_an_argument_that_is_refused_leaves_no_request_for_the_next_call(options, message):
+    counter = desk()
+    [refused], _ = outputs(counter, (PROMPT, params(n=3)), **options)
+    assert message in refused.error and not counter.engine.queue.live
+    found, _ = outputs(counter, (PROMPT, params()))
+    assert [output.text for output in found] == [letters(8)]
+
+
+def test_a_completion_that_cannot_be_queued_takes_those_before_it_along():
+    counter, add = desk(), Engine.add
+    counter.engine.add = lambda *what, **options: add(counter.engine, *what, **options) if len(counter) < 2 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        counter.add(PROMPT, params(n=3), print)
+    assert len(counter) == 0 and not counter.engine.queue.live
+
+
+def test_completions_of_a_prompt_share_what_was_made_of_their_parameters():
+    counter = desk()
+    counter.add(PROMPT, params(n=3, stop_token_ids=[7, 8]), print)
+    first, *others = counter.engine.queue.live.values()
+    assert first.stop_ids == {7, 8} and len(others) == 2
+    assert all(one.stop_ids is first.stop_ids and one.prepared is first.prepared for one in others)
+    assert len({one.seed for one in [first, *others]}) == 3
+
+
+@pytest.mark.parametrize("prompt", [[[1, 2], [3, 4]], [1, [2]], [1.5, 2], [None], [10**400], ["A"]])
+def test_a_prompt_of_something_else_than_token_ids_is_refused_in_one_line(prompt):
+    [output], _ = outputs(desk(), (prompt, params()))
+    assert output.error.startswith("prompt token ids must be whole numbers") and "\n" not in output.error
+
+
+def test_a_step_handles_stop_tokens_in_arrays_however_many_there_are():
+    engine = fake_engine(PlainScheduler(), vocab_size=5000)
+    engine.add(PROMPT, params(20, min_tokens=10, stop_token_ids=range(4096)))
+    engine.step()
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
+    engine.dispatcher.writer.write_mask(step := Step(), np.array([0]))
+    engine.queue.slots.to_look_at(np.array([0]), np.array([3]))
+    sys.setprofile(None)
+    assert len(calls) < 100
+    assert step.mask_tokens.tolist() == list(range(4096)) and not step.mask_rows.any()
+
+
+def test_min_tokens_beyond_what_can_be_generated_counts_as_all_of_it():
+    counter = desk(eos_token_ids=range(49), max_model_len=8)
+    [output], _ = outputs(counter, (PROMPT, params(2**63 - 1, min_tokens=2**63 - 1)))
+    assert output.finish_reason == FinishReason.LENGTH and output.token_ids == [49] * 5

@@ -9,7 +9,9 @@ def test_a_line_ends_at_a_newline_alone_and_empty_ones_count_but_are_left_out():
     assert json_object('{"a": "x\u2028y"}') == {"a": "x\u2028y"}
 
 
-@pytest.mark.parametrize(("line", "error"), [("{", "^not JSON: "), ("[1]", "^not a JSON object but list$")])
+@pytest.mark.parametrize(
+    ("line", "error"), [("{", "^not JSON: "), ("[1]", "^not a JSON object but list$"), ("[" * 100_000, "^not JSON: ")]
+)
 def test_what_is_no_object_is_said(line, error):
     with pytest.raises(ValueError, match=error):
         json_object(line)

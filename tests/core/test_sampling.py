@@ -1,9 +1,32 @@
 """SamplingParams: every invalid value is one line that names the field, the value and the range."""
 
+import sys
+from dataclasses import fields
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from core.errors import RequestError
 from core.sampling import SamplingParams, generation_defaults
+
+HUGE = 10**400
+"""Too large for a float."""
+UNWRITABLE = 10**5000
+"""Python refuses to write it out."""
+NESTED = [7]
+for _ in range(100_000):
+    NESTED = [NESTED]
+
+
+def refusal(make):
+    """The message of a RequestError: one line, and not too long, whatever was refused."""
+    with pytest.raises(RequestError) as caught:
+        make()
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 1000 and message.encode()
+    return message
 
 
 @pytest.mark.parametrize(
@@ -111,3 +134,141 @@ def test_null_in_the_configuration_means_none_of_it():
 
 def test_do_sample_false_in_a_generation_config_means_greedy():
     assert generation_defaults({"do_sample": False, "temperature": 0.7, "top_k": None}, "x") == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"top_p": 10**40 - 1}, f"sampling.top_p={10**40 - 1} must be a number above 0 and at most 1"),
+        ({"top_p": HUGE}, "sampling.top_p=<whole number of about 400 digits> must be a number above 0 and at most 1"),
+        ({"temperature": HUGE}, "digits> must be a finite number of at least 0"),
+        ({"temperature": -UNWRITABLE}, "<whole number of about 5000 digits> must be a finite number"),
+        ({"repetition_penalty": HUGE}, "must be a finite number above 0"),
+        ({"frequency_penalty": UNWRITABLE}, "must be a number between -2 and 2"),
+        (
+            {"logit_bias": {3: HUGE}},
+            "sampling.logit_bias[3]=<whole number of about 400 digits> must be a finite number",
+        ),
+        ({"logit_bias": {"9" * 5000: 1}}, "must be a whole number"),
+        (
+            {"logit_bias": {UNWRITABLE: 1}},
+            "sampling.logit_bias key=<whole number of about 5000 digits> must be at most",
+        ),
+        ({"top_k": 2**63}, "sampling.top_k=9223372036854775808 must be at most 2**63-1"),
+        ({"max_tokens": UNWRITABLE}, "sampling.max_tokens=<whole number of about 5000 digits> must be at most 2**63-1"),
+        ({"min_tokens": UNWRITABLE}, "sampling.min_tokens=<whole number"),
+        ({"seed": UNWRITABLE}, "must be between 0 and 9223372036854775807"),
+        ({"n": -UNWRITABLE}, "must be between 1 and 1024"),
+        ({"stop_token_ids": [UNWRITABLE]}, "must be at most 2**63-1"),
+        ({"allowed_token_ids": [1, HUGE]}, "must be at most 2**63-1"),
+        ({"bad_words": [[HUGE]]}, "must be at most 2**63-1"),
+        ({"temperature": 1e39}, "sampling.temperature=1e+39 must be a finite number of at least 0 as a float32"),
+        ({"repetition_penalty": 1e-60}, "must be a finite number above 0 as a float32"),
+        ({"stop": NESTED}, "must be a text or a list of texts"),
+        ({"bad_words": NESTED}, "must be a whole number"),
+        ({"extra_args": {"\ud800\n": 1}}, "must be a mapping of the processor's arguments"),
+    ],
+)
+def test_numbers_of_any_size_and_lists_of_any_depth_are_refused_in_one_line(values, message):
+    assert message in refusal(lambda: SamplingParams(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stop": ["x"] * 1_000_000}, "sampling.stop has 1000000 texts; at most 1024 are allowed"),
+        ({"stop": "x" * 50_000}, "sampling.stop has 50000 characters in all; at most 16384 are allowed"),
+        ({"stop_token_ids": range(149_000)}, "sampling.stop_token_ids has more than 4096 token ids"),
+        ({"allowed_token_ids": range(2**20 + 1)}, "sampling.allowed_token_ids has more than 1048576 token ids"),
+        ({"logit_bias": dict.fromkeys(range(20_000), 1.0)}, "sampling.logit_bias has 20000 tokens; at most 16384 are"),
+        ({"bad_words": ["x" * 5_000_000]}, "sampling.bad_words has 5000000 characters in all; at most 16384 are"),
+        ({"bad_words": ["x"] * 1025}, "sampling.bad_words has more than 1024 words"),
+        ({"bad_words": [range(10_000), range(10_000)]}, "sampling.bad_words has 20000 ids in all; at most 16384 are"),
+        ({"x" * 100_000: 1}, "unknown key 'sampling.xxx"),
+    ],
+)
+def test_more_than_a_request_may_ask_for_is_refused_with_the_limit(values, message):
+    assert message in refusal(lambda: SamplingParams.of(values))
+
+
+def test_what_honest_clients_ask_for_is_far_inside_the_limits():
+    SamplingParams(
+        stop=[f"stop {n}" for n in range(200)],
+        stop_token_ids=range(3000),
+        logit_bias=dict.fromkeys(range(4000), -1.0),
+        allowed_token_ids=range(262_144),
+        bad_words=[f"word {n}" for n in range(500)],
+    )
+
+
+def test_a_top_k_beyond_any_vocabulary_fits_an_int32():
+    assert SamplingParams(top_k=10**18).top_k == 2**31 - 1
+
+
+def test_completions_and_defaults_cost_no_further_checks():
+    params = SamplingParams(n=100, stop=["x"], allowed_token_ids=range(1000))
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
+    several = params.each()
+    sys.setprofile(None)
+    assert len(calls) < 100 * 20
+    assert all(one.allowed_token_ids is params.allowed_token_ids for one in several)
+    assert all(one.stop_strings is several[0].stop_strings for one in several)
+    assert several[0].resolved({"top_k": 5}).processed_fields == ("top_k", "allowed_token_ids")
+
+
+ODD = {
+    "huge": HUGE,
+    "-huge": -HUGE,
+    "unwritable": UNWRITABLE,
+    "-unwritable": -UNWRITABLE,
+    "digits": "9" * 5000,
+    "nested": NESTED,
+    "surrogate": "\ud800\n",
+    "int32": 2**31,
+    "int64": 2**63,
+    "float64": np.float64(0.5),
+    "float32": np.float32(0.5),
+    "numpy": np.int64(3),
+    "no dimensions": np.array(3),
+    "array": np.arange(3),
+    "complex": 1j,
+    "object": object(),
+    "type": int,
+}
+"""By name: Hypothesis could not write some of them out."""
+
+
+def odd(name):
+    return ODD[name]
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(alphabet=st.characters(), max_size=5)
+    | st.binary(max_size=5)
+    | st.sampled_from(sorted(ODD)).map(odd)
+)
+KEYS = (
+    st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["unwritable", "digits"]).map(odd)
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda below: st.lists(below, max_size=3) | st.tuples(below) | st.dictionaries(KEYS, below, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(name=st.sampled_from([field.name for field in fields(SamplingParams)]), value=ANYTHING)
+def test_any_value_of_any_field_is_accepted_or_refused_in_one_line(name, value):
+    try:
+        params = SamplingParams.of({name: value})
+    except RequestError:
+        refusal(lambda: SamplingParams.of({name: value}))
+    else:
+        assert params.resolved({}).top_k is not None
+        assert all(one.n == 1 for one in params.each())

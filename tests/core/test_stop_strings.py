@@ -1,10 +1,12 @@
 """Stop strings in text that comes in pieces: found as if it came letter by letter, and never shown in part."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.stop_strings import StopSearch
+from core.stop_strings import StopSearch, StopStrings
 
 LETTERS = st.text(alphabet="ab\n", max_size=12)
 
@@ -82,3 +84,53 @@ def test_a_stop_string_that_was_let_pass_is_not_found_again_within_the_beginning
     assert search.push("xab", may_stop=False) == ("", None)
     assert search.push("q") == ("xabq", None)
     assert search.push("ab") == ("", "ab")
+
+
+class Counting(StopStrings):
+    """Counts the characters that it looks for."""
+
+    num_looks = 0
+
+    def _child(self, node, code):
+        self.num_looks += 1
+        return super()._child(node, code)
+
+
+def test_memory_is_linear_in_the_stop_strings():
+    stop = "".join(chr(97 + n % 23) + chr(97 + n % 19) for n in range(10_000))
+    tracemalloc.start()
+    finder = StopSearch([stop, stop[:5000] + "?"])
+    finder.push(stop[:-1])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 60 * len(stop)  # while it is made; the square of the length would be 6,000 times as much
+
+
+@pytest.mark.parametrize("stops", [["a" * 8000 + "b"], ["a" * n + "b" for n in range(1, 120)], ["ab" * 4000, "b" * 9]])
+def test_time_is_linear_in_the_stop_strings_and_the_text_however_the_text_comes(stops):
+    automaton = Counting(stops)
+    num_characters = sum(map(len, stops))
+    assert automaton.num_looks <= 4 * num_characters
+    for size in (1, 7, 3000):
+        automaton.num_looks, finder = 0, StopSearch(automaton)
+        text = ("a" * 2999 + "c") * 4
+        for start in range(0, len(text), size):
+            assert finder.push(text[start : start + size])[1] is None
+        assert automaton.num_looks <= 3 * len(text)
+
+
+def test_one_piece_costs_no_more_than_its_characters_and_those_kept_back():
+    automaton = Counting(["a" * 8000 + "b"])
+    finder = StopSearch(automaton)
+    finder.push("a" * 8000)
+    automaton.num_looks = 0
+    assert finder.push("cde") == ("a" * 8000 + "cde", None)
+    assert automaton.num_looks <= 8000 + 2 * 3 + 1
+
+
+def test_searches_share_what_was_made_of_the_stop_strings():
+    made = StopStrings(["END"])
+    one, other = StopSearch(made), StopSearch(made)
+    assert one.push("E") == ("", None)
+    assert other.push("ND") == ("ND", None)
+    assert one.push("ND") == ("", "END")
