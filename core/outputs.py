@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from core.logprobs import TokenLogprob
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token with its log-probability (natural) under the model, and the most likely tokens with theirs.
+
+    The model's own distribution: before bias, penalties, temperature, top_k, top_p and min_p. top: (token id,
+    log-probability), most likely first, as many as asked for; the token itself may be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class FinishReason(StrEnum):

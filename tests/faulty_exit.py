@@ -9,8 +9,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from core.hookspecs import hookimpl
-from plugins.models import Qwen3Config
+from hookline.core.contracts import hookimpl
+from hookline.plugins.models import Qwen3Config
 
 API_VERSION = 1
 VARIABLE = "FAULTY_EXIT"

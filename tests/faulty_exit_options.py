@@ -2,11 +2,11 @@
 
 import torch
 
-from plugins.kernels.torch_reference import TorchKernels
-from plugins.models.qwen3 import Qwen3
-from plugins.samplers.gumbel import Gumbel
-from plugins.schedulers import PrefillFirstConfig
-from plugins.schedulers.prefill_first import PrefillFirst
+from hookline.plugins.kernels.torch_reference import TorchKernels
+from hookline.plugins.models.qwen3 import Qwen3
+from hookline.plugins.samplers.gumbel import Gumbel
+from hookline.plugins.schedulers import PrefillFirstConfig
+from hookline.plugins.schedulers.prefill_first import PrefillFirst
 from tests.faulty_exit import act
 
 

@@ -6,8 +6,8 @@ HOOKLINE_PLUGINS=tests.faulty_rank.
 
 import os
 
-from core.hookspecs import hookimpl
-from plugins.models import Qwen3Config
+from hookline.core.contracts import hookimpl
+from hookline.plugins.models import Qwen3Config
 
 API_VERSION = 1
 VARIABLE = "FAULTY_RANK"

@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from core.compilers import COMPILERS
-from core.errors import CapacityError
-from plugins.models.qwen3 import Qwen3
+from hookline.core.distributed.heartbeat import COMPILERS
+from hookline.core.errors import CapacityError
+from hookline.plugins.models.qwen3 import Qwen3
 from tests.faulty_rank import fault
 
 SLOW_S = 4.0

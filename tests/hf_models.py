@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, Model, ModelSpec, Runtime
-from core.parallel import Ranks, head_parts
-from core.testing.batches import Row, make_batch
-from core.worker import PagedAttention
-from plugins.kernels.torch_reference import TorchKernels
+from hookline.core.contracts import AttentionSpec, Batch, Model, ModelSpec, Runtime
+from hookline.core.distributed.partition import head_parts
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.testing.batches import Row, make_batch
+from hookline.core.worker.model_runner import PagedAttention
+from hookline.plugins.kernels.torch_reference import TorchKernels
 
 BLOCK_SIZE = 8
 ALONE = Ranks()

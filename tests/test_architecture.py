@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.plugin_host import PluginHost
-from core.registry import KINDS
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import KINDS
 
 ROOT = Path(__file__).parents[1]
 CORE = sorted(path for path in ROOT.glob("core/**/*.py"))
@@ -21,9 +21,9 @@ BARE = (
     "core.bench",
     "core.simulate",
     "core.info",
-    "core.config",
-    "core.compose",
-    "core.sweep",
+    "core.config.settings",
+    "core.config.compose",
+    "core.sweep.sweep",
     "core.contracts",
 )
 
@@ -78,7 +78,7 @@ def test_importing_the_kernels_imports_no_torch() -> None:
 
 def test_loading_all_plugins_imports_no_torch() -> None:
     assert_bare(
-        "from core.plugin_host import PluginHost\nfrom core.config import validate\n"
+        "from core.plugin.host import PluginHost\nfrom core.config.settings import validate\n"
         "host = PluginHost.load(environ={})\nassert not host.problems, host.problems\nvalidate({}, host)"
     )
 
@@ -106,7 +106,7 @@ def assert_bare(code: str, *further: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_a_default_that_exists(kind: str) -> None:
-    from core.presets import default_tree
+    from hookline.core.plugin.presets import default_tree
 
     name = default_tree()[kind]
     assert name == "auto" or PluginHost.load(environ={}).choose(kind, name).name == name

@@ -4,9 +4,9 @@ import asyncio
 import random
 import time
 
-from core import AsyncLLM, SamplingParams
-from core.outputs import FinishReason
-from core.testing.fakes import check_engine
+from hookline import AsyncLLM, SamplingParams
+from hookline.core.outputs import FinishReason
+from hookline.core.testing.fakes import check_engine
 
 NUM_REQUESTS = 5000
 PATIENCE_S = 120.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.new import kinds, write_skeleton
+from hookline.core.new.command import kinds, write_skeleton
 from tests.fresh_environment import ROOT, FreshEnvironment
 
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))

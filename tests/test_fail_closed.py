@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from core import LLM
-from core.errors import CapacityError
-from core.run import main
+from hookline import LLM
+from hookline.core.errors import CapacityError
+from hookline.core.run.command import main
 
 FAULTY = """
 from dataclasses import dataclass
 from core.contracts import Needs
-from core.hookspecs import hookimpl
+from core.contracts.hooks import hookimpl
 from plugins.schedulers.prefill_first import PrefillFirst
 from plugins.samplers.gumbel import Gumbel
 from plugins.kernels.torch_reference import TorchKernels
@@ -70,7 +70,7 @@ OTHERS = {
     "exits": "raise SystemExit(3)\n",
     "forgot_the_marker": "API_VERSION = 1\ndef register_schedulers(register): register('unmarked', 'faulty:NoPlan')\n",
     "clashes": (
-        "from core.hookspecs import hookimpl\nAPI_VERSION = 1\n@hookimpl\ndef register_schedulers(register):\n"
+        "from core.contracts.hooks import hookimpl\nAPI_VERSION = 1\n@hookimpl\ndef register_schedulers(register):\n"
         "    register('clashing', 'faulty:NoPlan')\n    register('prefill_first', 'faulty:NoPlan')\n"
     ),
 }
@@ -169,7 +169,7 @@ def test_a_job_of_a_sweep_that_sees_other_plugins_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "moody.py").write_text(
-        "import os\nfrom core.hookspecs import hookimpl\nAPI_VERSION = 1\n@hookimpl\n"
+        "import os\nfrom core.contracts.hooks import hookimpl\nAPI_VERSION = 1\n@hookimpl\n"
         "def register_schedulers(register):\n"
         f"    if os.getpid() == {os.getpid()}: register('here_alone', 'faulty:NoPlan')\n"
         "    register('everywhere', 'faulty:NoPlan')\n"
@@ -189,6 +189,6 @@ def test_a_machine_without_enough_memory_is_told_what_to_lower(monkeypatch):
     def full(*arguments):
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    monkeypatch.setattr("core.rank_worker.RequestTable", full)
+    monkeypatch.setattr("core.worker.request_table.RequestTable", full)
     with pytest.raises(CapacityError, match=r"lower engine.max_num_seqs, .*: can't allocate memory: you tried to"):
         LLM(device="cpu")

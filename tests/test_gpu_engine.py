@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from core import LLM, SamplingParams
+from hookline import LLM, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
@@ -78,7 +78,7 @@ def test_triton_graphs_and_overlap_give_the_tokens_of_plain_torch(plain, engine)
 
 
 def test_a_shared_prefix_is_read_once_and_changes_no_token(plain, monkeypatch):
-    monkeypatch.setattr("core.shared_prefix.MIN_SAVED_TOKENS", 100)
+    monkeypatch.setattr("core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 100)
     llm = make()
     used = []
     launch = llm.engine.executor.graphs.launch
@@ -210,7 +210,7 @@ def test_memory_does_not_grow_over_many_steps():
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic():
-    from core.errors import CapacityError
+    from hookline.core.errors import CapacityError
 
     with pytest.raises(CapacityError, match=r"engine.memory_fraction=0.0001.*lower"):
         make(memory_fraction=0.0001)

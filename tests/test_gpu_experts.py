@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from core import LLM, SamplingParams
+from hookline import LLM, SamplingParams
 
 pytestmark = pytest.mark.gpu
 

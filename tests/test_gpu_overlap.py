@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from core import LLM, SamplingParams
-from core.errors import RankError
+from hookline import LLM, SamplingParams
+from hookline.core.errors import RankError
 from tests.test_gpu_engine import SHAPE
 
 pytestmark = pytest.mark.gpu

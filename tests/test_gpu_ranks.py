@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from core import LLM, SamplingParams
-from core.build import assemble, build_executor
-from core.choose import choose
-from core.config import validate
-from core.errors import RankError
-from core.observers import Observers
-from core.peer_ranks import PeerRanks
-from core.plugin_host import PluginHost
-from core.processing import Processing
+from hookline import LLM, SamplingParams
+from hookline.core.assembly.choice import choose
+from hookline.core.assembly.engine import assemble, build_executor
+from hookline.core.config.settings import validate
+from hookline.core.distributed.peer_ranks import PeerRanks
+from hookline.core.errors import RankError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.observers import Observers
+from hookline.core.requests.logits_processing import Processing
 from tests.faulty_rank import VARIABLE
 from tests.test_gpu_engine import EXTRAS, SHAPE, has_left_over, launches_of, load
 from tests.test_ranks import Borrowed, run
@@ -122,7 +122,7 @@ def alone():
 @pytest.fixture(scope="module", params=SIZES)
 def group(request, alone):
     """The ranks, and of each way the numbers of rows that rank 0 summed up through the exchange, in graphs or not."""
-    from plugins.kernels.triton_exchange import TritonExchange
+    from hookline.plugins.kernels.triton_exchange import TritonExchange
 
     rows = {"add_rms_norm": set(), "add_rms_norm_own": set()}
 

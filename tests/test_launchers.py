@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from core.compose_errors import explain
-from core.plugin_host import PluginHost
-from core.records import read_results
+from hookline.core.config.hydra_errors import explain
+from hookline.core.plugin.host import PluginHost
+from hookline.core.sweep.results import read_results
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from core import LLM, SamplingParams
-from core.checkpoint import load_tokenizer
+from hookline import LLM, SamplingParams
+from hookline.core.checkpoint.checkpoint import load_tokenizer
 from tests.hf_models import make_qwen3
 from tests.test_sampling_parity import WAYS, mixed_load
 
@@ -93,7 +93,7 @@ def test_all_of_a_small_vocabulary_can_be_scored(tmp_path):
 
 
 def test_scores_of_long_prompts_are_computed_piece_by_piece(expected_logprobs, monkeypatch):
-    monkeypatch.setattr("core.drawing.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("core.worker.model_runner.ROWS_AT_ONCE", 3)
     prompt = load_tokenizer(BUNDLED).encode(PROMPT)
     with LLM(device="cpu") as llm:
         output = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=0, logprobs=1))[0]
@@ -139,7 +139,7 @@ def test_scores_do_not_depend_on_the_way_a_request_is_computed(folder, alone, sc
 def test_scores_are_written_to_json(tmp_path):
     import json
 
-    from core.run import main
+    from hookline.core.run.command import main
 
     path = tmp_path / "out.jsonl"
     sampling = ["sampling.max_tokens=2", "sampling.logprobs=1", "sampling.prompt_logprobs=0"]

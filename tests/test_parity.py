@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from core import LLM, SamplingParams
-from core.checkpoint import load_tokenizer
-from core.outputs import FinishReason
-from plugins.models.qwen3 import Qwen3
+from hookline import LLM, SamplingParams
+from hookline.core.checkpoint.checkpoint import load_tokenizer
+from hookline.core.outputs import FinishReason
+from hookline.plugins.models.qwen3 import Qwen3
 from tests.hf_models import build, make_qwen3, one_prompt, run
 
 BUNDLED = Path(__file__).parent.parent / "plugins/models/qwen3_tiny"
@@ -38,7 +38,7 @@ def transformers_greedy(model, prompt, num_tokens):
 
 def our_logits(folder, tokens, first):
     """Logits of Qwen3 with the torch kernels, for the tokens from `first` on, in one prefill."""
-    from core.weights import load_checkpoint
+    from hookline.core.checkpoint.load import load_checkpoint
 
     config = json.loads((Path(folder) / "config.json").read_text())
     model, kernels, cache = build(Qwen3, config)

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from core import hookspecs, info, new, run
-from core.testing.running import failures
+from hookline.core.contracts import hooks as hookspecs
+from hookline.core.info import command as info
+from hookline.core.new import command as new
+from hookline.core.run import command as run
+from hookline.core.testing.running import failures
 from tools.plugin_reference import REFERENCE, reference
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +69,7 @@ def test_the_suite_passes(name: str, folder: Path) -> None:
 
 
 def test_the_policy_made_of_moves_passes_the_suite_of_schedulers(folder: Path) -> None:
-    from core.testing.scheduler_suite import SchedulerSuite
+    from hookline.core.testing.scheduler_suite import SchedulerSuite
 
     by_priority = importlib.import_module("by_priority")
 
@@ -78,7 +81,7 @@ def test_the_policy_made_of_moves_passes_the_suite_of_schedulers(folder: Path) -
 
 
 def test_the_sampler_that_is_said_to_fail_its_suite_does(folder: Path) -> None:
-    from core.testing.sampler_suite import SamplerSuite
+    from hookline.core.testing.sampler_suite import SamplerSuite
 
     likeliest = importlib.import_module("likeliest")
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from core import LLM, AsyncLLM, SamplingParams
-from core import bench as core_bench
-from core import info as core_info
-from core import simulate as core_simulate
-from core.errors import HooklineError, PlanError, PluginError, RankError, RequestError
-from core.records import read_results
-from core.run import guarded, main
+from hookline import LLM, AsyncLLM, SamplingParams
+from hookline.core.bench import command as core_bench
+from hookline.core.cli.command import guarded
+from hookline.core.errors import HooklineError, PlanError, PluginError, RankError, RequestError
+from hookline.core.info import command as core_info
+from hookline.core.run.command import main
+from hookline.core.simulate import command as core_simulate
+from hookline.core.sweep.results import read_results
 from tests.faulty_exit import VARIABLE
 
 ROOT = Path(__file__).parents[1]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from core.compose import compose
-from core.config import ENGINE_KEYS, EngineConfig, validate
-from core.plugin_host import PluginHost
-from core.presets import CONF, Preset, default_tree, presets_in
+from hookline.core.config.compose import compose
+from hookline.core.config.settings import ENGINE_KEYS, EngineConfig, validate
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import CONF, Preset, default_tree, presets_in
 
 PRESETS = presets_in(CONF, "hookline")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

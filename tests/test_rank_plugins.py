@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from core import LLM, SamplingParams
-from core.errors import RankError
+from hookline import LLM, SamplingParams
+from hookline.core.errors import RankError
 
 PLUGIN = """
 import os
-from core.hookspecs import hookimpl
+from core.contracts.hooks import hookimpl
 API_VERSION = 1
 @hookimpl
 def register_schedulers(register):

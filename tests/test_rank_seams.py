@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from core import LLM, AsyncLLM, SamplingParams
-from core.errors import CheckpointError, PluginError, RankError
-from core.outputs import FinishReason, merge_completions
-from core.rank_children import Child
+from hookline import LLM, AsyncLLM, SamplingParams
+from hookline.core.errors import CheckpointError, PluginError, RankError
+from hookline.core.executor.child import Child
+from hookline.core.outputs import FinishReason, merge_completions
 
 ENGINE = dict(num_blocks=40, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, overlap=True)
 LOAD = [
@@ -24,7 +24,7 @@ PARAMS = [SamplingParams(max_tokens=24, **options) for _, options in LOAD]
 PLUGIN = """
 import os
 from core.contracts import FromSamplingParams
-from core.hookspecs import hookimpl
+from core.contracts.hooks import hookimpl
 from dataclasses import dataclass
 API_VERSION = 1
 @dataclass
@@ -61,7 +61,7 @@ def processes(monkeypatch):
             super().__init__(*arguments)
             started.append(self.process)
 
-    monkeypatch.setattr("core.rank_group.Child", Noted)
+    monkeypatch.setattr("core.executor.child.Child", Noted)
     return started
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from core import LLM, SamplingParams
-from core.build import assemble
-from core.choose import choose
-from core.config import validate
-from core.errors import ConfigError
-from core.observers import Observers
-from core.plugin_host import PluginHost
-from core.processing import Processing
-from core.rank_group import RankGroup, start_ranks
+from hookline import LLM, SamplingParams
+from hookline.core.assembly.choice import choose
+from hookline.core.assembly.engine import assemble, start_ranks
+from hookline.core.config.settings import validate
+from hookline.core.errors import ConfigError
+from hookline.core.executor.multiproc import RankGroup
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.observers import Observers
+from hookline.core.requests.logits_processing import Processing
 from tests.hf_models import make_qwen3
 from tests.test_parity import mixed_load
 
@@ -194,6 +194,6 @@ def test_random_weights_are_the_same_model_whatever_the_ranks():
     ],
 )
 def test_a_number_of_ranks_that_does_not_fit_is_refused_before_any_process_starts(folder, tp, message, monkeypatch):
-    monkeypatch.setattr("core.rank_children.subprocess.Popen", lambda *a, **k: pytest.fail("a process was started"))
+    monkeypatch.setattr("core.executor.child.subprocess.Popen", lambda *a, **k: pytest.fail("a process was started"))
     with pytest.raises(ConfigError, match=message):
         LLM(**tree(folder, tp))

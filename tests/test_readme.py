@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from core.plugin_host import PluginHost
-from core.testing.running import failures
-from core.testing.scheduler_suite import SchedulerSuite
+from hookline.core.plugin.host import PluginHost
+from hookline.core.testing.running import failures
+from hookline.core.testing.scheduler_suite import SchedulerSuite
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from core.metrics import NUMBERS, Slo, summarise
-from core.records import RESULTS, read_recording, read_results
+from hookline.core.bench.files import read_recording
+from hookline.core.bench.metrics import NUMBERS, Slo, summarise
+from hookline.core.sweep.results import RESULTS, read_results
 
 REPORTS = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/reports").glob(f"*/{RESULTS}"))
 

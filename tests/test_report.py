@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.report.columns import columns_of
-from core.report.command import USAGE, main
-from core.report.curves import curves, knob
-from core.report.distributions import distributions, samples
-from core.report.drawing import Axis, draw
-from core.report.figures import Figure, number, seconds
-from core.report.jobs import read_jobs
-from core.report.markdown import code
-from core.report.page import page
-from core.report.shared import common, own
-from core.report.timelines import NUM_MOMENTS, timelines
-from core.report.view import Ratio, Report
+from hookline.core.report.columns import columns_of
+from hookline.core.report.command import USAGE, main
+from hookline.core.report.curves import curves, knob
+from hookline.core.report.distributions import distributions, samples
+from hookline.core.report.drawing import Axis, draw
+from hookline.core.report.figures import Figure, number, seconds
+from hookline.core.report.jobs import read_jobs
+from hookline.core.report.markdown import code
+from hookline.core.report.page import page
+from hookline.core.report.shared import common, own
+from hookline.core.report.timelines import NUM_MOMENTS, timelines
+from hookline.core.report.view import Ratio, Report
 from tests.report_data import NO_SLO, failed, make_job, make_recording, make_sweep
 
 ROOT = Path(__file__).parents[1]

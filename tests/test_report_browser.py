@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.report.command import main
+from hookline.core.report.command import main
 from tests.browser import CHROMIUM, Browser
 from tests.report_data import failed, make_job, make_recording, make_sweep
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from core import LLM, SamplingParams
-from core.checkpoint import load_tokenizer
+from hookline import LLM, SamplingParams
+from hookline.core.checkpoint.checkpoint import load_tokenizer
 from tests.hf_models import make_qwen3
 
 BUNDLED = Path(__file__).parent.parent / "plugins/models/qwen3_tiny"
@@ -192,7 +192,7 @@ def test_the_generation_config_fills_what_is_left_open_and_explicit_values_win(t
 
 
 def test_a_bad_generation_config_is_named(tmp_path):
-    from core.errors import CheckpointError
+    from hookline.core.errors import CheckpointError
 
     make_qwen3(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"top_p": 7}')

@@ -1,6 +1,6 @@
 """Processors and log-probabilities over several ranks: the tokens and scores of one."""
 
-from core import LLM
+from hookline import LLM
 from tests.test_logprobs import TOLERANCE, alone, scored_load  # noqa: F401 - a fixture
 
 

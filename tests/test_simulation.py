@@ -9,21 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core import LLM
-from core.config import validate
-from core.cost import CostModel, Curve, HostCost, read_cost
-from core.cost_fit import fit_cost, read_measured
-from core.drive import drive
-from core.errors import ConfigError
-from core.metrics import Slo, summarise
-from core.plugin_host import PluginHost
-from core.presets import CONF
-from core.recording import COUNTS, STATES
-from core.records import read_recording, read_results
-from core.simulate import main, predict
-from core.simulated_executor import run_on
-from core.simulation import simulated_engine
-from core.workload import WorkloadConfig, draw_load
+from hookline import LLM
+from hookline.core.bench.driver import drive
+from hookline.core.bench.files import read_recording
+from hookline.core.bench.metrics import Slo, summarise
+from hookline.core.bench.recorder import COUNTS, STATES
+from hookline.core.bench.workload import WorkloadConfig, draw_load
+from hookline.core.config.settings import validate
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import CONF
+from hookline.core.simulate.command import main, predict
+from hookline.core.simulate.cost import CostModel, Curve, HostCost, read_cost
+from hookline.core.simulate.engine import simulated_engine
+from hookline.core.simulate.executor import run_on
+from hookline.core.simulate.fit import fit_cost, read_measured
+from hookline.core.sweep.results import read_results
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs/reports/h200_qwen3_0_6b"
@@ -112,7 +113,7 @@ def test_a_simulation_that_breaks_off_closes_its_engine(simulate, tmp_path, monk
 
     engines = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("core.bench.run_load", break_off)
+    monkeypatch.setattr("core.bench.command.run_load", break_off)
     with suppress(ConfigError):
         assert simulate() == 2
     assert len(engines) == 1

@@ -2,10 +2,10 @@
 
 import json
 
-from core import LLM, SamplingParams
-from core.bench import measure
-from core.compose import compose
-from core.plugin_host import PluginHost
+from hookline import LLM, SamplingParams
+from hookline.core.bench.command import measure
+from hookline.core.config.compose import compose
+from hookline.core.plugin.host import PluginHost
 
 
 def test_device_times_are_part_of_the_launch_on_a_cpu_and_change_no_token():

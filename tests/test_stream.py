@@ -2,9 +2,9 @@
 
 import pytest
 
-from core import LLM, SamplingParams
-from core.outputs import FinishReason
-from core.testing.fakes import check_engine
+from hookline import LLM, SamplingParams
+from hookline.core.outputs import FinishReason
+from hookline.core.testing.fakes import check_engine
 
 PROMPTS = ["def fibonacci(n):\n", "import os\n\nclass ", "# naïve café: € 😀\n", "x" * 40]
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import read_lines, read_recording, read_results
+from hookline.core.bench.files import read_recording
+from hookline.core.sweep.results import read_results
+from hookline.core.util.json_lines import read_lines
 
 ROOT = Path(__file__).parents[1]
 FAULTY = """
 import os, signal
 from core.contracts import Plan
-from core.hookspecs import hookimpl
+from core.contracts.hooks import hookimpl
 
 API_VERSION = 1
 
@@ -130,7 +132,7 @@ def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
     ],
 )
 def test_what_a_benchmark_cannot_use_is_refused(argument, message, tmp_path, capsys, monkeypatch):
-    from core.bench import main
+    from hookline.core.bench.command import main
 
     monkeypatch.chdir(tmp_path)
     assert main([argument]) == 2

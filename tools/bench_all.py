@@ -12,18 +12,17 @@ from dataclasses import asdict
 
 import yaml
 
-from core.bench import run_load
-from core.bench_facts import describe, describe_engine, first_token_s
-from core.compose import compose
-from core.config import ENGINE_KEYS, validate
-from core.llm import LLM
-from core.metrics import Slo, summarise
-from core.plugin_host import PluginHost
-from core.presets import CONF
-from core.run import guarded
-from core.schema import build
-from core.step_times import time_lines
-from core.workload import WorkloadConfig
+from hookline.core.bench.command import run_load
+from hookline.core.bench.facts import describe, describe_engine, first_token_s
+from hookline.core.bench.metrics import Slo, summarise, time_lines
+from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.cli.command import guarded
+from hookline.core.config.compose import compose
+from hookline.core.config.schema import build
+from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.frontend.llm import LLM
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import CONF
 
 WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from core import LLM, SamplingParams
-from core.sampling import UNTRUNCATED
+from hookline import LLM, SamplingParams
+from hookline.core.sampling_params import UNTRUNCATED
 
 BUNDLED = Path(__file__).parent.parent / "plugins/models/qwen3_tiny"
 

@@ -21,17 +21,17 @@ import torch.distributed._symmetric_memory as symmetric
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.multiprocessing.spawn import spawn
 
-from core.contracts import AttentionSpec
-from core.cuda_driver import Driver
-from core.parallel import Ranks
-from core.peer_memory import share_memory
-from core.process_ranks import connect
-from core.pulse import PULSE_WORDS, Pulse
-from plugins.kernels import triton_sums, triton_wide
-from plugins.kernels.triton_backend import TritonKernels
-from plugins.kernels.triton_ops import add_rms_norm
-from plugins.kernels.triton_slots import Way
-from plugins.kernels.triton_wide import empty_with_room
+from hookline.core.contracts import AttentionSpec
+from hookline.core.distributed.cuda_driver import Driver
+from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.peer_memory import share_memory
+from hookline.core.distributed.process_group import connect
+from hookline.core.distributed.ranks import Ranks
+from hookline.plugins.kernels import triton_sums, triton_wide
+from hookline.plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.kernels.triton_ops import add_rms_norm
+from hookline.plugins.kernels.triton_slots import Way
+from hookline.plugins.kernels.triton_wide import empty_with_room
 
 ROWS = (1, 8, 32, 64, 96, 128, 192, 256, 512, 1024)
 MOST_ROWS = max(ROWS)

@@ -22,8 +22,8 @@ from multiprocessing import get_context
 import torch
 from torch import Tensor
 
-from core.expert_layers import every_expert, wanted_experts
-from plugins.kernels.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts, tiling
+from hookline.core.layers import every_expert, wanted_experts
+from hookline.plugins.kernels.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts, tiling
 
 NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768
 NUM_LAYERS = 3

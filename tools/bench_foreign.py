@@ -15,14 +15,14 @@ from bench_host import NoWork
 from hookline_sjf import ShortestJobFirstConfig
 from hookline_sjf.policy import ShortestJobFirst
 
-from core.admission import EngineLimits
-from core.block_pool import BlockPool
-from core.contracts import Limits
-from core.engine import Engine
-from core.sampling import UNTRUNCATED, SamplingParams
-from core.workload import WorkloadConfig, draw_load
-from plugins.schedulers import PrefillFirstConfig
-from plugins.schedulers.prefill_first import PrefillFirst
+from hookline.core.bench.workload import WorkloadConfig, draw_load
+from hookline.core.contracts import Limits
+from hookline.core.engine.engine import Engine
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.plugins.schedulers import PrefillFirstConfig
+from hookline.plugins.schedulers.prefill_first import PrefillFirst
 
 BLOCKS, BLOCK_SIZE = 60_000, 16
 HOST_LOADS = {
@@ -72,7 +72,7 @@ def on_host() -> None:
 
 
 def on_gpu() -> None:
-    from core import LLM
+    from hookline import LLM
 
     model = {"name": "qwen3_0_6b", "weights": "random"}
     with LLM(model=model, engine={"max_num_seqs": 32, "max_model_len": 2048}) as llm:

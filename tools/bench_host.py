@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
-from core.admission import EngineLimits
-from core.arrivals import Arrival
-from core.block_pool import BlockPool
-from core.contracts import Limits
-from core.engine import Engine
-from core.plugin_host import PluginHost
-from core.sampling import UNTRUNCATED, SamplingParams
-from core.step import IntArray, Step
-from core.step_watch import Clock
+from hookline.core.contracts import Limits
+from hookline.core.engine.engine import Engine
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.plugin.host import PluginHost
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.step.message import Step
+from hookline.core.step.timing import Clock
+from hookline.core.util.arrays import IntArray
+from hookline.core.worker.token_transfer import Arrival
 
 VOCAB_SIZE = 151936
 EOS = frozenset({151645, 151643})

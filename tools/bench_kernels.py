@@ -20,11 +20,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from core.contracts import QKNorm, Rope
-from plugins.kernels import triton_decode, triton_ops, triton_prefill, triton_shared_prefix
-from plugins.kernels.triton_decode import Card, DecodeScratch, DecodeTiling
-from plugins.kernels.triton_prefill import PrefillTiling
-from plugins.kernels.triton_shared_prefix import SharedTiling
+from hookline.core.contracts import QKNorm, Rope
+from hookline.plugins.kernels import triton_decode, triton_ops, triton_prefill, triton_shared_prefix
+from hookline.plugins.kernels.triton_decode import Card, DecodeScratch, DecodeTiling
+from hookline.plugins.kernels.triton_prefill import PrefillTiling
+from hookline.plugins.kernels.triton_shared_prefix import SharedTiling
 
 try:
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache

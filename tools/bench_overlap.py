@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.multiprocessing.spawn import spawn
 
-from core.contracts import AttentionSpec, Runtime
-from core.parallel import Ranks
-from core.peer_ranks import with_copies
-from core.process_ranks import ProcessRanks, connect
-from core.pulse import PULSE_WORDS, Pulse
-from core.rows import cut, whole
-from plugins.kernels.triton_backend import TritonKernels
-from plugins.models.qwen3 import Qwen3
+from hookline.core.contracts import AttentionSpec, Runtime
+from hookline.core.distributed.chunking import cut, whole
+from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.peer_ranks import with_copies
+from hookline.core.distributed.process_group import ProcessRanks, connect
+from hookline.core.distributed.ranks import Ranks
+from hookline.plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.models.qwen3 import Qwen3
 
 LAYERS, REPEATS, TURNS = 4, 8, 3
 SHAPE = dict(

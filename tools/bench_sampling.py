@@ -12,12 +12,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from core.compose import compose
-from core.config import ENGINE_KEYS, validate
-from core.llm import LLM
-from core.plugin_host import PluginHost
-from core.run import guarded
-from core.sampling import UNTRUNCATED, SamplingParams
+from hookline.core.cli.command import guarded
+from hookline.core.config.compose import compose
+from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.frontend.llm import LLM
+from hookline.core.plugin.host import PluginHost
+from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
 
 PENALTIES = dict(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
 TRUNCATION = dict(top_k=50, top_p=0.9)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from core.desk import Reader
-from core.detokenize import Detokenizer
-from core.sampling import SamplingParams
-from core.text import Codec
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.detokenizer import Detokenizer
+from hookline.core.tokenizer.reader import Reader
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 15
@@ -24,7 +24,7 @@ STOPS = ("\n\n\n\n", "</answer>")
 
 def main() -> None:
     codec = Codec(ROOT / "plugins/models/qwen3_tiny")
-    ids = codec.encode((ROOT / "core/engine.py").read_text())[:2000]
+    ids = codec.encode((ROOT / "core/engine/engine.py").read_text())[:2000]
     few, window = ids[: len(ids) // 10], partial(Detokenizer, codec.decode)
     ways: dict[str, tuple[Callable[[], Reader], list[int]]] = {
         "everything again each time, 200 tokens": (lambda: Reader(SamplingParams(), Everything(codec), None), few),

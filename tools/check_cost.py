@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.cost import CostModel
-from core.cost_fit import Measured, fit_cost, read_measured
-from core.records import read_results
-from core.run import guarded
-from core.simulate import predict
+from hookline.core.cli.command import guarded
+from hookline.core.simulate.command import predict
+from hookline.core.simulate.cost import CostModel
+from hookline.core.simulate.fit import Measured, fit_cost, read_measured
+from hookline.core.sweep.results import read_results
 
 FIGURES = ("output_tok_s", "ttft_s", "itl_s", "e2e_s")
 

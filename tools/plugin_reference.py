@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "plugins_reference.md"
 HEAD = """# Reference: hooks and contracts
 
-Generated from `core/hookspecs.py`, `core/contracts.py`, `core/batch.py` and `core/moves.py` by `python
+Generated from `core/contracts/hooks.py`, `core/contracts.py`, `core/contracts/batch.py` and `core/scheduling.py` by `python
 tools/plugin_reference.py`; a test keeps it true.
 [plugins.md](plugins.md) says how to use them, and what may change when.
 """
@@ -24,17 +24,17 @@ tools/plugin_reference.py`; a test keeps it true.
 
 def reference() -> str:
     """The whole file."""
-    hooks, contracts = _module("core/hookspecs.py"), _module("core/contracts.py")
+    hooks, contracts = _module("core/contracts/hooks.py"), _module("core/contracts.py")
     lines = [HEAD, "## Hooks\n"]
     for node in hooks.body:
         if isinstance(node, ast.FunctionDef) and any(ast.unparse(one) == "hookspec" for one in node.decorator_list):
             lines += _function(node)
     registrar = next(node for node in hooks.body if isinstance(node, ast.ClassDef) and node.name == "Registrar")
     lines += [*_class(registrar), "## Contracts\n"]
-    for node in [*contracts.body, *_module("core/batch.py").body]:
+    for node in [*contracts.body, *_module("core/contracts/batch.py").body]:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             lines += _class(node)
-    moves = _module("core/moves.py")
+    moves = _module("core/scheduling.py")
     lines += ["## Moves of scheduler policies\n", inspect.cleandoc(ast.get_docstring(moves) or ""), ""]
     for node in moves.body:
         if isinstance(node, ast.ClassDef):

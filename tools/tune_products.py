@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from plugins.kernels.cublaslt import Algorithm, CublasLt, cublaslt, filling_algorithms, filling_tiles
+from hookline.plugins.kernels.cublaslt import Algorithm, CublasLt, cublaslt, filling_algorithms, filling_tiles
 
 DEVICE = torch.device("cuda", 0)
 WEIGHT_BYTES = 800e6

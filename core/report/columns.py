@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from core.report.jobs import Job
+from hookline.core.report.jobs import Job
 
 LOAD_KEYS = ("workload", "slo", "repeats")
 """What says how a job is measured, not what is."""

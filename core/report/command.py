@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import ConfigError
-from core.registry import near_miss
+from hookline.core.errors import ConfigError
+from hookline.core.util.text import near_miss
 
 USAGE = """\
 python -m core.report FOLDER [FOLDER ...] [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]
@@ -38,7 +38,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report and return the exit code: 0, or 2 and one line for what cannot be done."""
-    from core.run import guarded
+    from hookline.core.cli.command import guarded
 
     return guarded(_run, arguments)
 
@@ -89,10 +89,10 @@ def write_report(options: Options) -> list[Path]:
 
     Raises: ConfigError if there are no results, the baseline is none of them, or a file cannot be written.
     """
-    from core.report.jobs import read_jobs
-    from core.report.markdown import markdown
-    from core.report.page import page
-    from core.report.view import Report
+    from hookline.core.report.jobs import read_jobs
+    from hookline.core.report.markdown import markdown
+    from hookline.core.report.page import page
+    from hookline.core.report.view import Report
 
     report = Report.of(read_jobs(options.folders), options.baseline)
     files = {options.out / PAGE: page(report), options.out / TABLE: markdown(report)}
@@ -104,6 +104,6 @@ def write_report(options: Options) -> list[Path]:
         raise ConfigError(f"out={options.out} cannot be written: {error.strerror or error}") from error
     if not options.png:
         return list(files)
-    from core.report.plots import write_plots
+    from hookline.core.report.plots import write_plots
 
     return [*files, *write_plots(report, options.out)]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from core.report.charts import Chart, Line
-from core.report.columns import Column
-from core.report.figures import LATENCIES, number, seconds
-from core.report.jobs import Job
-from core.report.view import Report, words
+from hookline.core.report.charts import Chart, Line
+from hookline.core.report.columns import Column
+from hookline.core.report.figures import LATENCIES, number, seconds
+from hookline.core.report.jobs import Job
+from hookline.core.report.view import Report, words
 
 KNOBS = ("workload.request_rate", "engine.max_num_seqs")
 """What curves run along, if several numbers differ."""

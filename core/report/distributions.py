@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from core.metrics import gaps_s, request_latencies
-from core.recording import Column as Array
-from core.recording import Recording, token_times
-from core.report.charts import Chart, Line
-from core.report.figures import LATENCIES, seconds
-from core.report.jobs import Job
-from core.report.view import Group, Report
+from hookline.core.bench.metrics import gaps_s, request_latencies
+from hookline.core.bench.recorder import Column as Array
+from hookline.core.bench.recorder import Recording, token_times
+from hookline.core.report.charts import Chart, Line
+from hookline.core.report.figures import LATENCIES, seconds
+from hookline.core.report.jobs import Job
+from hookline.core.report.view import Group, Report
 
 FRACTIONS = np.concatenate([np.linspace(0, 0.99, 100), [0.995, 0.999, 1.0]])
 """Of a distribution: the points that are drawn of it, if it has more samples than that."""

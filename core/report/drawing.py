@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.report.charts import Chart, Line
+from hookline.core.report.charts import Chart, Line
 
 WIDTH, HEIGHT = 360.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 10.0, 36.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.report.jobs import Job
+from hookline.core.report.jobs import Job
 
 STEADY = 0.02
 """Ratios closer to 1 than this are shown as neither better nor worse."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import ConfigError
-from core.failures import DONE
-from core.metrics import objective_value
-from core.recording import Recording
-from core.records import RESULTS, STEPS, read_recording, read_results
+from hookline.core.bench.files import STEPS, read_recording
+from hookline.core.bench.recorder import Recording
+from hookline.core.errors import ConfigError
+from hookline.core.sweep.job_status import DONE
+from hookline.core.sweep.results import RESULTS, objective_value, read_results
 
 NEEDED = ("end_s", "num_drawn", "running", "waiting", "free_blocks", "preemptions")
 """Columns of the records of steps that the report reads."""

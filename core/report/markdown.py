@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.report.figures import Figure
-from core.report.jobs import Job
-from core.report.view import Group, Report
+from hookline.core.report.figures import Figure
+from hookline.core.report.jobs import Job
+from hookline.core.report.view import Group, Report
 
 
 def markdown(report: Report) -> str:

@@ -12,14 +12,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from core.report.curves import curves, knob, spread_out
-from core.report.distributions import distributions
-from core.report.drawing import draw
-from core.report.figures import LATENCIES, Figure, seconds
-from core.report.jobs import Job
-from core.report.shared import common, own
-from core.report.timelines import timelines
-from core.report.view import Group, Report
+from hookline.core.report.curves import curves, knob, spread_out
+from hookline.core.report.distributions import distributions
+from hookline.core.report.drawing import draw
+from hookline.core.report.figures import LATENCIES, Figure, seconds
+from hookline.core.report.jobs import Job
+from hookline.core.report.shared import common, own
+from hookline.core.report.timelines import timelines
+from hookline.core.report.view import Group, Report
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 LOW = 150.0

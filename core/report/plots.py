@@ -9,11 +9,11 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from core.report.charts import Chart
-from core.report.curves import curves
-from core.report.distributions import distributions
-from core.report.timelines import timelines
-from core.report.view import Group, Report
+from hookline.core.report.charts import Chart
+from hookline.core.report.curves import curves
+from hookline.core.report.distributions import distributions
+from hookline.core.report.timelines import timelines
+from hookline.core.report.view import Group, Report
 
 COLOURS = ("#0072b2", "#d55e00", "#007a5a", "#b0457f", "#8f6a00", "#3b8fc2", "#444444", "#7a4fbf")
 DASHES = ("solid", "dashed", "dotted", "dashdot")

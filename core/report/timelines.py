@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.recording import Column as Array
-from core.recording import Recording
-from core.report.charts import Chart, Line
-from core.report.figures import number
-from core.report.jobs import Job
-from core.report.view import Group, Report
+from hookline.core.bench.recorder import Column as Array
+from hookline.core.bench.recorder import Recording
+from hookline.core.report.charts import Chart, Line
+from hookline.core.report.figures import number
+from hookline.core.report.jobs import Job
+from hookline.core.report.view import Group, Report
 
 NUM_MOMENTS = 160
 """Points along a timeline; each is the mean over its share of the time."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from core.errors import ConfigError
-from core.report.columns import LOAD_KEYS, Column, columns_of
-from core.report.figures import STEADY, Figure, figures_of, number
-from core.report.jobs import Job
+from hookline.core.errors import ConfigError
+from hookline.core.report.columns import LOAD_KEYS, Column, columns_of
+from hookline.core.report.figures import STEADY, Figure, figures_of, number
+from hookline.core.report.jobs import Job
 
 FIRST = "first"
 

@@ -14,11 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, Kernels
-from core.testing.batches import Row, make_batch, random_cache, scatter_rows
-from core.testing.checks import PoisonedMemory, check_close, check_form, check_unchanged
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec, Batch, Kernels
+from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.core.testing.checks import PoisonedMemory, check_close, check_form, check_unchanged
+from hookline.core.testing.plain_kernels import PlainKernels
 
 NUM_KV_HEADS = 2
 MIN_BLOCKS, MIN_SLOTS = 40, 1300

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec
-from core.testing.attention_cases import NUM_KV_HEADS, AttentionCases, cache_blocks, describe, exact
-from core.testing.batches import Row, make_batch, random_cache, seen_slots
-from core.testing.checks import check, check_close
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec, Batch
+from hookline.core.testing.attention_cases import NUM_KV_HEADS, AttentionCases, cache_blocks, describe, exact
+from hookline.core.testing.batches import Row, make_batch, random_cache, seen_slots
+from hookline.core.testing.checks import check, check_close
+from hookline.core.testing.plain_kernels import PlainKernels
 
 FAR_OUT = 1e3
 """Finite garbage, far outside what keys and values are."""

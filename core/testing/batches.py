@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec
+from hookline.core.contracts import AttentionSpec, Batch
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.contracts import AttentionSpec
-from core.testing.attention_cases import AttentionCases, describe, exact
-from core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
-from core.testing.host_sync import no_host_sync
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec
+from hookline.core.testing.attention_cases import AttentionCases, describe, exact
+from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from hookline.core.testing.host_sync import no_host_sync
+from hookline.core.testing.plain_kernels import PlainKernels
 
 SHAPES = ((1, 4, 1, 16, 16), (17, 5, 3, 48, 40))
 """T, X, A, D, F."""

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from core.admission import EngineLimits
-from core.block_pool import BlockPool
-from core.contracts import Limits, Scheduler
-from core.engine import Engine
-from core.step import IntArray, Step, ints, pack, unpack
-from core.step_watch import Clock, DeviceTime
+from hookline.core.contracts import Limits, Scheduler
+from hookline.core.engine.engine import Engine
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.step.message import Step, pack, unpack
+from hookline.core.step.timing import Clock, DeviceTime
+from hookline.core.util.arrays import IntArray, ints
 
 HOLE = -1
 """A cache slot nobody has written."""
@@ -42,7 +43,7 @@ def completion(
 
 
 class FakeClock:
-    """core.step_watch.Clock of a device that takes a second for each step."""
+    """core.step.timing.Clock of a device that takes a second for each step."""
 
     num_unread = 0
 
@@ -57,7 +58,7 @@ class FakeClock:
 
 
 class FakeExecutor:
-    """core.engine.Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
+    """core.step.executor.Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
 
     def __init__(self, limits: Limits, vocab_size: int) -> None:
         self.vocab_size, self.block_size = vocab_size, limits.block_size

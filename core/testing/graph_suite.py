@@ -12,13 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, QKNorm
-from core.testing.attention_cases import AttentionCases, cache_blocks, describe, exact
-from core.testing.batches import Row, make_batch
-from core.testing.checks import check_close
-from core.testing.host_sync import no_host_sync
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec, Batch, QKNorm
+from hookline.core.testing.attention_cases import AttentionCases, cache_blocks, describe, exact
+from hookline.core.testing.batches import Row, make_batch
+from hookline.core.testing.checks import check_close
+from hookline.core.testing.host_sync import no_host_sync
+from hookline.core.testing.plain_kernels import PlainKernels
 
 EPS = 1e-5
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.contracts import AttentionSpec, QKNorm, Rope
-from core.testing.attention_cases import describe, exact
-from core.testing.attention_suite import AttentionSuite
-from core.testing.batches import Row, make_batch, random_cache, scatter_rows
-from core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
-from core.testing.expert_cases import ExpertCases
-from core.testing.graph_suite import GraphSuite
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec, QKNorm, Rope
+from hookline.core.testing.attention_cases import describe, exact
+from hookline.core.testing.attention_suite import AttentionSuite
+from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from hookline.core.testing.expert_cases import ExpertCases
+from hookline.core.testing.graph_suite import GraphSuite
+from hookline.core.testing.plain_kernels import PlainKernels
 
 EPS = 1e-5
 NUM_BLOCKS = 12

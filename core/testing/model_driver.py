@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, ModelSpec, QKNorm, Rope, Runtime
-from core.parallel import Ranks, head_parts
-from core.testing.batches import Row, make_batch
-from core.testing.checks import PoisonedMemory, check, check_form, check_unchanged
-from core.testing.plain_kernels import PlainKernels
-from core.weights import WeightTarget, random_weights
+from hookline.core.checkpoint.load import random_weights
+from hookline.core.contracts import AttentionSpec, Batch, ModelSpec, QKNorm, Rope, Runtime, WeightTarget
+from hookline.core.distributed.partition import head_parts
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.testing.batches import Row, make_batch
+from hookline.core.testing.checks import PoisonedMemory, check, check_form, check_unchanged
+from hookline.core.testing.plain_kernels import PlainKernels
 
 BLOCK_SIZE = 4
 NUM_SEQUENCES = 8

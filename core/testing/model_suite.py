@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from core.errors import ConfigError
-from core.parallel import Ranks
-from core.testing.checks import check, check_close
-from core.testing.host_sync import no_host_sync
-from core.testing.model_driver import Chunk, ModelDriver, fill, tensors_with_nan
-from core.testing.thread_ranks import on_ranks
-from core.weights import WeightTarget
+from hookline.core.contracts import WeightTarget
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.errors import ConfigError
+from hookline.core.testing.checks import check, check_close
+from hookline.core.testing.host_sync import no_host_sync
+from hookline.core.testing.model_driver import Chunk, ModelDriver, fill, tensors_with_nan
+from hookline.core.testing.thread_ranks import on_ranks
 
 TOLERANCE = 1e-4
 """Float32 sums in another order, through a few layers of weights far larger than real ones."""

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, QKNorm, Rope
+from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
 
 
 class PlainKernels:

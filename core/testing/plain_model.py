@@ -12,13 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.contracts import Attend, ModelSpec, Rope, Runtime
-from core.errors import ConfigError
-from core.layers import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from core.rope import rope_table
-from core.rope_settings import rope_settings
-from core.vocab_layers import ParallelHead, VocabParallelEmbedding
-from core.weights import WeightTarget
+from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget
+from hookline.core.errors import ConfigError
+from hookline.core.layers import (
+    MergedColumnParallelLinear,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    rope_settings,
+    rope_table,
+)
 
 EPS = 1e-6
 SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.contracts import SamplingBatch
+from hookline.core.contracts import SamplingBatch
 
 
 class PlainSampler:

@@ -6,8 +6,8 @@ Deliberately knows no watermark, no priority and no mixed step.
 
 from __future__ import annotations
 
-from core.contracts import ALL, Plan, SchedulerView
-from core.moves import decodes_are_due
+from hookline.core.contracts import ALL, Plan, SchedulerView
+from hookline.core.scheduling import decodes_are_due
 
 
 class PlainScheduler:

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.contracts import Needs, ProcessorSpec, RequestFacts, SamplingBatch
-from core.pipeline import Pipeline
-from core.processing import Processing, Stage
-from core.registry import PROCESSOR, Entry, Origin
-from core.sampling import SamplingParams
-from core.step import Step, ints
-from core.testing.checks import check
+from hookline.core.contracts import Needs, ProcessorSpec, RequestFacts, SamplingBatch
+from hookline.core.plugin.processors import Stage
+from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
+from hookline.core.requests.logits_processing import Processing
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.step.message import Step
+from hookline.core.testing.checks import check
+from hookline.core.util.arrays import ints
+from hookline.core.worker.logits_pipeline import Pipeline
 
 NUM_ROWS = 16
 MAX_MODEL_LEN = 64

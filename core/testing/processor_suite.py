@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from core.contracts import RequestFacts
-from core.sampling import SamplingParams
-from core.testing.checks import check, check_form
-from core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
+from hookline.core.contracts import RequestFacts
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.testing.checks import check, check_form
+from hookline.core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
 
 VOCAB_SIZE = 64
 

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from core.contracts import Sampler, SamplingBatch
-from core.testing.checks import check, check_form, check_unchanged
-from core.testing.counts import chi_square_p_value
-from core.testing.host_sync import no_host_sync
+from hookline.core.contracts import Sampler, SamplingBatch
+from hookline.core.testing.checks import check, check_form, check_unchanged
+from hookline.core.testing.counts import chi_square_p_value
+from hookline.core.testing.host_sync import no_host_sync
 
 LEAST_P_VALUE = 1e-6
 NUM_DRAWS = 8192

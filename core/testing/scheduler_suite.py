@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
-from core.budget import Ledger
-from core.contracts import Plan, Scheduler, SchedulerView
-from core.engine import Engine
-from core.outputs import FinishReason, RequestOutput
-from core.queue import Views
-from core.request import Request
-from core.sampling import SamplingParams
-from core.testing.fakes import check_engine, completion, fake_engine
-from core.virtual_clock import VirtualClock
+from hookline.core.contracts import Plan, Scheduler, SchedulerView
+from hookline.core.engine.engine import Engine
+from hookline.core.kv_cache.budget import Ledger
+from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.requests.request import Request
+from hookline.core.requests.request_queue import Views
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.simulate.executor import VirtualClock
+from hookline.core.testing.fakes import check_engine, completion, fake_engine
 
 MAX_STEPS = 3000
 """More than any of these loads needs; a policy that takes them all is stuck."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from core.parallel import Ranks
+from hookline.core.distributed.ranks import Ranks
 
 Result = TypeVar("Result")
 TIMEOUT_S = 30.0

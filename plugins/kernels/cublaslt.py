@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plugins.kernels.operands import has_aligned_rows
+from hookline.plugins.kernels.operands import has_aligned_rows
 
 MIN_ROWS, MAX_ROWS = 145, 512
 """With fewer rows a product lasts as long as its weight takes to come; more have not been measured."""

@@ -12,9 +12,8 @@ import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec
-from plugins.kernels.triton_backend import TritonKernels
+from hookline.core.contracts import AttentionSpec, Batch
+from hookline.plugins.kernels.triton_backend import TritonKernels
 
 
 class FlashAttnKernels(TritonKernels):

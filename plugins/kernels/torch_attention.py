@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from core.batch import Batch
-from core.contracts import AttentionSpec
+from hookline.core.contracts import AttentionSpec, Batch
 
 WORTH_A_GROUP = 512
 """Padded tokens that a further group of decode rows must save to pay for its calls."""

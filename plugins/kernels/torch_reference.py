@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, QKNorm, Rope
-from plugins.kernels.torch_attention import attend_rows, plan_rows
+from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.plugins.kernels.torch_attention import attend_rows, plan_rows
 
 RopeRows = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs, of a step's positions: (T, 1, E) each."""

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.aside import Aside
-from core.batch import Batch
-from core.contracts import AttentionSpec, QKNorm, Rope
-from core.peer_memory import PeerMemory
-from plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
-from plugins.kernels.torch_reference import TorchKernels
-from plugins.kernels.triton_decode import (
+from hookline.core.contracts import AttentionSpec, Batch, PeerMemory, QKNorm, Rope
+from hookline.core.distributed.side_stream import Aside
+from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
+from hookline.plugins.kernels.torch_reference import TorchKernels
+from hookline.plugins.kernels.triton_decode import (
     DecodeScratch,
     DecodeTiling,
     Newest,
@@ -27,23 +25,23 @@ from plugins.kernels.triton_decode import (
     decode_tiling,
     schedule_decode,
 )
-from plugins.kernels.triton_exchange import TritonExchange
-from plugins.kernels.triton_launch import fuses_decode
-from plugins.kernels.triton_prefill import (
+from hookline.plugins.kernels.triton_exchange import TritonExchange
+from hookline.plugins.kernels.triton_launch import fuses_decode
+from hookline.plugins.kernels.triton_prefill import (
     PrefillTiling,
     prefill_attention,
     prefill_tiling,
     query_tiles,
     query_tiles_on_device,
 )
-from plugins.kernels.triton_product import Kind, fitting_tiling, product
-from plugins.kernels.triton_shared_prefix import (
+from hookline.plugins.kernels.triton_product import Kind, fitting_tiling, product
+from hookline.plugins.kernels.triton_shared_prefix import (
     SharedTiling,
     make_shared_partials,
     shared_prefix_attention,
     shared_tiling,
 )
-from plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, wide_product
+from hookline.plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, wide_product
 
 MOST_DEEP_OUTPUTS = 5120
 

@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from core.contracts import QKNorm, Rope
-from plugins.kernels.triton_launch import WIDE_GROUP, launch_options, triggers_late
+from hookline.core.contracts import QKNorm, Rope
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, launch_options, triggers_late
 
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row."""

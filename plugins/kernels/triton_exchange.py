@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from core.peer_memory import MIN_SLOT_BYTES, PeerMemory
-from plugins.kernels import triton_ops, triton_thin
-from plugins.kernels.triton_launch import launch_options
-from plugins.kernels.triton_product import Kind
-from plugins.kernels.triton_slots import (
+from hookline.core.contracts import MIN_SLOT_BYTES, PeerMemory
+from hookline.plugins.kernels import triton_ops, triton_thin
+from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_product import Kind
+from hookline.plugins.kernels.triton_slots import (
     LEAST_ROWS_BY_ROWS,
     WORD_BYTES,
     Sends,
@@ -29,8 +29,14 @@ from plugins.kernels.triton_slots import (
     place_constants,
     sums_by_rows,
 )
-from plugins.kernels.triton_sums import launch_sum, launch_sum_by_rows
-from plugins.kernels.triton_wide import MAX_ROWS, WideScratch, empty_with_room, fitting_wide_tiling, send_wide_product
+from hookline.plugins.kernels.triton_sums import launch_sum, launch_sum_by_rows
+from hookline.plugins.kernels.triton_wide import (
+    MAX_ROWS,
+    WideScratch,
+    empty_with_room,
+    fitting_wide_tiling,
+    send_wide_product,
+)
 
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""

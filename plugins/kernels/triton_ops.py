@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from core.contracts import QKNorm, Rope
-from plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, triggers_late
+from hookline.core.contracts import QKNorm, Rope
+from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, triggers_late
 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.kernels.triton_decode import LOG2_E, Card, tile_blocks, tile_places
-from plugins.kernels.triton_launch import WIDE_GROUP
+from hookline.plugins.kernels.triton_decode import LOG2_E, Card, tile_blocks, tile_places
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP
 
 TILES_PER_PROGRAM = 16
 """Of the kernel that lists the query tiles."""

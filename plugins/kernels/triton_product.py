@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from plugins.kernels.operands import has_aligned_rows
-from plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.operands import has_aligned_rows
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
 
 MAX_WEIGHT = 6 << 20
 """Most elements of a weight: reading a larger one takes so long that a launch more or less matters little."""

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.kernels.triton_decode import LOG2_E, Card, DecodeScratch, SharedPartials, tile_blocks, tile_places
+from hookline.plugins.kernels.triton_decode import LOG2_E, Card, DecodeScratch, SharedPartials, tile_blocks, tile_places
 
 
 @dataclass(frozen=True)

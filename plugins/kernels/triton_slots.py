@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from core.peer_memory import HEADER_BYTES, NUM_COPIES, PeerMemory
+from hookline.core.contracts import HEADER_BYTES, NUM_COPIES, PeerMemory
 
 HEADER = tl.constexpr(HEADER_BYTES)
 COPIES = tl.constexpr(NUM_COPIES)

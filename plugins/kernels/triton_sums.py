@@ -28,9 +28,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from core.peer_memory import PeerMemory
-from plugins.kernels.triton_launch import launch_options
-from plugins.kernels.triton_slots import (
+from hookline.core.contracts import PeerMemory
+from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_slots import (
     WORD_BYTES,
     Way,
     as_words,

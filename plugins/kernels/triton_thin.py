@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from plugins.kernels.triton_launch import launch_options, launches_early
-from plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
 
 MAX_ROWS = 4
 """Most rows a thin product takes."""

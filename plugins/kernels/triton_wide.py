@@ -21,10 +21,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from plugins.kernels.operands import has_aligned_rows
-from plugins.kernels.triton_launch import launch_options, launches_early
-from plugins.kernels.triton_product import DTYPES, MAX_WEIGHT, Kind
-from plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
+from hookline.plugins.kernels.operands import has_aligned_rows
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_product import DTYPES, MAX_WEIGHT, Kind
+from hookline.plugins.kernels.triton_slots import Sends, send_tile, sending_arguments, sending_constants
 
 MAX_ROWS = 128
 FEW_ROWS = 32

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.contracts import ModelConfig
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import ModelConfig, Registrar, hookimpl
 
 API_VERSION = 1
 

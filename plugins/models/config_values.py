@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from core.errors import ConfigError
+from hookline.core.errors import ConfigError
 
 _MOST_SHOWN = 120
 

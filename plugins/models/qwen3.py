@@ -12,19 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
-from core.layers import (
+from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
+from hookline.core.distributed.chunking import cut, cut_like, whole
+from hookline.core.layers import (
     MergedColumnParallelLinear,
     ParallelHead,
     QKVParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
     empty_parameter,
+    rope_table,
 )
-from core.rope import rope_table
-from core.rows import cut, cut_like, wanted_rows, whole
-from core.weights import WeightTarget
-from plugins.models.qwen3_config import Shape, read_config
+from hookline.plugins.models.qwen3_config import Shape, read_config
 
 
 class Qwen3:

@@ -1,7 +1,7 @@
 """Qwen3-MoE, arXiv:2505.09388: Qwen3's attention, and experts of which each token takes the best few.
 
 Knows its config.json and its weight names; not how attention or experts are computed, what a request is, or where
-weights lie. Under tensor parallelism each rank holds a part of every expert (core/expert_layers.py says why).
+weights lie. Under tensor parallelism each rank holds a part of every expert (core/layers/experts.py says why).
 Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
 X experts, A experts of a token, V vocabulary (of this rank).
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
-from core.layers import (
+from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
+from hookline.core.layers import (
     MergedColumnParallelLinear,
     ParallelExperts,
     ParallelHead,
@@ -23,11 +23,9 @@ from core.layers import (
     SoftmaxRouter,
     VocabParallelEmbedding,
     empty_parameter,
+    rope_table,
 )
-from core.rope import rope_table
-from core.rows import wanted_rows
-from core.weights import WeightTarget
-from plugins.models.qwen3_moe_config import MoeShape, read_config
+from hookline.plugins.models.qwen3_moe_config import MoeShape, read_config
 
 
 class Qwen3Moe:

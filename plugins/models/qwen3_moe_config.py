@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from core.rope import RopeSettings, rope_settings
-from plugins.models.config_values import ConfigValues
+from hookline.core.layers import RopeSettings, rope_settings
+from hookline.plugins.models.config_values import ConfigValues
 
 
 @dataclass(frozen=True)

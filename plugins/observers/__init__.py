@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.contracts import Needs
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import Needs, Registrar, hookimpl
 
 API_VERSION = 1
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
-from core.outputs import FinishReason
+from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from core.engine import Engine, StepStats
-    from core.outputs import RequestOutput
-    from plugins.observers import PrometheusConfig
+    from hookline.core.contracts import StepStats
+    from hookline.core.engine.engine import Engine
+    from hookline.core.outputs import RequestOutput
+    from hookline.plugins.observers import PrometheusConfig
 
 PREFIX = "hookline:"
 LONG_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.contracts import FromSamplingParams, Needs
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import FromSamplingParams, Needs, Registrar, hookimpl
 
 API_VERSION = 1
 CAPTURED = Needs(graph_safe=True)

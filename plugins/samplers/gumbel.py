@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from core.contracts import SamplingBatch
-from plugins.samplers import GumbelConfig
+from hookline.core.contracts import SamplingBatch
+from hookline.plugins.samplers import GumbelConfig
 
 _MASK = 0xFFFFFFFF
 LOWEST_TEMPERATURE = 1e-30
@@ -60,16 +60,16 @@ def fused_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The one-pass Triton version for CUDA tensors; None without a GPU or Triton, and the plain version serves."""
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return None
-    from plugins.samplers.gumbel_triton import best_tokens
+    from hookline.plugins.samplers.gumbel_triton import best_tokens
 
     return best_tokens
 
 
 def fused_scores() -> Callable[[Tensor, Tensor, int], Tensor] | None:
-    """`core.drawing.scored` as two Triton launches; None without a GPU or Triton."""
+    """`core.worker.model_runner.scored` as two Triton launches; None without a GPU or Triton."""
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return None
-    from plugins.samplers.scores_triton import score
+    from hookline.plugins.samplers.scores_triton import score
 
     return score
 

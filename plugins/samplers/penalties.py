@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec
+from hookline.core.contracts import LogitsRows, ProcessorSpec
 
 IN_PROMPT = 1 << 24
 """A prompt token counts as this, an output token as 1: one number tells both."""
@@ -54,6 +54,6 @@ def _fused() -> Callable[[Tensor, LogitsRows], Tensor] | None:
     """The version in two passes; None without Triton."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from plugins.samplers.penalties_triton import penalize
+    from hookline.plugins.samplers.penalties_triton import penalize
 
     return penalize

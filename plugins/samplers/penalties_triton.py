@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from core.contracts import LogitsRows
+from hookline.core.contracts import LogitsRows
 
 STRETCH = 4096
 TOKENS = 1024

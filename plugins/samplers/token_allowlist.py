@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
-from core.errors import RequestError
-from plugins.samplers import TokenAllowlistArguments
+from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.errors import RequestError
+from hookline.plugins.samplers import TokenAllowlistArguments
 
 
 class TokenAllowlist:

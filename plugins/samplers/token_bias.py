@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
-from core.errors import RequestError
-from core.step import float_bits
-from plugins.samplers import TokenBiasArguments
+from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.errors import RequestError
+from hookline.core.util.arrays import float_bits
+from hookline.plugins.samplers import TokenBiasArguments
 
 MAX_TOKENS = 512
 """Most biased tokens of a request."""

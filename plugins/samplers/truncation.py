@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
-from plugins.samplers import TruncationArguments
+from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.plugins.samplers import TruncationArguments
 
 LOWEST_TEMPERATURE = 1e-30
 """As in gumbel.py."""
@@ -44,7 +44,7 @@ def _fused() -> Callable[..., Tensor] | None:
     """The version without a sort; None without Triton."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from plugins.samplers.truncation_triton import truncate
+    from hookline.plugins.samplers.truncation_triton import truncate
 
     return truncate
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
-from core.errors import RequestError
-from core.shown import shown
-from plugins.samplers import WordBanArguments
+from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.errors import RequestError, shown
+from hookline.plugins.samplers import WordBanArguments
 
 MAX_WORDS = 128
 MAX_BEGINNING = 15

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from core.errors import ConfigError
-from core.hookspecs import Registrar, hookimpl
-from core.moves import MAX_PROMPT_STEPS
+from hookline.core.contracts import Registrar, hookimpl
+from hookline.core.errors import ConfigError
+from hookline.core.scheduling import MAX_PROMPT_STEPS
 
 API_VERSION = 1
 

@@ -5,9 +5,9 @@ No prompt ever stops the decodes, so the time between a request's tokens stays e
 
 from __future__ import annotations
 
-from core.contracts import Plan, SchedulerView
-from core.moves import plan_mixed
-from plugins.schedulers import ChunkedConfig
+from hookline.core.contracts import Plan, SchedulerView
+from hookline.core.scheduling import plan_mixed
+from hookline.plugins.schedulers import ChunkedConfig
 
 
 class Chunked:

@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from core.contracts import Plan, RequestView, SchedulerView
-from core.graph_sizes import TILE_TOKENS
-from core.moves import SIMPLY_DECODE, can_simply_decode, plan_mixed
-from plugins.schedulers import LongestFirstConfig
+from hookline.core.contracts import Plan, RequestView, SchedulerView
+from hookline.core.scheduling import SIMPLY_DECODE, can_simply_decode, plan_mixed
+from hookline.core.step.captured import TILE_TOKENS
+from hookline.plugins.schedulers import LongestFirstConfig
 
 PLANS_A_PACE = 8
 """Plans for which a pace holds if nobody arrives: to find it takes a look at everyone who runs."""

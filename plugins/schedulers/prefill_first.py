@@ -6,9 +6,9 @@ request is preempted and recomputed later from the head of the queue.
 
 from __future__ import annotations
 
-from core.contracts import Plan, SchedulerView
-from core.moves import plan_prompts_first
-from plugins.schedulers import PrefillFirstConfig
+from hookline.core.contracts import Plan, SchedulerView
+from hookline.core.scheduling import plan_prompts_first
+from hookline.plugins.schedulers import PrefillFirstConfig
 
 
 class PrefillFirst:

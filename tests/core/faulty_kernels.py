@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, QKNorm, Rope
-from core.expert_layers import every_expert
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.core.layers import every_expert
+from hookline.core.testing.plain_kernels import PlainKernels
 
 
 class DenseKernels(PlainKernels):

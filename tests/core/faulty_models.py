@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime
-from core.parallel import Ranks
-from core.rows import wanted_rows
-from core.testing.plain_model import PlainModel
-from core.weights import WeightTarget
+from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.testing.plain_model import PlainModel
 
 
 class ForgetsAWeight(PlainModel):

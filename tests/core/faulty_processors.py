@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec
+from hookline.core.contracts import LogitsRows, ProcessorSpec
 
 
 @dataclass

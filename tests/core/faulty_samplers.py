@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from core.contracts import SamplingBatch
-from core.testing.plain_sampler import PlainSampler
+from hookline.core.contracts import SamplingBatch
+from hookline.core.testing.plain_sampler import PlainSampler
 
 
 class IgnoresTheSeed(PlainSampler):

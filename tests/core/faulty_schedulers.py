@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.contracts import ALL, Plan, SchedulerView
-from core.testing.plain_scheduler import PlainScheduler
+from hookline.core.contracts import ALL, Plan, SchedulerView
+from hookline.core.testing.plain_scheduler import PlainScheduler
 
 
 class ExceedsTheTokenBudget(PlainScheduler):

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from core.contracts import API_VERSION, ModelConfig, Needs
-from core.hookspecs import hookimpl
-from core.plugin_host import PluginHost, Source
-from core.registry import Origin
+from hookline.core.contracts import API_VERSION, ModelConfig, Needs, hookimpl
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import Origin
+from hookline.core.plugin.sources import Source
 
 
 @dataclass

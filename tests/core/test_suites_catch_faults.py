@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from core.contracts import AttentionSpec
-from core.testing.counts import chi_square_p_value
-from core.testing.kernels_suite import KernelsSuite
-from core.testing.model_suite import ModelSuite
-from core.testing.plain_kernels import PlainKernels
-from core.testing.plain_model import PLAIN_CONFIG, PlainModel
-from core.testing.plain_sampler import PlainSampler
-from core.testing.plain_scheduler import PlainScheduler
-from core.testing.processor_suite import ProcessorSuite
-from core.testing.running import failures
-from core.testing.sampler_suite import SamplerSuite
-from core.testing.scheduler_suite import SchedulerSuite
+from hookline.core.contracts import AttentionSpec
+from hookline.core.testing.counts import chi_square_p_value
+from hookline.core.testing.kernels_suite import KernelsSuite
+from hookline.core.testing.model_suite import ModelSuite
+from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.core.testing.plain_model import PLAIN_CONFIG, PlainModel
+from hookline.core.testing.plain_sampler import PlainSampler
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.testing.processor_suite import ProcessorSuite
+from hookline.core.testing.running import failures
+from hookline.core.testing.sampler_suite import SamplerSuite
+from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import faulty_kernels, faulty_models, faulty_processors, faulty_samplers, faulty_schedulers
 from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 

@@ -13,12 +13,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import numpy as np
 import torch
 
-from core.peer_memory import HEADER_BYTES, PeerMemory, block_bytes
-from core.shared_words import WORD, SharedWords
-from plugins.kernels import triton_slots, triton_wide
-from plugins.kernels.triton_exchange import TritonExchange
-from plugins.kernels.triton_slots import Way
-from plugins.kernels.triton_wide import WideScratch
+from hookline.core.contracts import HEADER_BYTES, PeerMemory
+from hookline.core.distributed.peer_memory import block_bytes
+from hookline.core.executor.shared_memory import WORD, SharedWords
+from hookline.plugins.kernels import triton_slots, triton_wide
+from hookline.plugins.kernels.triton_exchange import TritonExchange
+from hookline.plugins.kernels.triton_slots import Way
+from hookline.plugins.kernels.triton_wide import WideScratch
 
 SLOTS, SLOT_BYTES = 12, 2048
 STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]
@@ -35,14 +36,14 @@ def num_words(size):
 
 
 def fill(words, size):
-    """As core.peer_memory does it: all ones but for the header."""
+    """As core.distributed.peer_memory does it: all ones but for the header."""
     words[:] = -1
     for block in words.reshape(size, -1):
         block[: HEADER_BYTES // WORD] = 0
 
 
 def let_go(words, size, rank):
-    """As core.peer_memory does it."""
+    """As core.distributed.peer_memory does it."""
     words.reshape(size, -1)[rank, : HEADER_BYTES // WORD] = 1
 
 

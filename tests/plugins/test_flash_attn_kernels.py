@@ -9,8 +9,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 pytest.importorskip("flash_attn")
 
-from plugins.kernels.flash_attn_backend import FlashAttnKernels
-from plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.kernels.flash_attn_backend import FlashAttnKernels
+from hookline.plugins.kernels.triton_backend import TritonKernels
 from tests.plugins.test_triton_kernels import RELATIVE_ERROR, Case, make_case, relative_error
 
 pytestmark = pytest.mark.gpu

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.contracts import SamplingBatch
-from core.testing.counts import chi_square_p_value
-from core.testing.sampler_suite import LEAST_P_VALUE, SamplerSuite
-from plugins.samplers import GumbelConfig
-from plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
+from hookline.core.contracts import SamplingBatch
+from hookline.core.testing.counts import chi_square_p_value
+from hookline.core.testing.sampler_suite import LEAST_P_VALUE, SamplerSuite
+from hookline.plugins.samplers import GumbelConfig
+from hookline.plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
 
 ROWS_AT_ONCE = 1024
 

@@ -6,9 +6,9 @@ import os
 import pytest
 import torch
 
-from core.contracts import SamplingBatch
-from plugins.samplers import GumbelConfig
-from plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
+from hookline.core.contracts import SamplingBatch
+from hookline.plugins.samplers import GumbelConfig
+from hookline.plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -19,7 +19,7 @@ def best_tokens():
     pytest.importorskip("triton")
     if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1")
-    from plugins.samplers.gumbel_triton import best_tokens
+    from hookline.plugins.samplers.gumbel_triton import best_tokens
 
     return best_tokens
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from core.info import inventory, only
-from core.info_text import show_one
-from core.plugin_host import PluginHost
-from core.registry import KINDS
+from hookline.core.info.command import inventory, only
+from hookline.core.info.layout import show_one
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import KINDS
 
 
 def test_a_documented_field_is_shown_with_its_docstring_and_the_file_is_the_real_one() -> None:

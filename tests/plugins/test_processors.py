@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from core.contracts import SamplingBatch
-from core.errors import RequestError
-from core.testing.counts import chi_square_p_value
-from core.testing.processor_driver import Asked, ProcessorDriver
-from core.testing.processor_suite import ProcessorSuite
-from core.testing.sampler_suite import LEAST_P_VALUE
-from plugins.samplers import (
+from hookline.core.contracts import SamplingBatch
+from hookline.core.errors import RequestError
+from hookline.core.testing.counts import chi_square_p_value
+from hookline.core.testing.processor_driver import Asked, ProcessorDriver
+from hookline.core.testing.processor_suite import ProcessorSuite
+from hookline.core.testing.sampler_suite import LEAST_P_VALUE
+from hookline.plugins.samplers import (
     GumbelConfig,
     PenaltyArguments,
     TokenAllowlistArguments,
@@ -22,12 +22,12 @@ from plugins.samplers import (
     TruncationArguments,
     WordBanArguments,
 )
-from plugins.samplers.gumbel import Gumbel
-from plugins.samplers.penalties import Penalties
-from plugins.samplers.token_allowlist import TokenAllowlist
-from plugins.samplers.token_bias import TokenBias
-from plugins.samplers.truncation import Truncation, thresholds
-from plugins.samplers.word_ban import WordBan
+from hookline.plugins.samplers.gumbel import Gumbel
+from hookline.plugins.samplers.penalties import Penalties
+from hookline.plugins.samplers.token_allowlist import TokenAllowlist
+from hookline.plugins.samplers.token_bias import TokenBias
+from hookline.plugins.samplers.truncation import Truncation, thresholds
+from hookline.plugins.samplers.word_ban import WordBan
 
 
 class TestTokenBias(ProcessorSuite):

@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
-from plugins.samplers.penalties import Penalties
-from plugins.samplers.truncation import safe_temperature, thresholds
+from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from hookline.plugins.samplers.penalties import Penalties
+from hookline.plugins.samplers.truncation import safe_temperature, thresholds
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -48,7 +48,7 @@ def kept_by_sorting(logits_NV, top_k_N, top_p_N, min_p_N, temperature_N):
 
 
 def check_truncation(logits_NV):
-    from plugins.samplers.truncation_triton import truncate
+    from hookline.plugins.samplers.truncation_triton import truncate
 
     top_k_N, top_p_N, min_p_N, temperature_N = asked()
     found_NV = truncate(logits_NV.clone().to(DEVICE), temperature_N, top_k_N, top_p_N, min_p_N).cpu()
@@ -82,7 +82,7 @@ def test_truncation_keeps_ties_together():
 
 @pytest.mark.parametrize("top_k", [100, 600])
 def test_truncation_with_a_top_k_beyond_the_number_of_groups(top_k):
-    from plugins.samplers.truncation_triton import truncate
+    from hookline.plugins.samplers.truncation_triton import truncate
 
     generator = torch.Generator().manual_seed(5)
     logits_NV = torch.randn(2, 3000, generator=generator)
@@ -98,8 +98,8 @@ def test_truncation_with_a_top_k_beyond_the_number_of_groups(top_k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab_size", "num_logprobs"), [(50, 20), (9000, 5), (9000, 0), (4100, 1)])
 def test_scores_equal_the_plain_ones(vocab_size, num_logprobs, dtype):
-    from core.drawing import scored
-    from plugins.samplers.scores_triton import score
+    from hookline.core.worker.model_runner import scored
+    from hookline.plugins.samplers.scores_triton import score
 
     generator = torch.Generator().manual_seed(vocab_size)
     wide_NV = (3 * torch.randn(5, vocab_size + 8, generator=generator)).to(dtype)
@@ -125,7 +125,7 @@ def test_truncation_of_a_large_vocabulary():
 
 
 def test_truncation_of_a_row_does_not_depend_on_the_others():
-    from plugins.samplers.truncation_triton import truncate
+    from hookline.plugins.samplers.truncation_triton import truncate
 
     generator = torch.Generator().manual_seed(4)
     logits_NV = 2 * torch.randn(len(ASKED), 6000, generator=generator).to(DEVICE)
@@ -139,7 +139,7 @@ def test_truncation_of_a_row_does_not_depend_on_the_others():
 
 @pytest.mark.parametrize("vocab_size", [50, 6000])
 def test_penalties_equal_the_plain_ones(vocab_size):
-    from plugins.samplers.penalties_triton import penalize
+    from hookline.plugins.samplers.penalties_triton import penalize
 
     generator = torch.Generator().manual_seed(0)
     num_rows, max_len = 6, 3000

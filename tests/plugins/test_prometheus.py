@@ -7,16 +7,16 @@ import pytest
 pytest.importorskip("prometheus_client", reason="needs the extra: pip install hookline[prometheus]")
 from prometheus_client.parser import text_string_to_metric_families
 
-from core import LLM, SamplingParams
-from core.errors import PluginError, RequestError
-from core.observers import Observers
-from core.plugin_check import new_manager
-from core.plugin_host import PluginHost
-from core.testing.fakes import fake_engine
-from core.testing.plain_scheduler import PlainScheduler
-from core.testing.scheduler_suite import drain
-from plugins.observers import PrometheusConfig
-from plugins.observers.prometheus import Prometheus
+from hookline import LLM, SamplingParams
+from hookline.core.errors import PluginError, RequestError
+from hookline.core.plugin.check_plugin import new_manager
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.observers import Observers
+from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.testing.scheduler_suite import drain
+from hookline.plugins.observers import PrometheusConfig
+from hookline.plugins.observers.prometheus import Prometheus
 
 VLLM_NAMES = {
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "prompt_tokens",

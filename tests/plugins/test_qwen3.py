@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.checkpoint import resolve
-from core.contracts import Kernels
-from core.errors import CheckpointError, ConfigError
-from core.parallel import Ranks
-from core.peer_copies import own_rows
-from core.testing.thread_ranks import ThreadRanks, on_ranks
-from core.weights import load_checkpoint, random_weights
-from plugins.kernels.torch_reference import TorchKernels
-from plugins.models.qwen3 import Qwen3
+from hookline.core.checkpoint.checkpoint import resolve
+from hookline.core.checkpoint.load import load_checkpoint, random_weights
+from hookline.core.contracts import Kernels
+from hookline.core.distributed.peer_copies import own_rows
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.errors import CheckpointError, ConfigError
+from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
+from hookline.plugins.kernels.torch_reference import TorchKernels
+from hookline.plugins.models.qwen3 import Qwen3
 from tests.hf_models import QWEN3, build, make_qwen3, one_prompt, run
 
 TOLERANCE = 1e-4  # float32 on both sides; sums of a few hundred terms in another order, logits below 10.
@@ -108,7 +108,7 @@ def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     make_qwen3(tmp_path, **GRID["bias"])
-    monkeypatch.setattr("core.rows.ROW_TILE", 8)
+    monkeypatch.setattr("core.distributed.chunking.ROW_TILE", 8)
     whole = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
     counts = []
 
@@ -173,7 +173,7 @@ def test_wanted_rows_are_right_where_a_rank_knows_only_its_own_rows_of_the_resid
 ) -> None:
     make_qwen3(tmp_path)
     whole = run(*load(tmp_path), one_prompt(PROMPT))
-    monkeypatch.setattr("core.rows.ROW_TILE", 4)
+    monkeypatch.setattr("core.distributed.chunking.ROW_TILE", 4)
     shards = on_ranks(2, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted), kind)
     torch.testing.assert_close(torch.cat(shards, -1), whole[wanted], atol=TOLERANCE, rtol=0)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.testing.model_suite import ModelSuite
-from plugins.models.qwen3 import Qwen3
+from hookline.core.testing.model_suite import ModelSuite
+from hookline.plugins.models.qwen3 import Qwen3
 
 CONFIG = {
     "model_type": "qwen3",

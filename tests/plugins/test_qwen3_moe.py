@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from core import LLM, SamplingParams
-from core.checkpoint import resolve
-from core.errors import CheckpointError, ConfigError
-from core.parallel import Ranks
-from core.testing.thread_ranks import ThreadRanks, on_ranks
-from core.weights import load_checkpoint, random_weights
-from plugins.models.qwen3_moe import Qwen3Moe
+from hookline import LLM, SamplingParams
+from hookline.core.checkpoint.checkpoint import resolve
+from hookline.core.checkpoint.load import load_checkpoint, random_weights
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.errors import CheckpointError, ConfigError
+from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
+from hookline.plugins.models.qwen3_moe import Qwen3Moe
 from tests.hf_models import QWEN3_MOE, build, make_qwen3_moe, one_prompt, run
 
 TOLERANCE = 1e-4  # float32 on both sides; sums of a few hundred terms in another order, logits below 10.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.testing.model_suite import ModelSuite
-from plugins.models.qwen3_moe import Qwen3Moe
+from hookline.core.testing.model_suite import ModelSuite
+from hookline.plugins.models.qwen3_moe import Qwen3Moe
 
 CONFIG = {
     "model_type": "qwen3_moe",

@@ -6,15 +6,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core.errors import RequestError
-from core.outputs import FinishReason
-from core.sampling import SamplingParams
-from core.testing.fakes import check_engine, completion, fake_engine
-from core.testing.scheduler_suite import MAX_STEPS, Gaps, endless_steps
-from plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
-from plugins.schedulers.chunked import Chunked
-from plugins.schedulers.longest_first import LongestFirst
-from plugins.schedulers.prefill_first import PrefillFirst
+from hookline.core.errors import RequestError
+from hookline.core.outputs import FinishReason
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.testing.fakes import check_engine, completion, fake_engine
+from hookline.core.testing.scheduler_suite import MAX_STEPS, Gaps, endless_steps
+from hookline.plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
+from hookline.plugins.schedulers.chunked import Chunked
+from hookline.plugins.schedulers.longest_first import LongestFirst
+from hookline.plugins.schedulers.prefill_first import PrefillFirst
 
 VOCAB = 20
 

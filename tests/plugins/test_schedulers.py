@@ -4,16 +4,16 @@ import random
 
 import pytest
 
-from core.contracts import ALL
-from core.errors import ConfigError
-from core.outputs import FinishReason
-from core.sampling import SamplingParams
-from core.testing.fakes import completion, fake_engine
-from core.testing.scheduler_suite import SchedulerSuite, drain, look
-from plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
-from plugins.schedulers.chunked import Chunked
-from plugins.schedulers.longest_first import LongestFirst
-from plugins.schedulers.prefill_first import PrefillFirst
+from hookline.core.contracts import ALL
+from hookline.core.errors import ConfigError
+from hookline.core.outputs import FinishReason
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.testing.fakes import completion, fake_engine
+from hookline.core.testing.scheduler_suite import SchedulerSuite, drain, look
+from hookline.plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
+from hookline.plugins.schedulers.chunked import Chunked
+from hookline.plugins.schedulers.longest_first import LongestFirst
+from hookline.plugins.schedulers.prefill_first import PrefillFirst
 
 BOTH = [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())]
 ALL_OF_THEM = [*BOTH, *[lambda pace=pace: LongestFirst(LongestFirstConfig(pace=pace)) for pace in (False, True)]]

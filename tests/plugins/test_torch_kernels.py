@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from core.batch import Batch
-from core.contracts import AttentionSpec, QKNorm, Rope
-from core.testing.batches import Row, make_batch, random_cache, scatter_rows
-from core.testing.plain_kernels import PlainKernels
-from plugins.kernels.torch_reference import TorchKernels
+from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.plugins.kernels.torch_reference import TorchKernels
 
 NUM_BLOCKS, SIZE, KV_HEADS, HEAD_DIM = 150, 8, 2, 32
 EXACT = 1e-5  # float32 against float64, values around one

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from core.contracts import AttentionSpec
-from core.testing.kernels_suite import KernelsSuite
-from plugins.kernels.torch_reference import TorchKernels
+from hookline.core.contracts import AttentionSpec
+from hookline.core.testing.kernels_suite import KernelsSuite
+from hookline.plugins.kernels.torch_reference import TorchKernels
 
 
 class TestTorchKernels(KernelsSuite):

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 import torch
 
-from core.peer_memory import HEADER_BYTES, NUM_COPIES
-from core.shared_words import WORD, SharedWords
-from plugins.kernels.triton_slots import Way, sums_by_rows
+from hookline.core.contracts import HEADER_BYTES, NUM_COPIES
+from hookline.core.executor.shared_memory import WORD, SharedWords
+from hookline.plugins.kernels.triton_slots import Way, sums_by_rows
 from tests.plugins.exchange_rank import fill, let_go, num_words
 
 pytestmark = pytest.mark.skipif(

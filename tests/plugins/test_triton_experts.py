@@ -9,10 +9,10 @@ from torch import Tensor
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from core.contracts import AttentionSpec  # noqa: E402
-from core.expert_layers import every_expert, plain_route_experts  # noqa: E402
-from plugins.kernels import triton_experts  # noqa: E402
-from plugins.kernels.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts  # noqa: E402
+from hookline.core.contracts import AttentionSpec  # noqa: E402
+from hookline.core.layers import every_expert, plain_route_experts  # noqa: E402
+from hookline.plugins.kernels import triton_experts  # noqa: E402
+from hookline.plugins.kernels.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if GPU else [torch.float32, torch.float16]
@@ -143,7 +143,7 @@ def test_no_token_is_no_work() -> None:
 
 
 def test_the_triton_kernels_offer_both_operations() -> None:
-    from plugins.kernels.triton_backend import TritonKernels
+    from hookline.plugins.kernels.triton_backend import TritonKernels
 
     kernels = TritonKernels(None, AttentionSpec(2, 2, 64, 16, 4, 64, 64, DEVICE, torch.float32))
     given = make((7, 5, 5, 32, 17), torch.float32)

@@ -17,12 +17,16 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from core.batch import Batch  # noqa: E402
-from core.contracts import AttentionSpec, QKNorm, Rope  # noqa: E402
-from plugins.kernels import triton_backend, triton_ops, triton_product  # noqa: E402
-from plugins.kernels.torch_reference import TorchKernels  # noqa: E402
-from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from plugins.kernels.triton_decode import (  # noqa: E402
+from hookline.core.contracts import (  # noqa: E402
+    AttentionSpec,
+    Batch,
+    QKNorm,
+    Rope,
+)
+from hookline.plugins.kernels import triton_backend, triton_ops, triton_product  # noqa: E402
+from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from hookline.plugins.kernels.triton_decode import (
     MAX_PROGRAMS_PER_SM,
     Card,
     DecodeScratch,
@@ -32,9 +36,9 @@ from plugins.kernels.triton_decode import (  # noqa: E402
     schedule_decode,
     target_items,
 )
-from plugins.kernels.triton_launch import fuses_decode  # noqa: E402
-from plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
-from plugins.kernels.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
+from hookline.plugins.kernels.triton_launch import fuses_decode  # noqa: E402
+from hookline.plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
+from hookline.plugins.kernels.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.contracts import AttentionSpec
-from core.testing.kernels_suite import KernelsSuite
+from hookline.core.contracts import AttentionSpec
+from hookline.core.testing.kernels_suite import KernelsSuite
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -21,6 +21,6 @@ class TestTritonKernels(KernelsSuite):
     groups = (1, 2, 4, 8) if ON_GPU else (4,)
 
     def make(self, spec: AttentionSpec):
-        from plugins.kernels.triton_backend import TritonKernels
+        from hookline.plugins.kernels.triton_backend import TritonKernels
 
         return TritonKernels(None, spec)

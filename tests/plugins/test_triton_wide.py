@@ -12,11 +12,11 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from core.contracts import AttentionSpec  # noqa: E402
-from plugins.kernels import triton_backend, triton_wide  # noqa: E402
-from plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from plugins.kernels.triton_product import Kind  # noqa: E402
-from plugins.kernels.triton_wide import (  # noqa: E402
+from hookline.core.contracts import AttentionSpec  # noqa: E402
+from hookline.plugins.kernels import triton_backend, triton_wide  # noqa: E402
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from hookline.plugins.kernels.triton_product import Kind  # noqa: E402
+from hookline.plugins.kernels.triton_wide import (
     FULL_CARD,
     MAX_SHARED_TILE,
     SHARED_BYTES,

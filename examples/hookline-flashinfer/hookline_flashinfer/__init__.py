@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.contracts import Needs
-from core.errors import ConfigError
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import Needs, Registrar, hookimpl
+from hookline.core.errors import ConfigError
 
 API_VERSION = 1
 

@@ -13,11 +13,10 @@ import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
-from core.batch import Batch
-from core.contracts import AttentionSpec
+from hookline.core.contracts import AttentionSpec, Batch
+from hookline.plugins.kernels.triton_backend import TritonKernels
 from hookline_flashinfer import FlashInferConfig
 from hookline_flashinfer.pages import DevicePages, host_pages
-from plugins.kernels.triton_backend import TritonKernels
 
 STEPS_IN_FLIGHT = 3
 """More than the engine ever has: a plan's pinned memory must not change before its step has read it."""

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hookline_flashinfer import FlashInferConfig
 
-from core.contracts import AttentionSpec
-from core.errors import ConfigError, PluginError
-from core.needs import Facts, choose_kernels
-from core.plugin_host import PluginHost
-from core.testing.batches import make_batch, random_cache, scatter_rows
-from core.testing.checks import check_close
-from core.testing.kernels_suite import KernelsSuite
-from core.testing.plain_kernels import PlainKernels
+from hookline.core.contracts import AttentionSpec
+from hookline.core.errors import ConfigError, PluginError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import Facts, choose_kernels
+from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
+from hookline.core.testing.checks import check_close
+from hookline.core.testing.kernels_suite import KernelsSuite
+from hookline.core.testing.plain_kernels import PlainKernels
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("flashinfer") is None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from core.errors import ConfigError
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import Registrar, hookimpl
+from hookline.core.errors import ConfigError
 
 API_VERSION = 1
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from core.contracts import Plan, RequestView, SchedulerView
-from core.moves import plan_prompts_first
+from hookline.core.contracts import Plan, RequestView, SchedulerView
+from hookline.core.scheduling import plan_prompts_first
 from hookline_sjf import ShortestJobFirstConfig
 
 
 class ShortestJobFirst:
     """Smallest mean time to an answer; a long job is overtaken for at most its extra tokens / ageing_tokens_per_s.
 
-    Worst gap, whatever arrives: a running request gets its next token at most core.moves.MAX_PROMPT_STEPS + 1 steps
+    Worst gap, whatever arrives: a running request gets its next token at most core.scheduling.MAX_PROMPT_STEPS + 1 steps
     after its last one.
     """
 

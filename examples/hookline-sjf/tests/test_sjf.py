@@ -6,14 +6,14 @@ import pytest
 from hookline_sjf import ShortestJobFirstConfig
 from hookline_sjf.policy import ShortestJobFirst
 
-from core.config import validate
-from core.contracts import ALL, Limits, SchedulerView
-from core.errors import ConfigError
-from core.moves import MAX_PROMPT_STEPS
-from core.plugin_host import PluginHost
-from core.sampling import SamplingParams
-from core.testing.fakes import fake_engine
-from core.testing.scheduler_suite import SchedulerSuite, drain
+from hookline.core.config.settings import validate
+from hookline.core.contracts import ALL, Limits, SchedulerView
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.scheduling import MAX_PROMPT_STEPS
+from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.scheduler_suite import SchedulerSuite, drain
 
 
 class TestShortestJobFirst(SchedulerSuite):

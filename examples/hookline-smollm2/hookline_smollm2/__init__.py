@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.contracts import ModelConfig, Needs
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import ModelConfig, Needs, Registrar, hookimpl
 
 API_VERSION = 1
 

@@ -19,7 +19,7 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from torch import Tensor
 
-from core.errors import CheckpointError
+from hookline.core.errors import CheckpointError
 from hookline_smollm2.gguf_tokenizer import make_tokenizer
 
 NAMES = {

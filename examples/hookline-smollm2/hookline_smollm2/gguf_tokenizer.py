@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from core.errors import CheckpointError
+from hookline.core.errors import CheckpointError
 
 CONTROL = 3
 """GGUF's type of tokens that are no text: they are recognised in a prompt, and left out of an answer."""

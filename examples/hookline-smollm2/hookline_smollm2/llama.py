@@ -11,18 +11,18 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from core.contracts import Attend, CheckpointSource, ModelSpec, Rope, Runtime
-from core.errors import ConfigError
-from core.layers import (
+from hookline.core.contracts import Attend, CheckpointSource, ModelSpec, Rope, Runtime, WeightTarget
+from hookline.core.errors import ConfigError
+from hookline.core.layers import (
     MergedColumnParallelLinear,
     ParallelHead,
     QKVParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
     empty_parameter,
+    rope_settings,
+    rope_table,
 )
-from core.rope import rope_settings, rope_table
-from core.weights import WeightTarget
 from hookline_smollm2 import SmolLM2Config
 
 FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None}

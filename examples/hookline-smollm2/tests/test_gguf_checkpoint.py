@@ -14,7 +14,7 @@ from hookline_smollm2 import SmolLM2Config
 from hookline_smollm2.gguf_checkpoint import GGUFCheckpoint
 from hookline_smollm2.llama import Llama
 
-from core.errors import CheckpointError
+from hookline.core.errors import CheckpointError
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 32, 4, 2, 64, 5
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "1", "ab"]

@@ -9,7 +9,7 @@ import torch
 from hookline_smollm2.llama import Llama
 from torch import Tensor
 
-from core.testing.model_suite import ModelSuite
+from hookline.core.testing.model_suite import ModelSuite
 
 CONFIG = {
     "model_type": "llama",

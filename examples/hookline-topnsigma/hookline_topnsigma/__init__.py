@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from core.contracts import Needs
-from core.errors import ConfigError
-from core.hookspecs import Registrar, hookimpl
+from hookline.core.contracts import Needs, Registrar, hookimpl
+from hookline.core.errors import ConfigError
 
 API_VERSION = 1
 

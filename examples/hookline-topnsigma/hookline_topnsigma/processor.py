@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
 from hookline_topnsigma import TopNSigmaArguments
 
 

@@ -8,9 +8,9 @@ import torch
 from hookline_topnsigma import TopNSigmaArguments
 from hookline_topnsigma.processor import TopNSigma
 
-from core import LLM, SamplingParams
-from core.testing.processor_driver import Asked, ProcessorDriver
-from core.testing.processor_suite import ProcessorSuite
+from hookline import LLM, SamplingParams
+from hookline.core.testing.processor_driver import Asked, ProcessorDriver
+from hookline.core.testing.processor_suite import ProcessorSuite
 
 
 class TestTopNSigma(ProcessorSuite):

@@ -1,0 +1,151 @@
+"""Everything that is decided before a weight is loaded: checkpoint, device, dtype, kernels, sizes, and what fits.
+
+Compares needs with facts and refuses early. Allocates nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
+from hookline.core.config.settings import Config
+from hookline.core.contracts import AttentionSpec, ModelSpec
+from hookline.core.distributed.partition import head_parts
+from hookline.core.distributed.ranks import ALONE, Ranks
+from hookline.core.errors import ConfigError, PluginError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import Facts, choose_kernels, unmet
+from hookline.core.plugin.registry import Entry, Option
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an engine will be made of."""
+
+    config: Config
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    attention: AttentionSpec
+    kernels: Entry
+    ranks: Ranks
+    facts: Facts
+    """What the needs of all entries were compared with."""
+    plugins: tuple[str, ...]
+    """What this process sees of plugins (PluginHost.description); those of the other ranks must see the same."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything lives."""
+        return self.attention.device
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether steps are captured as CUDA graphs: decodes at least."""
+        graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
+        return self.config.engine.cuda_graphs and self.device.type == "cuda" and graph_safe
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether small steps with prompts are captured as well."""
+        return self.uses_graphs and self.kernels.needs.graph_prefill
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the kernels are told which decodes share a prefix."""
+        return self.kernels.needs.shared_prefix and self.config.engine.prefix_caching
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step is launched before the tokens of the last one are known."""
+        overlap = self.config.engine.overlap
+        return self.device.type == "cuda" if overlap is None else overlap
+
+
+def choose(config: Config, host: PluginHost, rank: int = 0) -> Choice:
+    """Decide what a configuration means on this machine, for one of its ranks.
+
+    Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
+    """
+    model_class = chosen(config.model).load()
+    checkpoint = resolve_model(config.model.config, model_class)
+    spec: ModelSpec = model_class.spec(checkpoint.config)
+    ranks = Ranks(rank, config.tp)
+    device = pick_device(config.device, ranks)
+    facts = Facts(
+        device=device.type,
+        dtype=pick_dtype(config.dtype, checkpoint, device),
+        compute_capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        block_size=config.engine.block_size,
+        head_dim=spec.head_dim,
+        num_ranks=config.tp,
+    )
+    for option in (config.model, config.sampler, config.scheduler):
+        refuse_unmet(chosen(option), facts)
+    kernels = choose_kernels(host, config.kernels.name, facts)
+    attention = attention_spec(config, spec, ranks, facts, device, kernels)
+    return Choice(config, checkpoint, spec, attention, kernels, ranks, facts, tuple(host.description))
+
+
+def chosen(option: Option) -> Entry:
+    """The entry of an option that names one."""
+    assert option.entry is not None, f"{option.name} names no entry"
+    return option.entry
+
+
+def refuse_unmet(entry: Entry, facts: Facts) -> None:
+    """Raise PluginError if the entry's needs are not met, or if it cannot be loaded: both before any weight is."""
+    reasons = unmet(entry.needs, facts)
+    if reasons:
+        raise PluginError(f"{entry.kind} '{entry.name}' of {entry.origin} does not fit: {'; '.join(reasons)}")
+    entry.load()
+
+
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """The device a name means; "auto" is the first GPU if there is one. Each further rank has the GPU after.
+
+    Raises: ConfigError if one of them is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: no CUDA device is usable here; use device=cpu")
+    if device.type == "cuda":
+        first, count = device.index or 0, torch.cuda.device_count()
+        if first >= count:
+            raise ConfigError(f"device={name}: only {count} CUDA devices are here")
+        if first + ranks.size > count:
+            raise ConfigError(f"tp={ranks.size} needs as many CUDA devices from cuda:{first} on; {count} are here")
+        device = torch.device("cuda", first + ranks.rank)
+    return device
+
+
+def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> str:
+    """Name of the dtype to compute in; "auto" is float32 on a CPU and the checkpoint's own on a GPU."""
+    if name != "auto":
+        return name
+    if device.type == "cpu":
+        return "float32"
+    stored = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "bfloat16"
+    return str(stored).removeprefix("torch.")
+
+
+def attention_spec(
+    config: Config, spec: ModelSpec, ranks: Ranks, facts: Facts, device: torch.device, kernels: Entry
+) -> AttentionSpec:
+    """Attention sizes of one rank."""
+    engine = config.engine
+    heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
+    return AttentionSpec(
+        num_heads=heads.size,
+        num_kv_heads=kv_heads.size,
+        head_dim=spec.head_dim,
+        block_size=engine.block_size or kernels.needs.preferred_block_size,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=min(engine.max_model_len, spec.max_position),
+        device=device,
+        dtype=getattr(torch, facts.dtype),
+    )

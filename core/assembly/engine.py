@@ -1,0 +1,140 @@
+"""From a validated configuration to an engine: choose, start the ranks, put the scheduler and the pool around them.
+
+The only place that puts all four kinds together. What does not fit was refused by `core.assembly.choice` before this.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from hookline.core.assembly.choice import Choice, choose, chosen
+from hookline.core.assembly.worker import build_worker
+from hookline.core.config.settings import Config, chosen_entries
+from hookline.core.contracts import Limits
+from hookline.core.distributed.process_group import connect
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.engine.engine import Engine
+from hookline.core.errors import CapacityError, RankError
+from hookline.core.executor.multiproc import Links, RankGroup
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.requests.logits_processing import Processing
+from hookline.core.step.executor import Executor
+from hookline.core.worker.worker import Worker
+
+logger = logging.getLogger("hookline")
+
+
+class SizedExecutor(Executor, Protocol):
+    """An executor that says how large its KV cache turned out."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can hold."""
+        ...
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine, and what it was made of."""
+
+    engine: Engine
+    choice: Choice
+
+
+def build_engine(config: Config, host: PluginHost) -> Built:
+    """Make the engine a configuration describes.
+
+    Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
+    """
+    with Blaming(chosen_entries(config, host), "while starting"):
+        observers = Observers(host.manager, make_observers(config.observers))
+        choice = choose(config, host)
+        processing = Processing.of(host.registry, choice.facts)
+        executor = build_executor(choice, processing)
+        try:
+            return Built(assemble(choice, observers, executor, processing), choice)
+        except BaseException:
+            executor.close()  # else its processes and its memory would stay until Python ends
+            raise
+
+
+def build_executor(choice: Choice, processing: Processing) -> SizedExecutor:
+    """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
+    if choice.ranks.size == 1:
+        return build_worker(choice, processing)
+    from hookline.core.assembly.engine import start_ranks
+
+    return start_ranks(choice, processing)
+
+
+def assemble(choice: Choice, observers: Observers, executor: SizedExecutor, processing: Processing) -> Engine:
+    """The engine around its executor."""
+    attention, config = choice.attention, choice.config
+    plan = Limits(
+        max_num_seqs=attention.max_num_seqs,
+        max_num_batched_tokens=attention.max_num_batched_tokens,
+        max_model_len=attention.max_model_len,
+        block_size=attention.block_size,
+        num_blocks=executor.num_blocks,
+    )
+    timeout_s, vocab_size = config.engine.stall_timeout_s, choice.spec.vocab_size
+    eos = frozenset(one for one in choice.checkpoint.eos_token_ids if one < vocab_size)  # others are never drawn
+    limits = EngineLimits(
+        plan,
+        vocab_size,
+        timeout_s,
+        eos,
+        seed=config.seed,
+        overlap=choice.overlaps,
+        max_queued_requests=config.engine.max_queued_requests,
+        max_queued_tokens=config.engine.max_queued_tokens,
+        processing=processing,
+        sampling_defaults=choice.checkpoint.sampling_defaults,
+    )
+    if limits.max_len < plan.max_model_len:
+        logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
+    scheduler = chosen(config.scheduler)
+    return Engine(
+        scheduler.load()(config.scheduler.config),
+        executor,
+        BlockPool(plan.num_blocks, plan.block_size, caching=config.engine.prefix_caching),
+        limits,
+        policy=scheduler.name,
+        origin=str(scheduler.origin),
+        observers=observers,
+        model_name=choice.checkpoint.reference,
+        shares_prefixes=choice.shares_prefixes,
+    )
+
+
+def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
+    """Start the further ranks, build our own worker beside them, and wait until all are ready.
+
+    Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
+    """
+    links = Links(choice)
+    built: Worker | Ranks = choice.ranks
+    monitor = links.monitor
+    try:
+        monitor.wait_until_all("here")
+        links.wake()
+        built = ranks = connect(links.store, choice.ranks, choice.device, links.pulse)
+        monitor.release = ranks.abort
+        built = worker = build_worker(replace(choice, ranks=ranks), processing)
+        monitor.wait_until_all("ready")
+    except BaseException as error:
+        if isinstance(error, RankError):
+            error = monitor.verdict(error)
+        if isinstance(error, CapacityError):
+            error = RankError(f"rank 0 of {choice.ranks.size} (this process) failed while starting: {error}")
+        monitor.fail("rank 0 (this process) failed while starting")
+        links.close()
+        built.close()  # else its memory would stay for as long as the error does
+        raise error from None
+    return RankGroup(worker, links)

@@ -1,0 +1,218 @@
+"""`python -m core.bench workload=NAME`: the speed of a configuration under a load, as a table and one JSON line.
+
+Bare at import. Start-up and a warm-up request are measured apart; the best of the timed repetitions counts. A prompt
+is a list of token ids and no text is made, so the engine alone is timed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.bench.facts import describe, describe_engine, first_token_s, peak_memory
+
+if TYPE_CHECKING:
+    from hookline.core.bench.metrics import Slo
+    from hookline.core.bench.recorder import Recording
+    from hookline.core.bench.workload import Load, WorkloadConfig
+    from hookline.core.config.settings import Config
+    from hookline.core.engine.engine import Engine
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.profiling import Profile
+    from hookline.core.plugin.host import PluginHost
+
+    Measure = Callable[[Mapping[str, Any], PluginHost], tuple[dict[str, Any], Recording]]
+    Encode = Callable[[str], list[int]]
+
+BENCH_KEYS = ("workload", "slo", "objective", "repeats", "result", "records", "job_timeout_s")
+SHOWN = (
+    "seconds",
+    "output_tok_s",
+    "prompt_tok_s",
+    "requests_s",
+    "goodput_s",
+    "steps",
+    "prefix_hit_rate",
+    "preemptions",
+)
+SPREADS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "busy_s", "pool_usage")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code, as `core.run` does."""
+    from hookline.core.cli.command import guarded
+
+    return guarded(run_benchmarks, arguments)
+
+
+def run_benchmarks(arguments: list[str], name: str = "bench", measure_: Measure | None = None) -> int:
+    """Run the job or the sweep that a command line of `core.{name}` asks for; returns the exit code.
+
+    name: of the command and of its configuration. measure_: as for `execute`.
+    """
+    from hookline.core.cli.command import is_sweep
+    from hookline.core.config.compose import compose
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.sweep.sweep import run_sweep
+
+    host = PluginHost.load()
+    host.log_problems()
+    if is_sweep(arguments):
+        return run_sweep(arguments, host, f"core.{name}")
+    jobs = compose(arguments, host, config_name=name)
+    return execute(jobs[0].tree, host, measure_) if jobs else 0
+
+
+def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None = None) -> int:
+    """Run the benchmark a tree describes, show its result and write the files it names.
+
+    measure_: does so in place of `measure`.
+    Raises: HooklineError for whatever keeps the engine from starting or running; a line of `result` says so, too.
+    """
+    from hookline.core.bench.files import write_recording
+    from hookline.core.sweep.job_status import failure
+    from hookline.core.util.json_lines import append_line
+
+    result, records = tree.get("result"), tree.get("records")
+    try:
+        record, recording = (measure_ or measure)(tree, host)
+    except Exception as error:
+        if result is not None:
+            append_line(Path(result), {**describe(tree), **failure(error)})
+        raise
+    if records is not None:
+        write_recording(recording, Path(records))
+    print_result(record)
+    if result is not None:
+        append_line(Path(result), record)
+    return 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A validated benchmark."""
+
+    config: Config
+    workload: WorkloadConfig
+    slo: Slo
+    objective: str
+    repeats: int
+    profile: Profile | None
+
+
+def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], Recording]:
+    """Build the engine a tree describes, run its workload; returns the result line and the best repetition's record.
+
+    Raises: HooklineError for whatever keeps the engine from starting or running.
+    """
+    from hookline.core.bench.metrics import summarise
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.profiling import profiled
+
+    bench = validate_bench(tree, host)
+    with LLM.from_config(bench.config, host) as llm:
+        start_s, encode = first_token_s(llm), encoder(llm)
+        runs = [run_load(llm.engine, bench.workload, repetition, encode) for repetition in range(bench.repeats)]
+        best = min(runs, key=lambda run: run.seconds)
+        if bench.profile is not None:  # apart, since tracing takes time
+            with profiled(llm, bench.profile):
+                run_load(llm.engine, bench.workload, bench.repeats, encode)
+        metrics = {**summarise(best, bench.slo), "start_to_first_token_s": round(start_s, 3), **peak_memory(llm)}
+        return {**describe(tree), **describe_engine(llm), **outcome(bench, metrics)}, best
+
+
+def outcome(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result line that says how a finished job went."""
+    from hookline.core.sweep.results import objective_value
+
+    objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
+    return {"status": "done", "error": None, "metrics": metrics, "objective": objective}
+
+
+def validate_bench(tree: Mapping[str, Any], host: PluginHost, further_keys: Iterable[str] = ()) -> Bench:
+    """Check a tree. further_keys: root keys that are somebody else's matter.
+
+    Raises: ConfigError or PluginError naming the key, the value and the fix.
+    """
+    from hookline.core.bench.metrics import Slo, check_objective
+    from hookline.core.bench.workload import WorkloadConfig
+    from hookline.core.config.schema import build, check_keys
+    from hookline.core.config.settings import ENGINE_KEYS, validate
+    from hookline.core.errors import ConfigError
+    from hookline.core.frontend.profiling import PROFILE_KEYS, Profile
+    from hookline.core.plugin.presets import default_tree
+    from hookline.core.run.settings import RUN_KEYS
+
+    check_keys(tree, (*RUN_KEYS, *BENCH_KEYS, *further_keys))
+    defaults = default_tree()
+    for key in RUN_KEYS:
+        if key not in (*ENGINE_KEYS, *PROFILE_KEYS) and tree.get(key) != defaults.get(key):
+            raise ConfigError(f"{key} has no effect in a benchmark, whose requests are the workload's")
+    if tree.get("job_timeout_s") is not None:
+        raise ConfigError("job_timeout_s is for the jobs of a sweep; add -m, or leave it out")
+    repeats = tree.get("repeats", 2)
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ConfigError(f"repeats={repeats!r} must be a whole number of at least 1")
+    slo: Slo = build(Slo, tree.get("slo") or {}, "slo")
+    objective = str(tree.get("objective") or "output_tok_s")
+    check_objective(objective, slo)
+    workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    return Bench(config, workload, slo, objective, repeats, Profile.of(tree))
+
+
+def run_load(engine: Engine, workload: WorkloadConfig, repetition: int = 0, encode: Encode | None = None) -> Recording:
+    """Serve one repetition of a workload from an empty prefix cache.
+
+    encode: makes token ids of a trace's texts; None refuses them.
+    Raises: RequestError if the engine refuses every request; a warning says so of some.
+    """
+    from hookline.core.bench.driver import drive
+    from hookline.core.errors import RequestError
+
+    engine.pool.reset_cache()
+    engine.time_steps()
+    load = make_load(workload, engine.limits.vocab_size, repetition, encode)
+    recording = drive(engine, load)
+    refused = [request.error for request in recording.requests if request.error is not None]
+    if len(refused) == len(load.requests):
+        raise RequestError(f"every request of the workload was refused: {refused[0]}")
+    if refused:
+        print(f"hookline: {len(refused)} of {len(load.requests)} requests were refused: {refused[0]}", file=sys.stderr)
+    return recording
+
+
+def make_load(workload: WorkloadConfig, vocab_size: int, repetition: int, encode: Encode | None = None) -> Load:
+    """The load of a repetition, drawn or read from a trace."""
+    from hookline.core.bench.trace import read_trace
+    from hookline.core.bench.workload import draw_load
+
+    if workload.trace is None:
+        return draw_load(workload, vocab_size, repetition)
+    return read_trace(workload, vocab_size, repetition, encode)
+
+
+def encoder(llm: LLM) -> Encode:
+    """What makes token ids of text."""
+    return lambda text: list(llm.codec.encode(text))
+
+
+def print_result(record: Mapping[str, Any]) -> None:
+    """The figures as a table."""
+    from hookline.core.bench.metrics import STATISTICS, time_lines
+
+    metrics = record["metrics"]
+    rows = {"device": record["device"], "kernels": record["kernels"], "scheduler": record["scheduler"]}
+    rows |= {key: metrics[key] for key in (*SHOWN, "start_to_first_token_s")}
+    for key, value in rows.items():
+        if value is not None:
+            print(f"{key:24} {value}")
+    if metrics["step_times"] is not None:
+        print(*time_lines(metrics["step_times"]), sep="\n")
+    print(f"{'':24}" + "".join(f" {name:>10}" for name in STATISTICS))
+    for key in SPREADS:
+        if metrics[key] is not None:
+            print(f"{key:24}" + "".join(f" {metrics[key][name]:10.4f}" for name in STATISTICS))

@@ -1,0 +1,116 @@
+"""Puts a load on an engine, request by request as they fall due, and records what happens.
+
+Open loop: a request arrives when the load says so, however far behind the engine is; its waiting counts from then.
+Knows the engine's verbs and its clock; no metric and no device.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from hookline.core.bench.recorder import Recording, RequestRecord, StepRecorder, token_times
+from hookline.core.bench.workload import Load
+from hookline.core.engine.engine import Engine
+from hookline.core.errors import RequestError
+from hookline.core.outputs import RequestOutput
+
+
+def drive(engine: Engine, load: Load) -> Recording:
+    """Serve a whole load and return what happened; times are those of the engine's clock.
+
+    A request that the engine refuses is recorded with its error, and so are the turns that would have followed it.
+    Raises: what the engine's step raises.
+    """
+    return _Drive(engine, load).run()
+
+
+@dataclass
+class _Drive:
+    engine: Engine
+    load: Load
+    records: list[RequestRecord] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    due: list[tuple[float, int]] = field(default_factory=list)
+    """A heap of (seconds after the start, place in the load)."""
+    histories: dict[int, list[int]] = field(default_factory=dict)
+    """What was said before a turn that is due, by its place."""
+
+    def run(self) -> Recording:
+        self.next_turns: dict[int, list[int]] = defaultdict(list)
+        for place, request in enumerate(self.load.requests):
+            self.records.append(RequestRecord(request.arrival_s, len(request.tokens), follows=request.follows))
+            if request.follows is None:
+                self.due.append((request.arrival_s, place))
+            else:
+                self.next_turns[request.follows].append(place)
+        heapq.heapify(self.due)
+        self.started_s = started_s = self.engine.clock()
+
+        def now() -> float:
+            return self.engine.clock() - started_s
+
+        with StepRecorder(self.engine, now) as recorder:
+            while self.due or self.engine.has_work:
+                self._add_due(now())
+                if not self.engine.has_work:
+                    if self.due:
+                        self.engine.sleep(max(0.0, self.due[0][0] - now()))
+                    continue
+                outputs = self.engine.step()
+                recorder.step_ended()
+                for output in outputs:
+                    self._end(output, now())
+            recording = recorder.finish(now(), self.records, self.places)
+        _fill_in_times(recording)
+        return recording
+
+    def _add_due(self, now_s: float) -> None:
+        while self.due and self.due[0][0] <= now_s:
+            arrival_s, place = heapq.heappop(self.due)
+            request, record = self.load.requests[place], self.records[place]
+            tokens = [*self.histories.pop(place, ()), *request.tokens]
+            record.arrival_s, record.prompt_tokens = arrival_s, len(tokens)
+            try:
+                arrival = self.started_s + arrival_s
+                self.places[self.engine.add(tokens, request.params, arrival_s=arrival)] = place
+            except RequestError as error:
+                self._refuse(place, str(error))
+
+    def _refuse(self, place: int, error: str) -> None:
+        self.records[place].error, self.records[place].finish_reason = error, "error"
+        for turn in self.next_turns[place]:
+            self._refuse(turn, "the turn before was refused")
+
+    def _end(self, output: RequestOutput, now_s: float) -> None:
+        place = self.places.get(output.request_id)
+        if place is None:
+            return  # of a request that was there before
+        record = self.records[place]
+        record.output_tokens = len(output.token_ids)
+        record.cached_tokens, record.preemptions = output.num_cached_tokens, output.num_preemptions
+        record.finish_reason = output.finish_reason.value
+        for turn in self.next_turns[place]:
+            self.histories[turn] = [*output.prompt_token_ids, *output.token_ids]
+            heapq.heappush(self.due, (now_s + self.load.requests[turn].arrival_s, turn))
+
+
+def _fill_in_times(recording: Recording) -> None:
+    """When each request was first computed, and when its first and last token came."""
+    times_s, starts = token_times(recording)
+    launches = zip(recording.chunk_request, _chunk_starts_s(recording), strict=True)
+    for place, start_s in launches:
+        if place >= 0 and recording.requests[place].start_s is None:
+            recording.requests[place].start_s = float(start_s)
+    for place, request in enumerate(recording.requests):
+        if starts[place] < starts[place + 1]:
+            request.first_token_s = float(times_s[starts[place]])
+            request.finish_s = float(times_s[starts[place + 1] - 1])
+
+
+def _chunk_starts_s(recording: Recording) -> list[float]:
+    starts: list[float] = []
+    for start_s, count in zip(recording.steps["start_s"], recording.steps["prefill_chunks"], strict=True):
+        starts.extend([start_s] * int(count))
+    return starts

@@ -1,0 +1,93 @@
+"""What a benchmark says of the machine and the engine it ran on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookline.core.frontend.llm import LLM
+
+
+def revision() -> str | None:
+    """The commit's hash, with "-dirty" if files were changed since; None without a clone or without git."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def first_token_s(llm: LLM) -> float:
+    """Seconds from the start of this process to the first token, which this draws."""
+    from hookline.core.sampling_params import SamplingParams
+
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, ignore_eos=True))
+    started = process_age_s()
+    llm.generate([[4, 5, 6]], SamplingParams(max_tokens=8, ignore_eos=True))
+    return started
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, imports included; since the first call where the system cannot tell."""
+    try:
+        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        import os
+
+        return uptime - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.process_time()
+
+
+def peak_memory(llm: LLM) -> dict[str, float | None]:
+    """Most memory so far, in GiB: reserved on the GPU, resident in this process."""
+    import resource
+
+    import torch
+
+    on_gpu = llm.device.type == "cuda"
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {
+        "peak_memory_gib": round(torch.cuda.max_memory_reserved(llm.device) / 2**30, 2) if on_gpu else None,
+        "peak_host_memory_gib": round(resident / 2**30, 2),
+    }
+
+
+def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and of which code."""
+    from importlib.metadata import version
+
+    from hookline.core.bench.facts import revision
+    from hookline.core.config.settings import ENGINE_KEYS
+    from hookline.core.sweep.results import FORMAT
+
+    config = {key: tree.get(key) for key in (*ENGINE_KEYS, "workload", "slo", "repeats")}
+    versions = {name: version(name) for name in ("hookline", "torch")}
+    return {"format": FORMAT, "revision": revision(), "versions": versions, "config": config}
+
+
+def describe_engine(llm: LLM) -> dict[str, Any]:
+    """What the configuration came to on this machine."""
+    import torch
+
+    on_gpu = llm.device.type == "cuda"
+    limits = llm.engine.limits
+    return {
+        "device": torch.cuda.get_device_name(llm.device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
+        "kernels": llm.kernels_name,
+        "captured": llm.captured,
+        "scheduler": llm.config.scheduler.name,
+        "block_size": limits.plan.block_size,
+        "num_blocks": limits.plan.num_blocks,
+        "vocab_size": limits.vocab_size,
+        "overlap": limits.overlap,
+    }

@@ -1,0 +1,81 @@
+"""The files of benchmarks and sweeps, written and read: result lines, steps.npz and requests.jsonl.
+
+docs/benchmarks.md describes them; FORMAT changes when they do. Knows no engine and no metric.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from hookline.core.bench.recorder import Column, Recording, RequestRecord
+from hookline.core.errors import ConfigError
+from hookline.core.util.json_lines import read_lines
+
+STEPS = "steps.npz"
+REQUESTS = "requests.jsonl"
+_ARRAYS = ("drawn", "chunk_request", "chunk_tokens")
+
+
+def write_recording(recording: Recording, folder: Path) -> None:
+    """Write steps.npz and requests.jsonl into a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: _small(getattr(recording, name)) for name in _ARRAYS}
+    columns = dict(_stored(name, column) for name, column in recording.steps.items())
+    sizes = {"num_blocks": recording.num_blocks, "block_size": recording.block_size, "seconds": recording.seconds}
+    np.savez_compressed(folder / STEPS, **{**columns, **arrays, **sizes})  # type: ignore[arg-type]
+    with (folder / REQUESTS).open("w", encoding="utf-8") as file:
+        for request in recording.requests:
+            file.write(json.dumps({key: _rounded(value) for key, value in asdict(request).items()}) + "\n")
+
+
+def read_recording(folder: Path) -> Recording:
+    """What `write_recording` wrote; times come back to the microsecond.
+
+    Raises: ConfigError naming a file that is not there or not whole.
+    """
+    names = [field.name for field in fields(RequestRecord)]
+    requests = [RequestRecord(**{name: line[name] for name in names}) for line in read_lines(folder / REQUESTS)]
+    try:
+        with (folder / STEPS).open("rb") as whole, np.load(whole) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, BadZipFile) as error:
+        raise ConfigError(f"{folder / STEPS} cannot be read: {error}") from None
+    return Recording(
+        seconds=float(arrays.pop("seconds")),
+        num_blocks=int(arrays.pop("num_blocks")),
+        block_size=int(arrays.pop("block_size")),
+        requests=requests,
+        drawn=arrays.pop("drawn").astype(np.int64),
+        chunk_request=arrays.pop("chunk_request").astype(np.int64),
+        chunk_tokens=arrays.pop("chunk_tokens").astype(np.int64),
+        steps=dict(_restored(name, column) for name, column in arrays.items()),
+    )
+
+
+def _stored(name: str, column: Column) -> tuple[str, Column]:
+    """Seconds as whole microseconds, -1 for NaN, and everything as the smallest type: half the size of floats."""
+    if not name.endswith("_s"):
+        return name, _small(column)
+    microseconds = np.where(np.isnan(column), -1, np.round(np.nan_to_num(column) * 1e6))
+    return f"{name.removesuffix('_s')}_us", _small(microseconds.astype(np.int64))
+
+
+def _restored(name: str, column: Column) -> tuple[str, Column]:
+    if not name.endswith("_us"):
+        return name, column.astype(np.int64)
+    return f"{name.removesuffix('_us')}_s", np.where(column == -1, np.nan, column / 1e6)
+
+
+def _small(column: Column) -> Column:
+    low, high = np.min_scalar_type(column.min(initial=0)), np.min_scalar_type(column.max(initial=0))
+    return column.astype(np.result_type(low, high))
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value

@@ -1,0 +1,196 @@
+"""The figures of a benchmark: from what was recorded of requests and steps to numbers and their distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hookline.core.bench.recorder import Recording, RequestRecord, token_times
+from hookline.core.errors import ConfigError
+from hookline.core.util.text import near_miss
+
+Column = np.ndarray[Any, Any]
+TIMES = ("host_s", "device_s", "idle_s")
+
+
+def times_by_kind(steps: Mapping[str, Column]) -> dict[str, Any]:
+    """Means in milliseconds for decode, prefill and mixed steps, as far as there are any, and `decode_idle_percent`.
+
+    steps: columns prefill_tokens and decode_rows, and host_s, device_s and idle_s as in core.contracts.StepStats.
+    decode_idle_percent: of the time from the end of a decode step to the end of the next one, if that is a decode step
+    too, the part that the device waited; None without such a pair.
+    """
+    decodes, prefills = steps["decode_rows"] > 0, steps["prefill_tokens"] > 0
+    kinds = {"decode": decodes & ~prefills, "prefill": prefills & ~decodes, "mixed": decodes & prefills}
+    found: dict[str, Any] = {name: _means(steps, chosen) for name, chosen in kinds.items() if chosen.any()}
+    return {**found, "decode_idle_percent": _idle_percent(steps, kinds["decode"])}
+
+
+def _means(steps: Mapping[str, Column], chosen: Column) -> dict[str, float]:
+    means = {f"{name.removesuffix('_s')}_ms": round(1000 * float(steps[name][chosen].mean()), 4) for name in TIMES}
+    return {"steps": int(chosen.sum()), **means}
+
+
+def _idle_percent(steps: Mapping[str, Column], decodes: Column) -> float | None:
+    follows = decodes[1:] & decodes[:-1]
+    idle_s, device_s = steps["idle_s"][1:][follows].sum(), steps["device_s"][1:][follows].sum()
+    return round(100 * float(idle_s / (idle_s + device_s)), 2) if follows.any() else None
+
+
+def time_lines(times: Mapping[str, Any]) -> list[str]:
+    """The means as lines of text."""
+    lines = [
+        f"{kind + ' step':24} host {means['host_ms']:.3f} ms, device {means['device_ms']:.3f} ms, "
+        f"idle before it {means['idle_ms']:.3f} ms (means of {means['steps']})"
+        for kind, means in times.items()
+        if isinstance(means, Mapping)
+    ]
+    if times["decode_idle_percent"] is not None:
+        lines.append(f"{'device idle, decodes':24} {times['decode_idle_percent']} % between one and the next")
+    return lines
+
+
+STATISTICS = ("mean", "p50", "p90", "p99", "max")
+NUMBERS = (
+    "seconds",
+    "output_tok_s",
+    "prompt_tok_s",
+    "requests_s",
+    "goodput_s",
+    "prompt_tokens",
+    "output_tokens",
+    "refused",
+    "steps",
+    "prefill_tokens",
+    "cached_tokens",
+    "prefix_hit_rate",
+    "preemptions",
+)
+MACHINE = ("start_to_first_token_s", "peak_memory_gib", "peak_host_memory_gib")
+"""Numbers that a benchmark adds to those of its recording."""
+DISTRIBUTIONS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "running", "waiting", "pool_usage", "busy_s", *TIMES)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a request must keep to count as good, in seconds; None bounds nothing.
+
+    ttft_s: time to the first token. tpot_s: mean time per token after that. e2e_s: time to the last token.
+    Raises: ConfigError for a bound that is not above 0.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            bound = getattr(self, field.name)
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"slo.{field.name}={bound} must be above 0, or null")
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether it bounds anything."""
+        return self != Slo()
+
+    def is_met(self, latencies: Mapping[str, float]) -> bool:
+        """Whether a request's latencies keep every bound."""
+        bounds = {field.name: getattr(self, field.name) for field in fields(self)}
+        return all(bound is None or latencies[name] <= bound for name, bound in bounds.items())
+
+
+def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
+    """Every figure of a recording: NUMBERS, DISTRIBUTIONS as mappings of STATISTICS, step_times; None if undefined."""
+    served = [request for request in recording.requests if request.first_token_s is not None]
+    latencies = [request_latencies(request) for request in served]
+    times_s, starts = token_times(recording)
+    return {
+        **_numbers(recording, slo, latencies),
+        **{name: spread([one[name] for one in latencies]) for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")},
+        "itl_s": spread(gaps_s(times_s, starts)),
+        "running": spread(recording.steps["running"]),
+        "waiting": spread(recording.steps["waiting"]),
+        "pool_usage": spread(1 - recording.steps["free_blocks"] / recording.num_blocks),
+        **{name: spread(recording.steps[name]) for name in ("busy_s", *TIMES)},
+        "step_times": _step_times(recording),
+    }
+
+
+def _step_times(recording: Recording) -> dict[str, Any] | None:
+    """Means by kind of step; None if the engine did not time the device."""
+    steps = recording.steps
+    computes = steps["decode_rows"] + steps["prefill_tokens"] > 0
+    return None if np.isnan(steps["device_s"][computes]).any() else times_by_kind(steps)
+
+
+def request_latencies(request: RequestRecord) -> dict[str, float]:
+    """A served request's waits, in seconds; one token has no time per token after it, so its tpot_s is 0."""
+    assert request.first_token_s is not None and request.finish_s is not None and request.start_s is not None
+    after_first = max(request.output_tokens - 1, 1)
+    return {
+        "ttft_s": request.first_token_s - request.arrival_s,
+        "tpot_s": (request.finish_s - request.first_token_s) / after_first,
+        "e2e_s": request.finish_s - request.arrival_s,
+        "queue_s": request.start_s - request.arrival_s,
+    }
+
+
+def gaps_s(times_s: Column, starts: Column) -> Column:
+    """Seconds between a request's tokens, over all requests."""
+    gaps = np.diff(times_s)
+    inside = np.ones(len(gaps), dtype=bool)
+    firsts = starts[1:-1]
+    inside[firsts[(firsts > 0) & (firsts < len(times_s))] - 1] = False
+    return gaps[inside]
+
+
+def spread(values: Sequence[float] | Column) -> dict[str, float] | None:
+    """Mean, percentiles (linear between samples) and largest value of what is known; None if nothing is."""
+    array = np.asarray(values, dtype=np.float64)
+    array = array[~np.isnan(array)]
+    if len(array) == 0:
+        return None
+    p50, p90, p99 = np.percentile(array, (50, 90, 99))
+    figures = (array.mean(), p50, p90, p99, array.max())
+    return {name: round(float(value), 6) for name, value in zip(STATISTICS, figures, strict=True)}
+
+
+def _numbers(recording: Recording, slo: Slo, latencies: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    requests, seconds = recording.requests, recording.seconds
+    served = [request for request in requests if request.first_token_s is not None]
+    prompt_tokens = sum(request.prompt_tokens for request in served)
+    output_tokens = sum(request.output_tokens for request in served)
+    cached_tokens = sum(request.cached_tokens for request in served)
+    good = sum(slo.is_met(one) for one in latencies)
+    return {
+        "seconds": round(seconds, 4),
+        "output_tok_s": round(output_tokens / seconds, 1),
+        "prompt_tok_s": round(prompt_tokens / seconds, 1),
+        "requests_s": round(len(served) / seconds, 3),
+        "goodput_s": round(good / seconds, 3) if slo.is_stated else None,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "refused": sum(request.error is not None for request in requests),
+        "steps": len(recording.steps["end_s"]),
+        "prefill_tokens": int(recording.steps["prefill_tokens"].sum()),
+        "cached_tokens": cached_tokens,
+        "prefix_hit_rate": round(cached_tokens / prompt_tokens, 4) if prompt_tokens else 0.0,
+        "preemptions": int(recording.steps["preemptions"].sum()),
+    }
+
+
+def check_objective(name: str, slo: Slo) -> None:
+    """Refuse an objective that no result has, before anything runs.
+
+    Raises: ConfigError with the near miss and what is available.
+    """
+    names = [*NUMBERS, *MACHINE, *(f"{one}.{statistic}" for one in DISTRIBUTIONS for statistic in STATISTICS)]
+    if name not in names:
+        available = f"{', '.join(NUMBERS)}, and {' '.join(STATISTICS)} of {', '.join(DISTRIBUTIONS)}"
+        raise ConfigError(f"no metric named objective={name}.{near_miss(name, names)} Available: {available}")
+    if name == "goodput_s" and not slo.is_stated:
+        raise ConfigError("objective=goodput_s needs an objective of service; set slo.ttft_s, slo.tpot_s or slo.e2e_s")

@@ -1,0 +1,223 @@
+"""What happened under a load, step by step and request by request, as plain arrays.
+
+`StepRecorder` stands between an engine and its executor and notes what passes; it changes nothing. All times are
+seconds since the load's start, on the clock it is given. docs/benchmarks.md describes the columns. Knows no metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from hookline.core.contracts import StepStats
+from hookline.core.engine.engine import Engine
+from hookline.core.step.counts import StepCounter, StepCounts
+from hookline.core.step.executor import Executor
+from hookline.core.step.message import Step
+from hookline.core.step.timing import Clock as StepClock
+
+Column = np.ndarray[Any, Any]
+COUNTS = StepCounts._fields
+"""What a step computes: columns of whole numbers."""
+TIMES = tuple(one.name for one in fields(StepStats) if one.name.endswith("_s"))
+"""Durations that the engine reports of each step; columns of the same names, NaN where it has none."""
+STATES = ("running", "waiting", "free_blocks", "cached_tokens", "preemptions")
+"""What the engine reports when the step is committed."""
+
+
+@dataclass
+class RequestRecord:
+    """One request of a load, in the load's order; times as in Recording, None for what never happened."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+    follows: int | None = None
+    start_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything recorded under one load.
+
+    steps: equally long columns, one entry per step. drawn: places in `requests` of the requests whose token a step
+    drew, num_drawn of them per step; chunk_request and chunk_tokens: the prompt chunks, prefill_chunks per step.
+    """
+
+    seconds: float
+    num_blocks: int
+    block_size: int
+    requests: Sequence[RequestRecord]
+    steps: Mapping[str, Column]
+    drawn: Column
+    chunk_request: Column
+    chunk_tokens: Column
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A launched step; ids are the engine's."""
+
+    start_s: float
+    counts: StepCounts
+    drawn: Column
+    chunk_ids: Column
+    chunk_tokens: Column
+
+
+@dataclass
+class StepRecorder:
+    """An Executor around an engine's own, for as long as a load runs: `with StepRecorder(engine, now) as recorder`."""
+
+    engine: Engine
+    now: Callable[[], float]
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    """start_s, end_s, then COUNTS, STATES and TIMES, step by step."""
+    drawn: list[Column] = field(default_factory=list)
+    chunk_ids: list[Column] = field(default_factory=list)
+    chunk_tokens: list[Column] = field(default_factory=list)
+
+    def __enter__(self) -> StepRecorder:
+        max_num_seqs = self.engine.limits.plan.max_num_seqs
+        self._owner = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._counter = StepCounter(max_num_seqs)
+        self._launched: deque[_Noted] = deque()
+        self._collected: _Noted | None = None
+        self._stats = self.engine.last_stats
+        self._executor: Executor = self.engine.executor
+        self.engine.executor = self
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.engine.executor = self._executor
+
+    def launch(self, step: Step) -> Any:
+        """Pass a step on and note what it computes, for whom."""
+        started = self.now()
+        handle = self._executor.launch(step)
+        self._launched.append(self._note(step, started))
+        return handle
+
+    def collect(self, handle: Any) -> Any:
+        """Pass the tokens on."""
+        tokens = self._executor.collect(handle)
+        self._collected = self._launched.popleft()
+        return tokens
+
+    def time_steps(self) -> StepClock:
+        """Pass it on."""
+        return self._executor.time_steps()
+
+    def close(self) -> None:
+        """Pass it on."""
+        self._executor.close()
+
+    def step_ended(self) -> None:
+        """To be called after each step of the engine: completes the record of the step that it committed, if any."""
+        stats = self.engine.last_stats
+        if stats is self._stats or stats is None:
+            return
+        self._stats, noted = stats, self._collected
+        self._collected = None
+        end_s = self.now()
+        if noted is None:  # it preempted and computed nothing
+            none = np.empty(0, dtype=np.int64)
+            noted = _Noted(end_s, StepCounts(), none, none, none)
+        self.rows.append((noted.start_s, end_s, *noted.counts, *_states(stats), *_times(stats)))
+        self.drawn.append(noted.drawn)
+        self.chunk_ids.append(noted.chunk_ids)
+        self.chunk_tokens.append(noted.chunk_tokens)
+
+    def _note(self, step: Step, started: float) -> _Noted:
+        newest = islice(reversed(self.engine.queue.running.values()), len(step.admit_rows))
+        for request in newest:  # those that this step admitted
+            self._owner[request.row] = request.id
+        chunk_ids = self._owner[step.chunk_rows]
+        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[step.sampled_chunks]])
+        return _Noted(started, self._counter.count(step), drawn, chunk_ids, step.chunk_lens)
+
+    def finish(self, seconds: float, requests: Sequence[RequestRecord], places: Mapping[int, int]) -> Recording:
+        """The whole record. places: id of a request in the engine -> its place in `requests`."""
+        names = ("start_s", "end_s", *COUNTS, *STATES, *TIMES)
+        table = np.array(self.rows, dtype=np.float64).reshape(len(self.rows), len(names)).T
+        steps: dict[str, Column] = {
+            name: column.copy() if name.endswith("_s") else column.astype(np.int64)
+            for name, column in zip(names, table, strict=True)
+        }
+        ends_before = np.concatenate([[0.0], steps["end_s"][:-1]]) if self.rows else np.empty(0)
+        steps["busy_s"] = steps["end_s"] - np.maximum(steps["start_s"], ends_before)
+        steps["num_drawn"] = np.array([len(ids) for ids in self.drawn], dtype=np.int64)
+        limits = self.engine.limits.plan
+        return Recording(
+            seconds=seconds,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            requests=requests,
+            steps=steps,
+            drawn=_places(self.drawn, places),
+            chunk_request=_places(self.chunk_ids, places),
+            chunk_tokens=_joined(self.chunk_tokens),
+        )
+
+
+def _states(stats: StepStats) -> tuple[int, ...]:
+    return (
+        stats.num_running,
+        stats.num_waiting,
+        stats.num_free_blocks,
+        stats.num_cached_tokens,
+        stats.num_preemptions,
+    )
+
+
+def _times(stats: StepStats) -> tuple[float, ...]:
+    times = (getattr(stats, name) for name in TIMES)
+    return tuple(math.nan if time is None else time for time in times)
+
+
+def _joined(parts: Sequence[Column]) -> Column:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def _places(ids: Sequence[Column], places: Mapping[int, int]) -> Column:
+    """The places of requests by their ids; -1 for a request that is none of the load's."""
+    joined = _joined(ids)
+    if not len(joined):
+        return joined
+    first = min(int(joined.min()), *places)
+    table = np.full(max(int(joined.max()), *places) - first + 1, -1, dtype=np.int64)
+    table[np.fromiter(places, dtype=np.int64) - first] = np.fromiter(places.values(), dtype=np.int64)
+    found: Column = table[joined - first]
+    return found
+
+
+def token_times(recording: Recording) -> tuple[Column, Column]:
+    """When each token came, request after request in the load's order, and where each request's tokens begin.
+
+    Returns times_s (all tokens) and starts (one more entry than there are requests). A request keeps as many tokens as
+    it put out: what was drawn after its end was thrown away.
+    """
+    drawn = recording.drawn
+    known = drawn >= 0
+    ends_s = np.repeat(recording.steps["end_s"], recording.steps["num_drawn"])[known]
+    order = np.argsort(drawn[known], kind="stable")
+    requests = drawn[known][order]
+    counts = np.bincount(requests, minlength=len(recording.requests))
+    begins = np.concatenate([[0], np.cumsum(counts)])
+    rank = np.arange(len(requests)) - begins[requests]
+    wanted = np.array([request.output_tokens for request in recording.requests], dtype=np.int64)
+    kept = rank < wanted[requests]
+    starts = np.concatenate([[0], np.cumsum(np.minimum(counts, wanted))])
+    return ends_s[order][kept], starts

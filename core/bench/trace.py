@@ -1,0 +1,91 @@
+"""Recorded requests as a load: a .jsonl file with one request a line, in order of arrival or not.
+
+A line holds `arrival_s` (seconds after the start), `output_tokens` (how many to generate) and the prompt: as
+`prompt_token_ids`, as text in `prompt`, or as a number of random tokens in `prompt_tokens`. Further keys belong to
+whoever recorded it, so the requests.jsonl of a benchmark is a trace, too. Knows no engine and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.core.bench.workload import Load, LoadRequest, TokenSource, WorkloadConfig
+from hookline.core.errors import ConfigError, RequestError
+from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.util.json_lines import json_object, numbered_lines
+
+PROMPT_KEYS = ("prompt_token_ids", "prompt", "prompt_tokens")
+
+
+def read_trace(
+    workload: WorkloadConfig,
+    vocab_size: int,
+    repetition: int = 0,
+    encode: Callable[[str], list[int]] | None = None,
+) -> Load:
+    """The load that workload.trace recorded.
+
+    encode: makes token ids of text; without it a trace with texts is refused.
+    Raises: ConfigError naming the file, the line, the key and what it must be.
+    """
+    assert workload.trace is not None
+    path = Path(workload.trace)
+    rng = random.Random(workload.seed)
+    source = TokenSource(rng, workload.max_token_id, vocab_size, repetition)
+    requests = []
+    for number, line in numbered_lines(_text(path)):
+        try:
+            requests.append(_request(json_object(line), workload.temperature, source, encode))
+        except (ValueError, RequestError) as error:
+            raise ConfigError(f"workload.trace={path}, line {number}: {error}") from None
+    if not requests:
+        raise ConfigError(f"workload.trace={path} holds no request")
+    return Load(requests)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"workload.trace={path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
+
+
+def _request(
+    line: Mapping[str, Any], temperature: float, source: TokenSource, encode: Callable[[str], list[int]] | None
+) -> LoadRequest:
+    arrival_s = line.get("arrival_s")
+    if not isinstance(arrival_s, int | float) or not 0 <= arrival_s < math.inf:
+        raise ValueError(f"arrival_s={arrival_s!r} must be a number of seconds, at least 0")
+    max_tokens = _count("output_tokens", line.get("output_tokens"))
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, **UNTRUNCATED)
+    return LoadRequest(_prompt(line, source, encode), params, float(arrival_s))
+
+
+def _prompt(line: Mapping[str, Any], source: TokenSource, encode: Callable[[str], list[int]] | None) -> list[int]:
+    key = next((key for key in PROMPT_KEYS if key in line), None)
+    if key is None:
+        raise ValueError(f"no prompt; give one of {', '.join(PROMPT_KEYS)}")
+    value = line[key]
+    if key == "prompt_tokens":
+        return source.draw(_count(key, value))
+    if key == "prompt_token_ids":
+        if not isinstance(value, list) or not all(type(token) is int for token in value):
+            raise ValueError("prompt_token_ids must be a list of whole numbers")
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"prompt={value!r} must be text")
+    if encode is None:
+        raise ValueError("a prompt as text needs a tokenizer; give prompt_token_ids or prompt_tokens")
+    return encode(value)
+
+
+def _count(key: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key}={value!r} must be a whole number of at least 1")
+    return value

@@ -1,0 +1,1 @@
+"""Where a checkpoint is, what it says, and its tensors into parameters."""

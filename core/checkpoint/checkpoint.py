@@ -1,0 +1,165 @@
+"""A checkpoint as it was found: its folder, config, end-of-text tokens and tokenizer.
+
+Reads config.json and generation_config.json; knows nothing of tensors or models, and runs no code from a checkpoint.
+core/checkpoint/locate.py finds the folder. The tokenizer's library is imported only when it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
+from hookline.core.contracts import CheckpointSource, ModelConfig
+from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
+from hookline.core.sampling_params import generation_defaults
+from hookline.core.util.mappings import merge
+
+__all__ = ["WEIGHTS", "Checkpoint", "load_tokenizer", "locate", "merge", "resolve", "resolve_model", "resolve_random"]
+
+WEIGHTS = ("checkpoint", "random")
+"""The values of model.weights."""
+MAX_DEPTH = 64
+"""Most levels of a JSON file: what reads a config may follow them by recursion."""
+MAX_TOKEN_ID = 2**31 - 1
+"""Largest end-of-text token; those behind the vocabulary are never drawn, and some configs name one."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model at hand: its config and, unless it is random without one, its folder.
+
+    folder: None if only a shape is known (weights=random), or if the model brought the source.
+    eos_token_ids: empty if the checkpoint names none.
+    """
+
+    reference: str
+    folder: Path | None
+    config: dict[str, Any]
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that its generation_config.json recommends."""
+    source: CheckpointSource | None = None
+
+    @property
+    def is_packaged(self) -> bool:
+        """True if it is a folder that came inside a Python package."""
+        return self.folder is not None and self.reference.startswith(PACKAGE)
+
+
+def resolve_model(model: ModelConfig, model_class: Any = None) -> Checkpoint:
+    """The checkpoint a model option asks for, real or random, with hf_overrides laid over its config.
+
+    model_class: may bring a source of its own; see `core.contracts.OpensCheckpoint`.
+    Raises: CheckpointError if it cannot be had; ConfigError for an unknown model.weights.
+    """
+    if model.weights not in WEIGHTS:
+        raise ConfigError(f"model.weights is '{model.weights}'; it must be one of: {', '.join(WEIGHTS)}")
+    source = model_class.open_checkpoint(model) if hasattr(model_class, "open_checkpoint") else None
+    if source is not None:
+        return _of_source(model, source)
+    return resolve_random(model) if model.weights == "random" else resolve(model.checkpoint, model.hf_overrides)
+
+
+def resolve(reference: str, hf_overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Find a checkpoint, downloading from the hub if it must, and read its config.
+
+    Raises: CheckpointError with what was tried and the fix.
+    """
+    return _read(reference, locate(reference), hf_overrides or {})
+
+
+def resolve_random(model: ModelConfig) -> Checkpoint:
+    """Only the config, for random weights, without the network: the folder's, the hub cache's, else random_shape.
+
+    Raises: CheckpointError if none of them is there.
+    """
+    folder = cached_on_disk(model.checkpoint) if is_hub_id(model.checkpoint) else None
+    if model.checkpoint and not is_hub_id(model.checkpoint):
+        folder = locate(model.checkpoint)
+    if folder is not None:
+        return _read(model.checkpoint, folder, model.hf_overrides)
+    if not model.random_shape:
+        raise CheckpointError(
+            f"weights=random needs a config.json, and '{model.checkpoint}' is neither a local folder nor in the hub "
+            "cache; set model.checkpoint to a folder, or model.random_shape to the config's values"
+        )
+    config = merge(model.random_shape, model.hf_overrides)
+    return Checkpoint(model.checkpoint, None, config, _token_ids(config.get("eos_token_id"), "model.random_shape"))
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer (transformers), or None if it has no tokenizer files. Reads the folder alone.
+
+    Raises: CheckpointError if the files are there and cannot be used.
+    """
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        return _tokenizer_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """AutoTokenizer costs another second of imports, and tokenizer.json says all it would find out."""
+    if (folder / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Checkpoint:
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json, so it is no checkpoint; give the folder that holds one")
+    config = merge(_json(folder / "config.json"), hf_overrides)
+    generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    # What the user overrides wins; then the generation config, which lists every token that ends an answer.
+    value = hf_overrides.get("eos_token_id", generation.get("eos_token_id"))
+    ids = _token_ids(config.get("eos_token_id") if value is None else value, str(folder))
+    try:
+        defaults = generation_defaults(generation, f"{folder / 'generation_config.json'}")
+    except RequestError as error:
+        raise CheckpointError(f"{error}; correct the file, or take it away") from error
+    return Checkpoint(reference, folder, config, ids, defaults)
+
+
+def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:
+    config = merge(source.config(), model.hf_overrides)
+    ids = _token_ids(config.get("eos_token_id"), model.checkpoint)
+    return Checkpoint(model.checkpoint, None, config, ids, source=source)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); download or copy it again") from error
+    if _is_deep(value):
+        raise CheckpointError(f"{path} is nested more than {MAX_DEPTH} levels deep; download or copy it again")
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object; download or copy it again")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested more than MAX_DEPTH levels deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        items = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [item for one in items for item in one]
+    return bool(level)
+
+
+def _token_ids(value: Any, where: str) -> tuple[int, ...]:
+    ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    if any(not isinstance(one, int) or isinstance(one, bool) or not 0 <= one <= MAX_TOKEN_ID for one in ids):
+        raise CheckpointError(f"eos_token_id of {where} is {shown(value)}; it must be a token id or a list of them")
+    return tuple(dict.fromkeys(ids))

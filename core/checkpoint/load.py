@@ -1,0 +1,127 @@
+"""Weights into parameters: streamed from safetensors, of which each rank reads only its own slice, given by a source
+that the model brought, or drawn at random.
+
+Knows nothing of models: a model says in `WeightTarget`s what goes where. Missing, surplus and misshaped tensors are
+errors here, and so is everything about the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.checkpoint.safetensors_files import open_file, stored_tensors
+from hookline.core.contracts import CheckpointSource, WeightTarget
+from hookline.core.errors import CheckpointError
+
+RANDOM_STD = 0.02
+"""Standard deviation of "normal"."""
+_NUM_READERS = 4
+_MOST_NAMED = 5
+
+
+def load_checkpoint(folder: Path | str, targets: Mapping[str, WeightTarget], *, num_readers: int = _NUM_READERS) -> int:
+    """Fill every target from the safetensors of a folder, converting to the target's dtype and device.
+
+    Units:  returns the bytes written to the targets.
+    Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, or quantised weights;
+            nothing is written before all names and shapes are checked.
+    """
+    stored = stored_tensors(Path(folder))
+    _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
+    jobs = [(name, stored[name].path, targets[name]) for name in stored if targets[name].view is not None]
+    # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
+    shares = [jobs[first::num_readers] for first in range(num_readers)]
+    with ThreadPoolExecutor(num_readers) as readers:
+        return sum(readers.map(_read, shares))
+
+
+def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
+    """Fill every target from a source that a model brought, tensor by tensor; `name` stands for it in errors.
+
+    Units:  returns the bytes written to the targets.
+    Raises: CheckpointError naming missing, surplus or misshaped tensors, before anything is read; or one that the
+            source gives in another shape than it said.
+    """
+    shapes = source.shapes()
+    _check(name, shapes, targets)
+    num_bytes = 0
+    for tensor_name, target in targets.items():
+        if target.view is not None and target.view.numel():
+            tensor = source.read(tensor_name)
+            if tuple(tensor.shape) != shapes[tensor_name]:
+                said, given = list(shapes[tensor_name]), list(tensor.shape)
+                raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
+            target.view.copy_(target.cut(tensor))
+            num_bytes += target.view.nbytes
+    return num_bytes
+
+
+def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
+    """Fill every target at random: "normal" with mean 0 and std 0.02.
+
+    The draw depends on the seed and the tensor's name only: the whole tensor is drawn on the target's device, then cut,
+    so that ranks of any layout hold the same model. CPU and CUDA draw different numbers.
+    """
+    with torch.inference_mode():
+        for name, target in targets.items():
+            if target.view is not None:
+                target.view.copy_(target.cut(_draw(name, target, target.view.device, seed)))
+
+
+def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> Tensor:
+    if target.init != "normal":
+        return torch.full(target.shape, float(target.init == "ones"), device=device)
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+    return torch.empty(target.shape, device=device).normal_(0.0, RANDOM_STD, generator=generator)
+
+
+@torch.inference_mode()  # The parameters may be inference tensors, and the mode is per thread.
+def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> int:
+    num_bytes = 0
+    with ExitStack() as stack:
+        files: dict[Path, Any] = {}
+        for name, path, target in jobs:
+            if path not in files:
+                files[path] = stack.enter_context(open_file(path))
+            assert target.view is not None
+            if target.view.numel():
+                target.view.copy_(target.cut(files[path].get_slice(name)))
+                num_bytes += target.view.nbytes
+    return num_bytes
+
+
+def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, WeightTarget]) -> None:
+    """Compare names and shapes before a byte is read."""
+    wanted = {name: target for name, target in targets.items() if target.view is not None}
+    problems = [
+        _some("missing", [name for name in wanted if name not in stored], str),
+        _some("surplus", [name for name in stored if name not in targets], str),
+        _some(
+            "misshaped",
+            [name for name, target in wanted.items() if name in stored and stored[name] != target.shape],
+            lambda name: f"{name} has {list(stored[name])} and needs {list(wanted[name].shape)}",
+        ),
+    ]
+    found = "; ".join(filter(None, problems))
+    if found:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} does not match the model: {found}. Is its config.json the right one?"
+        )
+
+
+def _some(problem: str, names: Iterable[str], describe: Callable[[str], str]) -> str:
+    listed = list(names)
+    if not listed:
+        return ""
+    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    tensors = "tensor" if len(listed) == 1 else "tensors"
+    return f"{len(listed)} {problem} {tensors}: {', '.join(map(describe, listed[:_MOST_NAMED]))}{more}"

@@ -1,0 +1,82 @@
+"""Where a checkpoint's folder is: given, in the Hugging Face hub or its cache, or shipped in a Python package.
+
+Knows nothing of what lies in the folder. The hub's library is imported only when a reference is a hub id.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from pathlib import Path
+
+from hookline.core.errors import CheckpointError
+
+PACKAGE = "package:"
+"""Prefix of a reference to a folder inside a Python package: package:MODULE/FOLDER."""
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def locate(reference: str) -> Path:
+    """The folder of a reference; a hub id is downloaded unless it is in the cache.
+
+    Raises: CheckpointError with what was tried and the fix.
+    """
+    if reference.startswith(PACKAGE):
+        return _packaged(reference)
+    folder = Path(reference).expanduser()
+    if reference and folder.is_dir():
+        return folder
+    if is_hub_id(reference):
+        return _download(reference)
+    what = "is a file" if reference and folder.is_file() else "does not exist"
+    raise CheckpointError(
+        f"model.checkpoint '{reference}' {what}; give a folder with config.json and *.safetensors, a hub id "
+        "(owner/name) or package:MODULE/FOLDER"
+    )
+
+
+def is_hub_id(reference: str) -> bool:
+    """True for owner/name unless that is a folder here."""
+    return _HUB_ID.fullmatch(reference) is not None and not Path(reference).is_dir()
+
+
+def cached_on_disk(reference: str) -> Path | None:
+    """The folder of a hub id in the local cache, without the network; None if its config is not there."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    config = try_to_load_from_cache(reference, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def first_line(error: Exception) -> str:
+    """The error's class and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _packaged(reference: str) -> Path:
+    module, _, inside = reference.removeprefix(PACKAGE).partition("/")
+    try:
+        folder = Path(str(importlib.resources.files(module))) / inside
+    except (ImportError, ValueError, TypeError) as error:
+        raise CheckpointError(f"'{reference}': package '{module}' cannot be found ({error}); install it") from error
+    if not inside or not folder.is_dir():
+        raise CheckpointError(
+            f"'{reference}': package '{module}' has no folder '{inside}'; expected package:MODULE/FOLDER"
+        )
+    return folder
+
+
+def _download(reference: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        # Subfolders hold other formats of the same weights.
+        return Path(snapshot_download(reference, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+    except Exception as error:
+        raise CheckpointError(
+            f"checkpoint '{reference}' is no local folder, and the Hugging Face hub and its cache do not give it "
+            f"({first_line(error)}); pass a local folder: model.checkpoint=/path/to/folder"
+        ) from error

@@ -1,0 +1,124 @@
+"""Which safetensors files a checkpoint folder has and what they hold, read from their headers alone.
+
+Knows nothing of models or targets. Pickled weights are never opened, only named in the error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from hookline.core.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+"""Hugging Face's list of the shards of a checkpoint."""
+_FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies and its shape."""
+
+    path: Path
+    shape: tuple[int, ...]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Name -> place of every tensor of the folder, in the files' order.
+
+    Raises: CheckpointError for a missing, corrupt or duplicate shard, quantised weights, or no safetensors at all.
+    """
+    refuse_quantised(folder)
+    tensors: dict[str, StoredTensor] = {}
+    for path in weight_files(folder):
+        for name, tensor in _header(path).items():
+            if name in tensors:
+                raise CheckpointError(f"tensor '{name}' is in {tensors[name].path.name} and in {path} as well")
+            tensors[name] = tensor
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The index's files; without an index model.safetensors; without that every *.safetensors.
+
+    Raises: CheckpointError if there are none, or one of the index is missing.
+    """
+    if (folder / INDEX).is_file():
+        return _indexed_files(folder / INDEX)
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(_nothing_to_read(folder))
+    return files
+
+
+def open_file(path: Path) -> Any:
+    """A safetensors handle, memory-mapped.
+
+    Raises: CheckpointError with the file if it is corrupt or unreadable.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a readable safetensors file ({error}); download or copy it again"
+        ) from error
+
+
+def refuse_quantised(folder: Path) -> None:
+    """Refuse a checkpoint whose config.json says that it is quantised.
+
+    Raises: CheckpointError.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return  # Reading the config is core.checkpoint.checkpoint's business; weights alone may come without one.
+    if isinstance(config, dict) and config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown method")
+        raise CheckpointError(
+            f"{folder} is quantised (quantization_config: {method}), which is not supported; "
+            "use the unquantised checkpoint (bfloat16, float16 or float32)"
+        )
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not a readable index ({error!r}); download or copy it again") from error
+    for name in names:
+        if Path(name).name != name or not (index.parent / name).is_file():
+            raise CheckpointError(f"{index} lists {name}, which is not in the folder; download or copy it again")
+    return [index.parent / name for name in names]
+
+
+def _header(path: Path) -> dict[str, StoredTensor]:
+    tensors = {}
+    with open_file(path) as file:
+        for name in file.offset_keys() if hasattr(file, "offset_keys") else file.keys():
+            piece = file.get_slice(name)
+            if piece.get_dtype() not in _FLOAT_DTYPES:
+                raise CheckpointError(
+                    f"tensor '{name}' in {path} has dtype {piece.get_dtype()}; supported: {', '.join(_FLOAT_DTYPES)}"
+                )
+            tensors[name] = StoredTensor(path, tuple(piece.get_shape()))
+    return tensors
+
+
+def _nothing_to_read(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        return (
+            f"{folder} has only pickled weights ({pickles[0]}), and only safetensors is read; convert it with "
+            "transformers: model.save_pretrained(folder, safe_serialization=True)"
+        )
+    return f"{folder} has no *.safetensors file; download the weights there, or set model.weights=random"

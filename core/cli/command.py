@@ -1,0 +1,64 @@
+"""What commands share: errors of their user leave as one line and an exit code, never as a traceback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+
+def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
+    """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback.
+
+    With HOOKLINE_TRACEBACK=1 in the environment, the traceback of such an error is printed before its line. SystemExit
+    is an error too, whatever its code: `run` returns, and a plugin that calls sys.exit(0) is no success.
+    """
+    from hookline.core.errors import HooklineError, show_traceback
+
+    try:
+        with _logging_to_stderr():
+            return run(list(sys.argv[1:] if arguments is None else arguments))
+    except HooklineError as error:
+        show_traceback(error)
+        print(f"hookline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except SystemExit as error:
+        from hookline.core.plugin.blame import with_place
+
+        show_traceback(error)
+        print(f"hookline: error: something ended the process from within: {with_place(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hookline: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does. Python would complain once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether Hydra's multirun is asked for; its parser takes any beginning of the long flag, too."""
+    return any(one == "-m" or (len(one) > 2 and "--multirun".startswith(one)) for one in arguments)
+
+
+class _ToStderr(logging.Handler):
+    """Looks standard error up at each record: whoever replaced it meanwhile gets the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"hookline: {record.getMessage()}", file=sys.stderr)
+
+
+@contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+    logger, handler = logging.getLogger("hookline"), _ToStderr()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)

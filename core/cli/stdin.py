@@ -1,0 +1,44 @@
+"""Prompts that are piped in on standard input."""
+
+from __future__ import annotations
+
+import logging
+import select
+import sys
+from typing import TextIO
+
+from hookline.core.contracts import PROJECT
+from hookline.core.errors import ConfigError
+
+PATIENCE_S = 2.0
+"""How long standard input may be silent before it counts as not given."""
+_log = logging.getLogger(PROJECT)
+
+
+def piped_text(stream: TextIO | None = None) -> str | None:
+    """What was piped in; None at a terminal, without standard input, or if it is open and nobody writes to it.
+
+    Raises: ConfigError if it is not UTF-8.
+    """
+    stream = sys.stdin if stream is None else stream
+    if stream is None or stream.closed or stream.isatty():
+        return None
+    if _is_silent(stream):
+        _log.warning(
+            "standard input is open and silent for %.0f s: not waiting for it. Prompts that take longer to come "
+            "belong in a file: prompts_file=",
+            PATIENCE_S,
+        )
+        return None
+    try:
+        return stream.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is not UTF-8 text: {error}") from error
+
+
+def _is_silent(stream: TextIO) -> bool:
+    """Whether neither data nor an end comes within PATIENCE_S: waiting for nobody would look like hanging."""
+    try:
+        return not select.select([stream.fileno()], [], [], PATIENCE_S)[0]
+    except (OSError, ValueError):
+        return False  # it has no file descriptor, or one that cannot be waited for

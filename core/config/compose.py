@@ -1,0 +1,204 @@
+"""Lets Hydra compose the command line into plain trees: one for a run, one for each job of a sweep.
+
+The only place that runs Hydra. Its errors leave as our own, in one line; nothing of the engine happens inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hookline.core.config.hydra_errors import explain
+from hookline.core.config.hydra_options import is_raw, quote_raw_values, search_path_overrides, store_options
+from hookline.core.config.schema import describe
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import CONF
+from hookline.core.plugin.registry import KINDS
+
+_UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m core.info lists them"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Hydra composed: a tree of plain values, and of a job of a sweep what its own process is started with.
+
+    overrides: what was asked for, as results show it. arguments: for the command line of the job's process. fault: why
+    the tree holds interpolations that stand for nothing.
+    """
+
+    tree: dict[str, Any]
+    overrides: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    number: int = 0
+    folder: Path | None = None
+    sweep_folder: Path | None = None
+    fault: str | None = None
+
+
+def compose(
+    arguments: Sequence[str],
+    host: PluginHost,
+    config_name: str = "config",
+    run_job: Callable[[Job], float | None] | None = None,
+) -> list[Job]:
+    """The jobs that the arguments ask for; none if Hydra was only asked to show something.
+
+    run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
+    in another process; what it returns is what Hydra's sweeper hears of the job.
+    Raises: ConfigError or PluginError with the near miss and what is available.
+    """
+    try:
+        arguments = flags_first(arguments)
+    except SystemExit:  # after `--version`
+        return []
+    _refuse_name_overrides(arguments)
+    store_options(host)
+    raw = tuple(argument for argument in arguments if is_raw(argument))
+    found: list[Job] = []
+    with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
+        try:
+            _run_hydra(config_name, _Task(raw, _config_dir(), run_job or _Collect(found)))
+        except SystemExit:
+            if not _asks_for_help(arguments):
+                raise
+        except Exception as error:
+            explained = explain(error, host)
+            if explained is None:
+                raise
+            raise explained from error
+    if run_job is None:
+        for job in found:
+            if job.fault is not None:
+                raise ConfigError(job.fault)
+            _refuse_unset_kinds(job)
+    return found
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    from hydra._internal.utils import get_args_parser
+
+    given = get_args_parser().parse_intermixed_args(arguments)
+    return bool(given.help or given.hydra_help)
+
+
+@dataclass(frozen=True)
+class _Collect:
+    found: list[Job]
+
+    def __call__(self, job: Job) -> None:
+        self.found.append(job)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What Hydra calls with each composed configuration. raw: arguments that the job's own process quotes."""
+
+    raw: tuple[str, ...]
+    config_dir: tuple[str, ...]
+    run_job: Callable[[Job], float | None]
+
+    def __call__(self, config: Any) -> float | None:
+        # Nothing of ours may raise here: Hydra would print the error on its own before it lets it out.
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        settings = HydraConfig.get()
+        # Unresolved: an override's text may hold a ${...} that means nothing at this place.
+        composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
+        overrides = (*(override for override in composed if not is_raw(override)), *self.raw)
+        tree, fault = _resolved(config)
+        job = Job(tree, overrides, (*self.config_dir, *overrides), fault=fault)
+        if settings.mode is RunMode.MULTIRUN:
+            folders = Path(settings.runtime.output_dir), Path(settings.sweep.dir).absolute()
+            job = replace(job, number=int(settings.job.num), folder=folders[0], sweep_folder=folders[1])
+        return self.run_job(job)
+
+
+def _resolved(config: Any) -> tuple[dict[str, Any], str | None]:
+    """What Hydra composed as plain values, and what is wrong with an interpolation that cannot be resolved.
+
+    The only place where interpolations of the command line and its files are resolved: from here on, a value is text.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    fault = None
+    try:
+        tree = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        tree, fault = OmegaConf.to_container(config, resolve=False), describe(error)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}, fault
+
+
+def _run_hydra(config_name: str, task: _Task) -> None:
+    import hydra
+
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
+
+
+def _refuse_unset_kinds(job: Job) -> None:
+    for kind in KINDS:
+        if job.tree.get(kind) is None:
+            raise ConfigError(_UNSET.format(kind=kind))
+
+
+def _config_dir() -> tuple[str, ...]:
+    from hydra._internal.utils import get_args_parser
+
+    folder = get_args_parser().parse_args().config_dir
+    return ("--config-dir", folder) if folder else ()
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with all flags before all key=value pairs: Hydra's parser refuses them mixed.
+
+    Raises: ConfigError for a flag that does not exist.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help and --hydra-help")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    pairs = list(parser.parse_intermixed_args(arguments).overrides)
+    flags = list(arguments)
+    for pair in pairs:
+        flags.remove(pair)
+    return [*flags, *pairs]
+
+
+def _refuse_name_overrides(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        kind, _, name = key.lstrip("+~").partition(".")
+        if kind in KINDS and not name and value in ("", "null") and equals:
+            raise ConfigError(_UNSET.format(kind=kind))
+        if equals and name == "name" and kind in KINDS:
+            raise ConfigError(f"'{argument}' would change a name and not the option; write {kind}={value}")
+
+
+@contextmanager
+def _argv(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [before[0] if before else "hookline", *arguments]
+    # Hydra would otherwise print its errors itself and exit with code 1.
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error

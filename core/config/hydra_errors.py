@@ -1,0 +1,97 @@
+"""Turns what Hydra and OmegaConf raise into our errors: one line with the key, the near miss and the fix.
+
+Reads their exceptions and messages and knows the plugin host, whose broken plugins may be the cause. Composes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hookline.core.config.schema import describe, unknown_key
+from hookline.core.config.settings import LIMIT_KEYS
+from hookline.core.errors import ConfigError, HooklineError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import KINDS
+from hookline.core.util.text import near_miss
+
+EXTRAS = {
+    "joblib": "joblib",
+    "submitit_local": "submitit",
+    "submitit_slurm": "submitit",
+    "ray": "ray",
+    "optuna": "optuna",
+}
+"""Launchers and sweepers of Hydra's ecosystem, each with the extra of ours that brings it."""
+_INTERNAL_KEYS = ("name", "hydra", "experiment")
+
+
+def explain(error: Exception, host: PluginHost) -> HooklineError | None:
+    """Our error for one of Hydra's; None if it is no user's error."""
+    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(error, HooklineError):
+        return error
+    if isinstance(error, OverrideParseException):
+        return _unparsable(error.override)
+    if isinstance(error, MissingConfigException):
+        return _unknown_option(error.missing_cfg_file or "", list(error.options or []), str(error), host)
+    cause = _innermost(error)
+    if isinstance(cause, OmegaConfBaseException):
+        return _bad_value(cause, str(error))
+    return ConfigError(_plain(str(error))) if isinstance(error, HydraException | ValueError) else None
+
+
+def _unparsable(override: str) -> ConfigError:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return ConfigError(f"cannot read argument '{override}'; arguments have the form key=value")
+    return ConfigError(f"cannot read the value of {key}={value}; put it in quotes: \"{key}='...'\"")
+
+
+def _unknown_option(path: str, options: list[str], message: str, host: PluginHost) -> HooklineError:
+    group, _, name = path.removesuffix(".yaml").rpartition("/")
+    if group in KINDS:
+        presets = [preset.name for preset in host.presets if preset.kind == group]
+        return host.unknown(group, name, [*presets, *options])
+    if not group:
+        return ConfigError(_plain(message))
+    extra = EXTRAS.get(name) if group.startswith("hydra/") else None
+    if extra:
+        return ConfigError(f"{group}: '{name}' is not installed; pip install \"hookline[{extra}]\" brings it")
+    available = ", ".join(options) or "none"
+    return ConfigError(f"no {group} named '{name}'.{near_miss(name, options)} Available: {available}")
+
+
+def _bad_value(cause: Exception, message: str) -> ConfigError:
+    overridden = re.match(r"Could not override '([^']+)'", message)
+    if overridden is None:
+        return ConfigError(describe(cause))
+    parent = getattr(cause, "parent_node", None)
+    full_key = str(getattr(cause, "full_key", None) or overridden[1])
+    # In the middle of a key, OmegaConf names the whole of it; the part that does not exist is what the user mistyped.
+    keys = [str(key) for key in parent] if parent is not None and not _is_leaf(parent) else []
+    return ConfigError(unknown_key(full_key, [key for key in keys if key not in _INTERNAL_KEYS], LIMIT_KEYS))
+
+
+def _is_leaf(node: object) -> bool:
+    return not hasattr(node, "keys")
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _plain(message: str) -> str:
+    if message.startswith("No trials are completed"):
+        return "no trial succeeded, so there is no best one"
+    unused = re.match(r"Could not override '([^']+)'\. No match in the defaults list", message)
+    if unused:
+        hint = "; python -m core.bench takes it" if unused[1] == "workload" else "; --help lists its keys"
+        return f"this command takes no '{unused[1]}'{hint}"
+    ambiguous = re.search(r"Ambiguous value for argument '(.*)'", message)
+    if ambiguous:
+        return f"{ambiguous[1]} has several values; add -m to run one job for each, or quote a value that has commas"
+    return " ".join(message.split())

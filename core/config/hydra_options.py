@@ -1,0 +1,77 @@
+"""What Hydra is given: each entry as a typed option, and values that are quoted before it parses them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import AUTO, KINDS, Entry
+
+RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
+"""Keys whose value is raw text, always: what follows the first = is taken as it is."""
+
+
+def is_raw(argument: str) -> bool:
+    """True if the argument sets a raw key."""
+    key, equals, _ = argument.partition("=")
+    return equals == "=" and key.lstrip("+") in RAW_KEYS
+
+
+def quote_raw_values(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the values of raw keys quoted, so that Hydra gives back exactly what was typed."""
+    return [_quoted(argument) if is_raw(argument) else argument for argument in arguments]
+
+
+def _quoted(argument: str) -> str:
+    key, _, value = argument.partition("=")
+    # OmegaConf's escape first, since Hydra's own quotes are taken off before OmegaConf sees the text.
+    plain = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
+    inside = re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + (r"\'" if match[2] else ""), plain)
+    return f"{key}='{inside}'"
+
+
+def store_options(host: PluginHost) -> None:
+    """Offer the host's entries, and none besides, as options of their kinds' config groups."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    for kind in KINDS:
+        store.repo.pop(kind, None)  # of an earlier host in this process
+    for entry in host.registry:
+        if entry.kind in KINDS:
+            store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
+    store.store(group="kernels", name=AUTO, node={"name": AUTO}, provider="hookline")
+
+
+def option_node(entry: Entry) -> Any:
+    """The option's node: its `name`, which says what was chosen, and the fields of its dataclass with their types."""
+    from omegaconf import OmegaConf
+
+    name = ("name", str, dataclasses.field(default=entry.name))
+    if entry.config is None:
+        return OmegaConf.structured(dataclasses.make_dataclass("NoFields", [name]))
+    frozen: bool = entry.config.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    node = OmegaConf.structured(
+        dataclasses.make_dataclass(entry.config.__name__, [name], bases=(entry.config,), frozen=frozen)
+    )
+    OmegaConf.set_readonly(node, None)  # OmegaConf takes "frozen" to mean that no override may change a value
+    for name in node:
+        if OmegaConf.is_dict(node[name]) and OmegaConf.get_type(node, name) is dict:
+            OmegaConf.set_struct(node[name], False)  # a mapping's keys are the user's; Hydra knows only those it saw
+    return node
+
+
+def search_path_overrides(arguments: list[str], packages: list[str]) -> list[str]:
+    """Arguments for Hydra that let it find the plugins' presets, beside any search path that was asked for."""
+    if not packages:
+        return arguments
+    key, ours = "hydra.searchpath=[", ",".join(f"pkg://{package}" for package in packages)
+    for place, argument in enumerate(arguments):
+        if argument.startswith(key):
+            theirs = argument.removeprefix(key)
+            merged = f"{key}{ours}]" if theirs.strip() == "]" else f"{key}{ours},{theirs}"
+            return [*arguments[:place], merged, *arguments[place + 1 :]]
+    return [*arguments, f"{key}{ours}]"]

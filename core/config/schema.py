@@ -1,0 +1,158 @@
+"""Turns plain values into an instance of a config dataclass, checked and converted by OmegaConf.
+
+Values are taken as they stand: nothing in them is interpolated, since they may come from a request. Every error names
+the full key. Knows no kind and no plugin: `core.config.settings` says which dataclass belongs to which key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import MAX_TEXT, ConfigError, HooklineError, clipped, shown
+from hookline.core.util.text import near_miss, one_line
+
+MISSING = "???"
+"""OmegaConf's mark for a field without a default; as a value it is refused."""
+_WRONG_TYPE = re.compile(r"Value '(.*)' (?:of type '(\w+)' could not be converted to|is not a valid) (\w+).*")
+_STAND_IN = "⟦text {}⟧"
+_STAND_INS = re.compile(_STAND_IN.format("([0-9]{1,12})"))
+_TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "bool": "a bool", "String": "a str"}
+
+
+def build(cls: type, values: Mapping[str, Any], prefix: str, elsewhere: Iterable[str] = ()) -> Any:
+    """An instance of the dataclass `cls` with `values` laid over its defaults. `prefix` names it in errors.
+
+    A text arrives exactly as it is, also with `${` in it. elsewhere: full keys that may have been meant, if an unknown
+    one is near none of the dataclass's own.
+
+    Raises: ConfigError for an unknown key (with the near miss), a wrong type, a value that is missing or `???`, or one
+    that the dataclass itself refuses.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    check_keys(values, (field.name for field in dataclasses.fields(cls) if field.init), prefix, elsewhere)
+    texts: list[str] = []
+    try:
+        inert = {key: _inert(value, f"{prefix}.{key}", texts) for key, value in values.items()}
+        node = OmegaConf.merge(OmegaConf.structured(cls), inert)
+        _refuse_missing(OmegaConf.missing_keys(node), prefix)
+        return _instance(node, texts)
+    except HooklineError:
+        raise
+    except OmegaConfBaseException as error:
+        raise ConfigError(describe(error, prefix, texts)) from error
+    except Exception as error:
+        message = one_line(error).partition(": ")[2] or one_line(error)
+        raise ConfigError(f"{prefix}: {clipped(message, 2 * MAX_TEXT)}") from error
+
+
+def _inert(value: Any, key: str, texts: list[str]) -> Any:
+    """The value with stand-ins for texts that OmegaConf would read as more than text; these go into `texts`.
+
+    Only a short, plain text may be a number, a bool or an enum's name, so all others get one too.
+    """
+    if isinstance(value, str | Path):
+        text = str(value)
+        if text == MISSING:
+            raise ConfigError(f"{clipped(key)}='{MISSING}' stands for a value that is missing; set {clipped(key)}=...")
+        if len(text) <= MAX_TEXT and text.isprintable() and "${" not in text and not _STAND_INS.search(text):
+            return value
+        texts.append(text)
+        return _STAND_IN.format(len(texts) - 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _inert(inner, f"{key}.{name}", texts) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_inert(inner, f"{key}[{index}]", texts) for index, inner in enumerate(value)]
+    return value
+
+
+def _with_texts(value: str, texts: Sequence[str]) -> str:
+    def text(stand_in: re.Match[str]) -> str:
+        index = int(stand_in[1])
+        return texts[index] if index < len(texts) else stand_in[0]  # a key may look like one
+
+    return _STAND_INS.sub(text, value)
+
+
+def _instance(node: Any, texts: Sequence[str]) -> Any:
+    """What a node of OmegaConf holds: instances of dataclasses, dicts, lists and values, with their texts in them."""
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+
+    if isinstance(node, ListConfig):
+        return [_instance(item, texts) for item in node]
+    if isinstance(node, DictConfig):
+        values = {key: _instance(node[key], texts) for key in node}
+        cls: Any = OmegaConf.get_type(node)
+        return values if cls is dict else cls(**_with_tuples(cls, values))
+    if isinstance(node, str):
+        return _with_texts(node, texts)
+    return Path(_with_texts(str(node), texts)) if isinstance(node, Path) else node
+
+
+def _with_tuples(cls: Any, values: dict[Any, Any]) -> dict[Any, Any]:
+    # OmegaConf reads a tuple as a list; a field gets what its default says.
+    for field in dataclasses.fields(cls):
+        if isinstance(field.default, tuple) and isinstance(values.get(field.name), list):
+            values[field.name] = tuple(values[field.name])
+    return values
+
+
+def check_keys(
+    values: Mapping[str, Any], known: Iterable[str], prefix: str = "", elsewhere: Iterable[str] = ()
+) -> None:
+    """Refuse keys that nothing would read.
+
+    Raises: ConfigError with the near miss and the known keys.
+    """
+    names = list(known)
+    for key in values:
+        if key not in names:
+            raise ConfigError(unknown_key(f"{prefix}.{key}" if prefix else str(key), names, elsewhere))
+
+
+def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """The message for a key that does not exist.
+
+    available: the last parts of those that do. elsewhere: full keys to suggest if none of these is near.
+    """
+    key = clipped(key)
+    names, last = [str(name) for name in available], key.rpartition(".")[2]
+    others = {name.rpartition(".")[2]: name for name in elsewhere}
+    hint = near_miss(last, names)
+    if not hint and (other := difflib.get_close_matches(last, others, n=1)):
+        hint = f" Did you mean '{others[other[0]]}'?"
+    return f"unknown key '{key}'.{hint} Available: {', '.join(names) or 'none'}"
+
+
+def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> str:
+    """One line for what OmegaConf found wrong: `engine.max_num_seqs='abc' is not an int`. texts: see `build`."""
+    full_key = str(getattr(error, "full_key", None) or "")
+    key = clipped(".".join(part for part in (prefix, full_key) if part))
+    text = str(error).partition("\n")[0]
+    if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
+        return unknown_key(key, _keys_around(error))
+    if wrong := _WRONG_TYPE.fullmatch(text):
+        value = _with_texts(wrong[1], texts)
+        value = clipped(value) if wrong[2] not in ("str", None) else shown(value)
+        return f"{key}={value} is not {_TYPE_NAMES.get(wrong[3], wrong[3])}"
+    if "Incompatible value 'None'" in text:
+        return f"{key} must have a value; it is None"
+    return f"{key}: {clipped(_with_texts(' '.join(text.split()), texts), 2 * MAX_TEXT)}"
+
+
+def _keys_around(error: Exception) -> list[str]:
+    parent = getattr(error, "parent_node", None)
+    return [str(key) for key in parent] if parent is not None else []
+
+
+def _refuse_missing(keys: Iterable[str], prefix: str) -> None:
+    for key in sorted(keys):
+        raise ConfigError(f"{prefix}.{key} has no value and no default; set {prefix}.{key}=...")

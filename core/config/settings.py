@@ -1,0 +1,234 @@
+"""The configuration as plain frozen dataclasses, and `validate`, which makes it from a tree once.
+
+The same for the command line and for `LLM(...)`: nothing unknown is ignored, and no DictConfig gets past here. Knows
+the kinds and core's own keys; options, their fields and the defaults come from plugins and conf/.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hookline.core.config.schema import build, check_keys
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import Preset, default_tree, preset_values
+from hookline.core.plugin.registry import AUTO, KINDS, OBSERVER, Entry, Option
+from hookline.core.sampling_params import MAX_SEED
+from hookline.core.util.mappings import merge
+
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
+MAX_COUNT = 2**31 - 1
+"""Of an engine's sizes and limits: they and what they number are 32-bit integers on the device."""
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_COUNTS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+    "max_queued_requests",
+    "max_queued_tokens",
+)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and limits of an engine.
+
+    Raises: ConfigError naming the key, the value and the allowed range.
+    """
+
+    max_num_seqs: int = 512
+    """Most requests running at the same time."""
+    max_num_batched_tokens: int = 16384
+    """Most tokens computed in one step."""
+    max_model_len: int = 4096
+    """Longest request, in tokens of prompt and output."""
+    memory_fraction: float = 0.9
+    """Part of the GPU's memory that Hookline may use, in (0, 1]."""
+    cpu_cache_gib: float = 2.0
+    """Size of the KV cache on a CPU, in GiB."""
+    block_size: int | None = None
+    """Tokens per KV block; None takes what the kernels prefer."""
+    num_blocks: int | None = None
+    """KV blocks; None takes as many as memory allows."""
+    cuda_graphs: bool = True
+    """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
+
+    So are steps of both, if max_num_batched_tokens is at most 512 and max_model_len at most 16,384.
+    """
+    overlap: bool | None = None
+    """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
+    prefix_caching: bool = True
+    """Reuse the KV blocks of equal prompt beginnings."""
+    max_queued_requests: int | None = None
+    """Most requests that wait for a place; further ones are refused until some have started. None: no limit."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
+    stall_timeout_s: float = 30.0
+    """Seconds without progress after which the engine ends with an error."""
+    rank_timeout_s: float = 5.0
+    """tp > 1: seconds without a sign of life from a rank's process after which the engine ends with an error."""
+    step_timeout_s: float = 5.0
+    """tp > 1: seconds for which ranks wait for one of them in a step, beyond what they took themselves to get there,
+    after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of compiling
+    do not count. Raise it to stop a rank in a debugger."""
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                raise ConfigError(f"engine.{name}={value} must be at least 1 and at most {MAX_COUNT}")
+        if self.max_model_len == 1:
+            raise ConfigError("engine.max_model_len=1 must be at least 2: a token of a prompt, and one of its answer")
+        if self.num_blocks == self.block_size == 1:
+            raise ConfigError(
+                "engine.num_blocks=1 must be at least 2 with engine.block_size=1: a token of a prompt, and one of its "
+                "answer"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"engine.max_num_seqs={self.max_num_seqs}: each running request computes a token a step"
+            )
+        for name in ("cpu_cache_gib", "stall_timeout_s", "rank_timeout_s", "step_timeout_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"engine.{name}={value} must be a finite number above 0")
+        if not 0 < self.memory_fraction <= 1:
+            raise ConfigError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything an engine is built from. Plain data: it can be pickled and sent to another process."""
+
+    model: Option
+    scheduler: Option
+    sampler: Option
+    kernels: Option = field(default_factory=Option)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    observers: tuple[Option, ...] = ()
+    tp: int = 1
+    seed: int = 0
+    dtype: str = AUTO
+    device: str = AUTO
+
+    def __post_init__(self) -> None:
+        _whole("tp", self.tp, 1)
+        _whole("seed", self.seed, 0, MAX_SEED)
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if not _DEVICE.fullmatch(str(self.device)):
+            raise ConfigError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N")
+
+
+ENGINE_KEYS = tuple(field.name for field in fields(Config))
+"""Root keys that describe an engine."""
+LIMIT_KEYS = tuple(f"engine.{field.name}" for field in fields(EngineConfig))
+"""Full keys of the engine's limits, which are often looked for in the scheduler."""
+
+
+def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
+    """Check a tree of plain values and choose the options; what it leaves out comes from conf/config.yaml.
+
+    A kind's value is the name of an option or preset, or a mapping with `name` and the fields to set.
+    Raises: ConfigError for keys and values; PluginError for a name that is not there or is broken.
+    """
+    check_keys(tree, ENGINE_KEYS)
+    defaults = default_tree()
+    given = {key: value for key, value in {**defaults, **tree}.items() if key in ENGINE_KEYS}
+    options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
+    engine = {**defaults.get("engine", {}), **_mapping("engine", given.pop("engine", None) or {})}
+    observers = _observers(given.pop("observers", None), host)
+    return Config(**options, observers=observers, engine=build(EngineConfig, engine, "engine"), **given)
+
+
+def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
+    """Names of observers, or mappings of a name and the fields to set."""
+    if not isinstance(value, str | list | tuple | None):
+        raise ConfigError(f"observers={value!r} is not a list of names, or of mappings with a name and fields")
+    names = [value] if isinstance(value, str) else value or []
+    options = tuple(_observer(one, host) for one in names)
+    for option in options:
+        if [other.name for other in options].count(option.name) > 1:
+            raise ConfigError(f"observers names '{option.name}' twice")
+    return options
+
+
+def _observer(value: Any, host: PluginHost) -> Option:
+    values = {"name": value} if isinstance(value, str) else dict(_mapping("observers", value))
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"observers: {value!r} has no name")
+    entry = host.choose(OBSERVER, name)
+    if entry.config is None:
+        check_keys(values, (), f"observers.{name}")
+        return Option(entry)
+    return _made(entry, values, f"observers.{name}")
+
+
+def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
+    values = {"name": value} if isinstance(value, str) else dict(_mapping(kind, value or {}))
+    name = values.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
+    if kind == "kernels" and name == AUTO:
+        check_keys(values, (), kind)
+        return Option()
+    option, preset_fields = _resolve(kind, name, host)
+    entry = host.choose(kind, option)
+    if entry.config is None:
+        check_keys(values, (), kind, LIMIT_KEYS)
+        return Option(entry)
+    return _made(entry, merge(preset_fields, values), kind, LIMIT_KEYS)
+
+
+def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Sequence[str] = ()) -> Option:
+    assert entry.config is not None
+    with Blaming((), "while its fields are checked", otherwise=entry):
+        return Option(entry, build(entry.config, values, prefix, elsewhere))
+
+
+def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
+    presets = [preset for preset in host.presets if preset.kind == kind]
+    found = _find(presets, name)
+    if host.registry.find(kind, name) is None and found is None:
+        core_choice = [AUTO] if kind == "kernels" else []
+        raise host.unknown(kind, name, [*core_choice, *(preset.name for preset in presets)])
+    return preset_values(found, presets) if found is not None else (name, {})
+
+
+def _find(presets: Sequence[Preset], name: str) -> Preset | None:
+    return next((preset for preset in presets if preset.name == name), None)
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        names = "the name of an option or " if key in KINDS else ""
+        raise ConfigError(f"{key}={value!r} is not {names}a mapping of fields")
+    return value
+
+
+def _whole(key: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{key}={value!r} is not an int")
+    if value < low or (high is not None and value > high):
+        raise ConfigError(
+            f"{key}={value} must be at least {low}" + (f" and at most {high}" if high is not None else "")
+        )
+
+
+def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
+    """All that an engine of this configuration may call."""
+    for option in (config.model, config.scheduler, config.sampler, config.kernels, *config.observers):
+        if option.entry is not None:
+            yield option.entry
+    if config.kernels.entry is None:
+        yield from host.registry.of_kind("kernels")
+    yield from host.registry.of_kind("processor")

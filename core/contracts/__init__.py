@@ -1,0 +1,88 @@
+"""TODO"""
+
+from hookline.core.contracts.batch import Batch
+from hookline.core.contracts.exchange import (
+    EMPTY,
+    HEADER_BYTES,
+    MIN_SLOT_BYTES,
+    NUM_COPIES,
+    WORD_BYTES,
+    Exchange,
+    FusedExchange,
+    PeerMemory,
+)
+from hookline.core.contracts.hooks import Registrar, hookimpl
+from hookline.core.contracts.kernels import AttentionSpec, ExpertKernels, FusedKernels, Kernels, QKNorm, Rope
+from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
+from hookline.core.contracts.needs import Needs
+from hookline.core.contracts.observer import Observer, StepStats
+from hookline.core.contracts.processor import (
+    FromSamplingParams,
+    LogitsProcessor,
+    LogitsRows,
+    ProcessorSpec,
+    RequestFacts,
+)
+from hookline.core.contracts.sampler import Sampler, SamplingBatch
+from hookline.core.contracts.scheduler import (
+    ALL,
+    BlockBudget,
+    Everyone,
+    Limits,
+    Plan,
+    RequestView,
+    Scheduler,
+    SchedulerView,
+)
+from hookline.core.contracts.version import API_VERSION
+from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+
+__all__ = [
+    "ALL",
+    "API_VERSION",
+    "EMPTY",
+    "HEADER_BYTES",
+    "MIN_SLOT_BYTES",
+    "NUM_COPIES",
+    "WORD_BYTES",
+    "Attend",
+    "AttentionSpec",
+    "Batch",
+    "BlockBudget",
+    "CheckpointSource",
+    "Everyone",
+    "Exchange",
+    "ExpertKernels",
+    "FromSamplingParams",
+    "FusedExchange",
+    "FusedKernels",
+    "Init",
+    "Kernels",
+    "Limits",
+    "LogitsProcessor",
+    "LogitsRows",
+    "Model",
+    "ModelConfig",
+    "ModelSpec",
+    "Needs",
+    "Observer",
+    "OpensCheckpoint",
+    "Part",
+    "PeerMemory",
+    "Plan",
+    "ProcessorSpec",
+    "QKNorm",
+    "Registrar",
+    "RequestFacts",
+    "RequestView",
+    "Rope",
+    "Runtime",
+    "Sampler",
+    "SamplingBatch",
+    "Scheduler",
+    "SchedulerView",
+    "StepStats",
+    "WeightTarget",
+    "hookimpl",
+    "wanted_rows",
+]

@@ -1,0 +1,97 @@
+"""Collectives of a few rows between GPUs that read each other's memory, and the memory they go through.
+
+Legend: R ranks, S slots, T tokens, N rows, D hidden, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+HEADER_BYTES = 128
+"""Of a block, zero until its rank is let go."""
+WORD_BYTES = 4
+"""Of what says that."""
+NUM_COPIES = 2
+"""Of each slot: the kernels of one exchange fill the other while slower ranks are still in the exchange before."""
+MIN_SLOT_BYTES = 2048
+EMPTY = 0xFF
+"""What each byte of data is at first."""
+
+
+@dataclass(frozen=True)
+class PeerMemory:
+    """One rank's view. A slot takes what one program exchanges at a time.
+
+    slot_bytes: most of a slot that come from one rank, a multiple of 16.
+    addresses_R: (R,) int64, each rank's block: a header, whose first 4 bytes become nonzero when the rank is let go,
+    then data, (slots, copies, R + 1, slot_bytes), of which all bytes are 0xFF at first.
+    counts_S: (slots,) int64, how often this rank has used each slot so far.
+    """
+
+    rank: int
+    size: int
+    num_slots: int
+    slot_bytes: int
+    addresses_R: Tensor
+    counts_S: Tensor
+    let_go: Callable[[], None] = field(default=lambda: None)
+    """Frees kernels of this rank that wait for others, from another stream; what they compute is then worthless."""
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+class Exchange(Protocol):
+    """Collectives of a few rows between GPUs that read each other's memory, by the kernels of a rank.
+
+    A Kernels class offers them by a method `exchange(peers: core.contracts.PeerMemory) -> Exchange`. Core calls
+    each on all ranks alike, in the same order. Device: no host sync, graph-safe. All ranks must get the same bits.
+    """
+
+    def fits(self, x_TD: Tensor) -> bool:
+        """Whether sums of such a tensor are for this exchange; the others go through torch.distributed."""
+        ...
+
+    def all_reduce(self, x_TD: Tensor) -> Tensor:
+        """Sum over ranks, in place; returns x."""
+        ...
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
+        ...
+
+    def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
+        """The token (int64) of the rank with the highest score (float32) for each row; of equal ones the lowest rank's.
+
+        N is at most the rows that the exchange was made for.
+        """
+        ...
+
+
+class FusedExchange(Protocol):
+    """What an Exchange may offer besides, to save launches, trips and work that ranks need not all do."""
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Kernels.add_rms_norm of the sum over ranks of `linear`; None, with nothing done, where it would not pay.
+
+        Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. Only rank 0 has the layer's bias, if there
+        is one, and whether the answer is None must not depend on it: all ranks must give the same.
+        """
+        ...
+
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
+        """Whether `add_rms_norm_own` is faster; the same for all sums of a forward of as many rows of a kind."""
+        ...
+
+    def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """add_rms_norm's first result, on every rank; row t of the second is written over the residual of rank t % R.
+
+        x fits, and all three have one dtype and no gaps. What the residual's other rows hold says nothing, before and
+        after. May overwrite x.
+        """
+        ...

@@ -1,0 +1,174 @@
+"""The pluggy markers and every hook Hookline calls.
+
+Hooks stay off the hot path: registration runs once per process, observers at most once a step and only if somebody
+listens. A plugin module marks its functions with `hookimpl` and sets `API_VERSION` at its top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pluggy
+
+from hookline.core.contracts.needs import Needs
+
+if TYPE_CHECKING:
+    from hookline.core.contracts.observer import StepStats
+    from hookline.core.engine.engine import Engine
+    from hookline.core.outputs import RequestOutput
+
+NO_NEEDS = Needs()
+PROJECT = "hookline"
+"""pluggy project name, and the entry-point group that plugins are found in."""
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+_hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin module as the implementation of the hook of the same name."""
+
+
+def hookspec(function: _Hook) -> _Hook:
+    """Mark a function as a hook specification."""
+    return _hookspec(function)
+
+
+class Registrar(Protocol):
+    """Adds one entry of one kind; bound to the plugin that calls it."""
+
+    def __call__(
+        self,
+        name: str,
+        target: str,
+        *,
+        config: type | None = None,
+        help: str = "",
+        needs: Needs = NO_NEEDS,
+        priority: int = 0,
+        replace: bool = False,
+    ) -> None:
+        """Register `target` ("package.module:Class", imported only when chosen) under `name`.
+
+        config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
+        help:     one line for `core.info`.
+        priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
+        replace:  take the place of an entry of the same name, openly.
+        """
+        ...
+
+
+@hookspec
+def register_models(register: Registrar) -> None:
+    """Add models.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"); the dataclass extends
+             core.contracts.ModelConfig.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/models/__init__.py
+    """
+
+
+@hookspec
+def register_schedulers(register: Registrar) -> None:
+    """Add scheduler policies.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line").
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/schedulers/__init__.py
+    """
+
+
+@hookspec
+def register_samplers(register: Registrar) -> None:
+    """Add samplers.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)).
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/samplers/__init__.py
+    """
+
+
+@hookspec
+def register_processors(register: Registrar) -> None:
+    """Add logits processors: they change the logits of requests that ask for it, in front of the sampler.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
+             priority=...). The dataclass is the schema of a request's arguments, given as
+             SamplingParams(extra_args={name: {...}}), and its defaults change nothing; if it extends
+             core.contracts.FromSamplingParams, its fields are SamplingParams' own. Higher priorities run first.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/samplers/__init__.py
+    """
+
+
+@hookspec
+def register_kernels(register: Registrar) -> None:
+    """Add numerical back ends: norms, rotary embedding, KV-cache writes and paged attention.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...),
+             priority=...).
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/kernels/__init__.py
+    """
+
+
+@hookspec
+def register_observers(register: Registrar) -> None:
+    """Add observers: objects that watch the engines whose configuration names them, `observers=[name]`.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)); the
+             class is core.contracts.Observer: any of the observer hooks below as methods.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/observers/__init__.py
+    """
+
+
+@hookspec
+def config_packages() -> list[str]:  # type: ignore[empty-body]
+    """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
+
+    When:    once per process of the command line, before Hydra composes. None or [] adds nothing.
+    Errors:  a package that cannot be found disables this plugin alone and names it.
+    """
+
+
+@hookspec
+def on_engine_start(engine: Engine) -> None:
+    """Observe an engine that is ready to take requests.
+
+    When:    once per engine, in the process that plans, after the KV cache is allocated.
+    Errors:  an exception stops the start and names the plugin.
+    """
+
+
+@hookspec
+def on_step_end(stats: StepStats) -> None:
+    """Observe one step.
+
+    When:    after each step's tokens are committed; skipped entirely when nobody implements it.
+    Errors:  an exception ends the engine and names the plugin.
+    """
+
+
+@hookspec
+def on_request_end(output: RequestOutput) -> None:
+    """Observe a request that finished, was refused or was aborted. Its output has no text: the engine knows tokens.
+
+    When:    once per request and completion, after its blocks are given back.
+    Errors:  an exception ends the engine and names the plugin.
+    """
+
+
+@hookspec
+def on_engine_stop(engine: Engine) -> None:
+    """Observe an engine that is being closed.
+
+    When:    once per engine, before its memory is released; also after an error.
+    Errors:  an exception is reported after the engine is closed.
+    """

@@ -1,0 +1,185 @@
+"""The numerical back end of a rank: the operations that models and core compute with.
+
+Legend: T tokens of a step, B requests of a step, D hidden, H heads, K kv heads, E head dim, C = (H + 2K) * E, P positions,
+F intermediate features of this rank, X experts, A experts of a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, dtype
+
+    from hookline.core.contracts.batch import Batch
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding as the model wants it applied.
+
+    table_PE: (P, E) float32, cos of the E/2 frequencies then sin of the same; row p is position p (half-split layout,
+    as in Hugging Face's Llama family: the first half of a head pairs with the second).
+    """
+
+    table_PE: Tensor
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """RMS norm of each query and key head before the rotation (Qwen3). Weights have shape (E,)."""
+
+    q_weight_E: Tensor
+    k_weight_E: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Sizes that a Kernels object is built for. Head counts are of this rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    device: device
+    dtype: dtype
+
+    @property
+    def scale(self) -> float:
+        """Softmax scale, 1 / sqrt(E)."""
+        return float(self.head_dim**-0.5)
+
+
+class Kernels(Protocol):
+    """The numerical back end of one rank. Constructed as `Kernels(config, spec)`; holds no request state.
+
+    The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values. `core.contracts.Batch` says
+    which tokens, positions, cache slots and block tables a step has. Decode rows come first in a batch.
+
+    A class may say `own_row_counts: Sequence[int]`: numbers of rows for which products are compiled by themselves. Each
+    is computed once before the engine starts, so that no request waits for a compiler.
+    """
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        """Keep the sizes; allocate scratch space if the kernels need any."""
+        ...
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        ...
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual). May overwrite both inputs."""
+        ...
+
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """The product x @ W.T + b: (T, D) -> (T, O), as functional.linear; few rows may deserve a kernel of their own.
+
+        The weight is a parameter: nothing writes it while steps run.
+        """
+        ...
+
+    def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. Need not round the product in between."""
+        ...
+
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """silu(first half) * second half along the last dimension: (T, 2F) -> (T, F)."""
+        ...
+
+    def qk_norm_rope(
+        self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """Normalise each head (if norm), then rotate by position (if rope). May overwrite q and k."""
+        ...
+
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        """Store token t's key and value at flat slot slot_mapping_T[t] = block * block_size + offset."""
+        ...
+
+    def qk_norm_rope_write(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """qk_norm_rope and write_kv in one go, as the engine calls it: returns q (T, H, E)."""
+        ...
+
+    def prepare(self, batch: Batch) -> None:
+        """Called once a step before the first layer; may put what `attend` needs into batch.scratch.
+
+        A captured step captures this call too, so what depends on lengths is derived on the device at each replay.
+        """
+        ...
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        """Causal attention of ragged queries over the paged cache: prefill, decode and mixed.
+
+        Query i of request b sits at position context_lens_B[b] - query_len_b + i and sees positions up to its own.
+        Shapes: q_THE (T, H, E); returns (T, H, E). Head h reads kv head h // (H / K).
+        Device: no host sync.
+        """
+        ...
+
+
+class ExpertKernels(Protocol):
+    """Operations that a Kernels class may offer besides, for models with experts; each one by itself.
+
+    `core.layers` computes plainly what is not there. Legend: F intermediate features of this rank, X experts,
+    A experts of a token. Graph-safe if the entry is; no tensor's shape depends on the routing.
+    """
+
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
+
+        normalise: divide each token's probabilities by their sum.
+        Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
+        """
+        ...
+
+    def expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """Sum over a token's experts of weight * (silu_mul(x @ gate_up.T) @ down.T): (T, D) -> (T, D).
+
+        Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
+        (X, 2F, D), gate then up; down_XDF (X, D, F). A token's result does not depend on the other tokens.
+        Device: no host sync. Writes to none of its inputs.
+        """
+        ...
+
+
+class FusedKernels(Protocol):
+    """Operations that a Kernels class may offer besides, to save launches; each one by itself.
+
+    Core calls the operations they are made of where they are not there.
+    """
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """add_rms_norm of `linear` and the residual: (rms_norm(x @ W.T + b + residual), x @ W.T + b + residual).
+
+        Shapes: x_TD (T, D); both results (T, O). Need not round the product in between. May overwrite the residual.
+        """
+        ...
+
+    def add_parts_rms_norm(
+        self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
+    ) -> None:
+        """add_rms_norm of the sum of P parts and the residual, which the sum with it is written over.
+
+        Shapes: parts_PTD (P, T, D), each part contiguous, in the dtype of the others; residual_TD and out_TD (T, D),
+        contiguous. out_TD receives the norm; it shares no memory with the others. The current stream need not be that
+        of the rest of the step.
+        """
+        ...
+
+    def qkv_attend(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """`qk_norm_rope_write`, then `attend` with the queries it returns: (T, C) -> (T, H, E)."""

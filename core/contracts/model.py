@@ -1,0 +1,126 @@
+"""What a model is given and what it implements.
+
+Legend: T tokens of a step, N rows whose logits are wanted, D hidden, H heads, K kv heads, E head dim, V vocabulary,
+C = (H + 2K) * E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from hookline.core.contracts.kernels import Kernels, QKNorm, Rope
+
+if TYPE_CHECKING:
+    from torch import device, dtype
+
+    from hookline.core.contracts.weights import WeightTarget
+    from hookline.core.distributed.ranks import Ranks
+
+
+@dataclass
+class ModelConfig:
+    """Base of every model option's config dataclass: where the weights come from."""
+
+    checkpoint: str = ""
+    """A local folder, a hub id (owner/name), or package:MODULE/FOLDER for one shipped inside a Python package."""
+    weights: str = "checkpoint"
+    """"checkpoint", or "random": deterministic per seed and parameter name, nothing is read but the config."""
+    tokenizer: str = ""
+    """Where the tokenizer comes from, if not from the checkpoint; same forms."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Values laid over the checkpoint's config.json."""
+    random_shape: dict[str, Any] = field(default_factory=dict)
+    """The config.json to use with weights=random when no checkpoint folder is at hand."""
+    chat: bool = False
+    """Take a text as a user's message, by the tokenizer's chat template; false completes it as it is."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The sizes core needs of a model, before any weight exists. Counts are of the whole model, not of one rank."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    """Longest sequence the model was made for, in tokens (after RoPE scaling)."""
+
+
+class Attend(Protocol):
+    """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer.
+
+    Core's own also has `rows_N`, which `core.contracts.wanted_rows` reads: the tokens whose hidden states are wanted, (N,)
+    int64 on the device, in any order, some perhaps twice; None, or no such attribute, means all.
+    """
+
+    def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+        """Attend with this rank's heads over the paged cache.
+
+        Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; returns (T, H * E).
+        Device: no host sync. May overwrite qkv_TC.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a model is built with: where it lives and which operations it computes with."""
+
+    device: device
+    dtype: dtype
+    ranks: Ranks
+    kernels: Kernels
+
+
+class Model(Protocol):
+    """A network: `forward` gives hidden states, `logits` this rank's shard of the vocabulary.
+
+    Constructed as `Model(hf_config, runtime)` on each rank; parameters are left uninitialised, core fills them through
+    `weight_targets`. The plugin owns its HF config mapping and its weight names; a class that also has
+    `OpensCheckpoint.open_checkpoint` may bring its own source of weights.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        """Allocate the parameters of this rank on runtime.device."""
+        ...
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """Sizes read from a config.json.
+
+        Raises: ConfigError for a feature this model does not implement: never ignore one silently.
+        """
+        ...
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """Checkpoint tensor name -> where this rank puts it. Missing and surplus tensors are core's errors."""
+        ...
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm.
+
+        Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D), or (N, D) of the rows that
+        `core.contracts.wanted_rows(attend)` names: what follows the last layer's attention need be computed for those alone.
+        Device: no host sync; graph-safe if the kernels are.
+        """
+        ...
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Logits of this rank's vocabulary shard: (N, D) -> (N, V / ranks)."""
+        ...
+
+
+def wanted_rows(attend: Attend) -> Tensor | None:
+    """The tokens (N,) whose hidden states are wanted of a model's forward; None if all are.
+
+    See Attend. An `attend` that somebody put around core's own wants all rows, unless it says otherwise.
+    """
+    rows_N: Tensor | None = getattr(attend, "rows_N", None)
+    return rows_N

@@ -1,0 +1,105 @@
+"""What a logits processor is given and what it implements.
+
+Legend: N rows of a call, V vocabulary, R rows of the request table, L tokens of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from hookline.core.contracts.sampler import SamplingBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+
+@dataclass(frozen=True)
+class ProcessorSpec:
+    """The sizes a logits processor is built for.
+
+    num_rows: rows of the request table, the padding row included: whatever a processor keeps per request it keeps in
+    tensors of that many rows. max_model_len: longest request, in tokens of prompt and output.
+    """
+
+    num_rows: int
+    vocab_size: int
+    max_model_len: int
+    device: device
+
+
+@dataclass
+class FromSamplingParams:
+    """Base of the arguments of a processor whose fields are SamplingParams' own, of the same names.
+
+    Other processors get theirs through `SamplingParams.extra_args[name]`.
+    """
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """What `encode` and `num_draws` may know of a request beside their own arguments."""
+
+    num_prompt_tokens: int
+    temperature: float
+    """0 means greedy."""
+    stop_ids: frozenset[int]
+    """End-of-sequence and stop tokens that end it."""
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class LogitsRows:
+    """The N rows of one call of `process`: which requests they are and what those asked for. All on the device.
+
+    rows_N: int64, rows of the request table, as in `load`; padding names the last row. columns: each int, float or bool
+    field of the arguments, (N,) int64 or float32 (bool as int64); a row whose request does not use the processor holds
+    the fields' defaults. sampling: temperature, seed and position (the number of tokens before the draw) of each row.
+    tokens_RL, num_prompt_tokens_N: only for processors that set `reads_tokens`, and only right for rows that use one:
+    row r of tokens_RL (R, L) int32 holds the request's tokens, the prompt first; those before position_N are there,
+    what lies beyond is of other times. max_num_tokens: a number no position exceeds.
+    """
+
+    rows_N: Tensor
+    columns: Mapping[str, Tensor]
+    sampling: SamplingBatch
+    tokens_RL: Tensor | None
+    num_prompt_tokens_N: Tensor | None
+    max_num_tokens: int
+
+
+class LogitsProcessor(Protocol):
+    """Changes logits in front of the sampler, for the requests that ask for it. Constructed as `Processor(spec)`.
+
+    It is registered with a dataclass, `config=`, whose fields are a request's arguments and whose defaults mean "leave
+    the logits alone". Processors run in descending priority, ties in order of registration, on every rank alike and
+    over the whole vocabulary. A step runs only those that one of its requests uses.
+
+    Beside `process`, a class may have (core asks with getattr; what is missing does nothing):
+
+    reads_tokens = True
+        Rows come with their tokens.
+    num_draws(arguments, request: RequestFacts) -> int | None      (a classmethod or staticmethod, on the host)
+        How many of the request's first draws it changes: 0 for none, None for all. Without it: all, unless the
+        arguments equal their defaults.
+    encode(arguments, request: RequestFacts) -> Sequence[int]      (the same)
+        Further int64 values for `load`: what columns cannot hold, such as lists. Raises RequestError for arguments
+        that the request cannot have. A dataclass with a field that is no int, float or bool must have it.
+    load(row: int, values_X: Tensor) -> None
+        Keep those values, on the device, for the request that now owns a row; empty for one that does not use the
+        processor and follows one that did. Called outside of graphs, before the first draw.
+    """
+
+    def __init__(self, spec: ProcessorSpec) -> None:
+        """Allocate what is kept per row, and nothing later: a captured graph would not see it."""
+        ...
+
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """The logits of N draws, changed: in place or in a new tensor of the same form.
+
+        Shapes: logits_NV (N, V) float32 over the whole vocabulary, not yet divided by the temperature. -inf forbids a
+        token. A row's result depends on that row alone; rows whose columns hold the defaults stay as they are.
+        Device: no host sync. With Needs(graph_safe=True) it is captured in the decode step's graph.
+        """
+        ...

@@ -1,0 +1,53 @@
+"""What a sampler is given and what it implements.
+
+Legend: N rows whose tokens are drawn, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """Sampling parameters of the N rows of a step, on the device, plus what the host knows without asking it.
+
+    Shapes: temperature_N float32 (0 means greedy), seed_N int64, position_N int64 (of the token being drawn).
+    """
+
+    temperature_N: Tensor
+    seed_N: Tensor
+    position_N: Tensor
+    all_greedy: bool = False
+
+
+class Sampler(Protocol):
+    """Draws one token per row. Constructed as `Sampler(config)`. Stateless: the same inputs give the same tokens.
+
+    It may have an attribute `score`, a function that does what `core.worker.model_runner.scored` does, faster: core calls it with
+    logits on a GPU, inside of graphs too if the entry is graph_safe.
+    """
+
+    def __init__(self, config: Any) -> None:
+        """Keep the config."""
+        ...
+
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        """Draw one token per row from the whole vocabulary.
+
+        Shapes: logits_NV (N, V) float32 or bfloat16; returns tokens_N (N,) int64. Writes to none of its inputs.
+        Device: no host sync.
+        """
+        ...
+
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        """The best (score, token) of one rank's shard, whose first column is token id `first_token`.
+
+        Shapes: returns scores_N float32 and tokens_N int64 (global ids). The largest score over all ranks wins.
+        Called only if the entry's needs state `vocabulary_shards`.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Tensors between ranks: groups, partitions, collectives, signs of life."""

@@ -1,0 +1,137 @@
+"""Signs of life of a rank, in shared memory: its process lives, it gets further, its device does, and it compiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Protocol
+
+import torch
+
+from hookline.core.distributed.side_stream import Aside
+from hookline.core.util.arrays import IntArray
+
+COMPILERS = (
+    "triton.compiler",
+    "torch._dynamo.convert_frame",
+    "torch._inductor.async_compile",
+    "torch._inductor.codecache",
+    "torch.utils.cpp_extension",
+    "flashinfer.jit",
+)
+"""Packages and modules that a thread is inside of while it compiles; not those that what was compiled runs under, nor
+those whose threads stay behind, as the rest of torch's."""
+
+
+def is_compiling(compilers: tuple[str, ...] = COMPILERS) -> bool:
+    """Whether any thread is inside one of these modules, however deep: takes some microseconds a thread."""
+    return any(
+        _lies_in(frame.f_globals.get("__name__"), compilers)
+        for top in sys._current_frames().values()
+        for frame in _stack(top)
+    )
+
+
+def _stack(top: FrameType) -> Iterator[FrameType]:
+    frame: FrameType | None = top
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _lies_in(module: object, packages: tuple[str, ...]) -> bool:
+    """Code that somebody executes may call its module anything, or nothing."""
+    return isinstance(module, str) and f"{module}.".startswith(tuple(f"{package}." for package in packages))
+
+
+NUM_NUMBERS = 1 << 16
+"""Marks that differ; then they begin again. Far fewer are passed between two looks."""
+
+
+class DeviceMarks:
+    """`core.distributed.heartbeat.Marks` of a GPU, in whatever stream is current."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._numbers_K = torch.arange(NUM_NUMBERS, device=device)
+        self._latest_1 = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._seen_1 = self._latest_1.numpy()
+        self._aside = Aside(device)
+        self._next, self._num_reached, self._before = 0, 0, 0
+
+    def mark(self) -> None:
+        """See Marks. Nothing happens during a capture, whose graph would repeat the mark as it was."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        self._next = (self._next + 1) % NUM_NUMBERS
+        number_1 = self._numbers_K[self._next : self._next + 1]
+        self._aside(lambda: self._latest_1.copy_(number_1, non_blocking=True))
+
+    def num_reached(self) -> int:
+        """See Marks."""
+        latest = int(self._seen_1[0])
+        self._num_reached += (latest - self._before) % NUM_NUMBERS
+        self._before = latest
+        return self._num_reached
+
+
+BEAT_S = 0.2
+"""Seconds between two beats."""
+PULSE_WORDS = 4
+"""Words of shared memory for each rank: beats, progress of the host, progress of its device, whether it compiles."""
+
+
+class Marks(Protocol):
+    """Counts the marks that a device has got to; see `core.distributed.heartbeat`."""
+
+    def mark(self) -> None:
+        """Put a mark into the work that the device still has to do."""
+        ...
+
+    def num_reached(self) -> int:
+        """How many of them the device has passed; another thread asks."""
+        ...
+
+
+class Pulse:
+    """One rank's words: only the rank itself writes them."""
+
+    def __init__(self, words: IntArray, rank: int) -> None:
+        self._words = words[rank * PULSE_WORDS : (rank + 1) * PULSE_WORDS]
+        self._marks: Marks | None = None
+
+    def beat(self) -> None:
+        """Say that the process runs and what else a thread beside the work can tell."""
+        self._words[0] += 1
+        self._words[3] = is_compiling()
+        if self._marks is not None:
+            self._words[2] = self._marks.num_reached()
+
+    def advance(self) -> None:
+        """Say that the work has got further: a step ended, or `reach_collective`."""
+        self._words[1] += 1
+
+    def reach_collective(self) -> None:
+        """Say that the next collective is reached; a device behind the host says so when it gets there."""
+        self.advance()
+        if self._marks is not None:
+            self._marks.mark()
+
+    def follow(self, marks: Marks) -> None:
+        """Count what the device reaches as well."""
+        self._marks = marks
+
+    @property
+    def beats(self) -> int:
+        """Beats so far."""
+        return int(self._words[0])
+
+    @property
+    def progress(self) -> int:
+        """How far the rank has got, in collectives and steps: ranks that wait for each other differ by little."""
+        return int(self._words[1] + self._words[2])
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether the rank was compiling at its last beat."""
+        return bool(self._words[3])

@@ -1,0 +1,239 @@
+"""Sums of many rows over ranks of one host, moved by the GPUs' copy engines while others are multiplied."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.distributed.chunking import MOST_CHUNKS
+from hookline.core.distributed.cuda_driver import Driver
+from hookline.core.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import Kernels
+
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A rank's memory: a signal for each chunk, of each kind, from each rank; then partials, then results.
+
+    Rows are counted with each chunk rounded up to R equal shares.
+    """
+
+    size: int
+    num_rows: int
+    row_bytes: int
+
+    @classmethod
+    def of(cls, size: int, num_tokens: int, row_bytes: int) -> Layout:
+        """For steps of up to `num_tokens`."""
+        return cls(size, num_tokens + MOST_CHUNKS * size, row_bytes)
+
+    @property
+    def num_signals(self) -> int:
+        """Words of signals."""
+        return MOST_CHUNKS * 2 * self.size
+
+    @property
+    def partials(self) -> int:
+        """Where partials start, in bytes."""
+        return -(-(self.num_signals + self.size) * WORD_BYTES // 512) * 512
+
+    @property
+    def results(self) -> int:
+        """Where results start, in bytes."""
+        return self.partials + self.num_rows * self.row_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole."""
+        return self.results + self.num_rows * self.row_bytes
+
+    def partial_row(self, row: int) -> int:
+        """Offset of a row of partials."""
+        return self.partials + row * self.row_bytes
+
+    def result_row(self, row: int) -> int:
+        """Offset of a row of results."""
+        return self.results + row * self.row_bytes
+
+    def check_signal(self, source: int) -> int:
+        """Offset of a signal for trying whether signals from a rank arrive; it has no other use."""
+        return (self.num_signals + source) * WORD_BYTES
+
+    def partial_signal(self, chunk: int, source: int) -> int:
+        """Offset of the signal that a rank's partial of a chunk has come."""
+        return (chunk * 2 * self.size + source) * WORD_BYTES
+
+    def result_signal(self, chunk: int, source: int) -> int:
+        """Offset of the signal that a rank's share of the result has come."""
+        return ((chunk * 2 + 1) * self.size + source) * WORD_BYTES
+
+
+LET_GO = 0x4000_0000
+"""Beyond any count, so whatever waits for one goes on; waits compare around 32 bits, as counts grow for ever."""
+Aside = Callable[[Callable[[], object]], Callable[[], None]]
+Normalise = Callable[[Tensor, Tensor, Tensor], None]
+"""Of parts_RPD, residual_PD and where the result goes; the sum is written over the residual."""
+
+
+@dataclass(frozen=True)
+class Asides:
+    """Where work is launched beside the products: sending partials, adding them up, handing results round."""
+
+    send: Aside
+    add: Aside
+    hand_round: Aside
+
+
+class PeerCopies:
+    """One rank's part. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
+
+    def __init__(
+        self, ranks: Ranks, layout: Layout, addresses: list[int], memory_X: Tensor, driver: Driver, asides: Asides
+    ) -> None:
+        self.rank, self.size, self.layout, self.driver = ranks.rank, ranks.size, layout, driver
+        self.addresses, self.asides, self._memory_X = addresses, asides, memory_X
+        self.others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]
+        self._counts = [0] * MOST_CHUNKS
+
+    def fits(self, chunks: list[Tensor]) -> bool:
+        """Whether so many chunks of such rows have room."""
+        num_rows = sum(largest_share(len(chunk_TD), self.size) * self.size for chunk_TD in chunks)
+        row_bytes = {chunk_TD.shape[1] * chunk_TD.element_size() for chunk_TD in chunks}
+        return len(chunks) <= MOST_CHUNKS and num_rows <= self.layout.num_rows and row_bytes == {self.layout.row_bytes}
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """See Ranks. Of each residual this rank's share alone is kept up to date.
+
+        Device: no host sync; not for CUDA graphs, since signals count calls on the host.
+        """
+        normalise = normaliser(kernels, weight_D, eps)
+        under_way, first_row = deque[_Sum](), 0
+        for chunk, (partial_TD, residual_TD) in enumerate(zip(partials, residual_chunks, strict=True)):
+            one = _Sum(self, chunk, first_row, partial_TD)
+            one.start(residual_TD, normalise)
+            under_way.append(one)
+            first_row += one.share * self.size
+        while under_way:
+            one = under_way.popleft()
+            one.wait()
+            yield one.result_TD
+
+    def is_own(self, chunks: list[Tensor]) -> Tensor:
+        """Which rows of all chunks (T,) this rank adds up, and so keeps up to date: bool, on their device."""
+        is_own = [torch.zeros(len(chunk_TD), dtype=torch.bool, device=chunk_TD.device) for chunk_TD in chunks]
+        for is_own_T in is_own:
+            is_own_T[own_rows(len(is_own_T), self.rank, self.size)] = True
+        return torch.cat(is_own)
+
+    def let_go(self) -> None:
+        """Free what waits on this rank's GPU for others; what it computes is then worthless.
+
+        A signal that another GPU still writes undoes it: call again once the others are gone.
+        """
+        value = (max(self._counts) + LET_GO) % (1 << 32)
+        self.driver.fill(self.addresses[self.rank], value, self.layout.num_signals)
+
+    def count(self, chunk: int) -> int:
+        """The value of this call's signals of a chunk: every rank makes the same calls."""
+        self._counts[chunk] += 1
+        return self._counts[chunk]
+
+    def rows(self, offset: int, first_row: int, num_rows: int, like: Tensor) -> Tensor:
+        """Rows of this rank's own memory, as tensors like this one."""
+        row_bytes = self.layout.row_bytes
+        memory_X = self._memory_X[offset + first_row * row_bytes :][: num_rows * row_bytes]
+        return memory_X.view(like.dtype).view(num_rows, like.shape[1])
+
+
+class _Sum:
+    """One chunk's way: partials to their owners, sums and norms there, results to everybody."""
+
+    def __init__(self, copies: PeerCopies, chunk: int, first_row: int, partial_TD: Tensor) -> None:
+        self.copies, self.chunk, self.first_row, self.partial_TD = copies, chunk, first_row, partial_TD.contiguous()
+        self.share, self.count = largest_share(len(partial_TD), copies.size), copies.count(chunk)
+        self.result_TD = copies.rows(copies.layout.results, first_row, len(partial_TD), partial_TD)
+        self._added: Callable[[], None] | None = None
+
+    def start(self, residual_TD: Tensor, normalise: Normalise) -> None:
+        """Launch all but the wait."""
+        self.copies.asides.send(self._send)
+        self._added = self.copies.asides.add(lambda: self._add(residual_TD, normalise))
+
+    def wait(self) -> None:
+        """Let the current stream wait for the result."""
+        assert self._added is not None
+        self._added()
+        self._wait_for(self.copies.layout.result_signal)
+
+    def _own(self, rank: int) -> slice:
+        """Which rows of the chunk a rank owns."""
+        return own_rows(len(self.partial_TD), rank, self.copies.size)
+
+    def _send(self) -> None:
+        copies, layout = self.copies, self.copies.layout
+        for other in copies.others:
+            there, part_PD = copies.addresses[other], self.partial_TD[self._own(other)]
+            row = self.first_row + copies.rank * self.share
+            copies.driver.copy(there + layout.partial_row(row), part_PD.data_ptr(), part_PD.nbytes)
+            copies.driver.signal(there + layout.partial_signal(self.chunk, copies.rank), self.count)
+
+    def _add(self, residual_TD: Tensor, normalise: Normalise) -> None:
+        copies, own = self.copies, self._own(self.copies.rank)
+        parts_TD = copies.rows(copies.layout.partials, self.first_row, self.share * copies.size, self.partial_TD)
+        parts_RPD = parts_TD.view(copies.size, self.share, -1)[:, : own.stop - own.start]
+        mine_PD = self.partial_TD[own]
+        copies.driver.copy(parts_RPD[copies.rank].data_ptr(), mine_PD.data_ptr(), mine_PD.nbytes)
+        self._wait_for(copies.layout.partial_signal)
+        normalise(parts_RPD, residual_TD[own], self.result_TD[own])
+        copies.asides.hand_round(self._hand_round)
+
+    def _hand_round(self) -> None:
+        copies, layout = self.copies, self.copies.layout
+        own = self._own(copies.rank)
+        part_PD = self.result_TD[own]
+        for other in copies.others:
+            there, row = copies.addresses[other], self.first_row + own.start
+            copies.driver.copy(there + layout.result_row(row), part_PD.data_ptr(), part_PD.nbytes)
+            copies.driver.signal(there + layout.result_signal(self.chunk, copies.rank), self.count)
+
+    def _wait_for(self, signal: Callable[[int, int], int]) -> None:
+        here = self.copies.addresses[self.copies.rank]
+        for other in self.copies.others:
+            self.copies.driver.wait(here + signal(self.chunk, other), self.count)
+
+
+def largest_share(num_rows: int, num_ranks: int) -> int:
+    """The rows of a rank, unless they are the last: then it may have fewer, or none."""
+    return -(-num_rows // num_ranks)
+
+
+def own_rows(num_rows: int, rank: int, num_ranks: int) -> slice:
+    """Which rows of a chunk of so many a rank owns."""
+    share = largest_share(num_rows, num_ranks)
+    return slice(min(rank * share, num_rows), min((rank + 1) * share, num_rows))
+
+
+def normaliser(kernels: Kernels, weight_D: Tensor, eps: float) -> Normalise:
+    """By the kernels' own add_parts_rms_norm, or of what every Kernels class has."""
+    fused: Any = getattr(kernels, "add_parts_rms_norm", None)
+    if fused is not None:
+        return lambda parts_RPD, residual_PD, out_PD: fused(parts_RPD, residual_PD, weight_D, eps, out_PD)
+
+    def plain(parts_RPD: Tensor, residual_PD: Tensor, out_PD: Tensor) -> None:
+        normed_PD, sum_PD = kernels.add_rms_norm(parts_RPD.sum(0), residual_PD, weight_D, eps)
+        out_PD.copy_(normed_PD)
+        if sum_PD.data_ptr() != residual_PD.data_ptr():
+            residual_PD.copy_(sum_PD)
+
+    return plain

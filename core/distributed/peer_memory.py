@@ -1,0 +1,157 @@
+"""Device memory that the GPUs of one host share: blocks that each can reach, and rows that kernels exchange there.
+
+What kernels write there, and how they wait for each other, is theirs to know; `core.contracts.Exchange` says what they
+make of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, WORD_BYTES, PeerMemory
+from hookline.core.distributed.cuda_driver import HANDLE_BYTES, Driver
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.errors import HooklineError
+
+
+@dataclass(frozen=True)
+class PeerBlocks:
+    """One rank's view: the address of every rank's block here, in order of rank."""
+
+    rank: int
+    addresses: list[int]
+    num_bytes: int
+    driver: Driver
+
+    def memory(self, device: torch.device) -> Tensor:
+        """The own block as a tensor of bytes; valid until `close`."""
+        return torch.as_tensor(_Bytes(self.addresses[self.rank], self.num_bytes), device=device)
+
+    def close(self) -> None:
+        """Close the others' blocks and free the own one."""
+        for rank, address in enumerate(self.addresses):
+            if rank != self.rank:
+                self.driver.close(address)
+        self.driver.free(self.addresses[self.rank])
+
+
+def all_reach_each_other(ranks: Ranks, device: torch.device) -> bool:
+    """Whether each rank's GPU can read every other one's memory; GPUs are numbered as ranks are."""
+    others = [device.index - ranks.rank + rank for rank in range(ranks.size) if rank != ranks.rank]
+    return bool(ranks.smallest(all(torch.cuda.can_device_access_peer(device, other) for other in others)))
+
+
+def share_blocks(ranks: Ranks, num_bytes: int, device: torch.device, driver: Driver) -> PeerBlocks | None:
+    """Allocate a zeroed block on every rank and open all of them everywhere; None if some GPU cannot reach another.
+
+    Raises: CapacityError if there is no room.
+    """
+    addresses = [0] * ranks.size
+    addresses[ranks.rank] = driver.allocate(num_bytes)
+    blocks = PeerBlocks(ranks.rank, addresses, num_bytes, driver)
+    try:
+        _open_others(ranks, addresses, device, driver)
+        if ranks.smallest(all(addresses)):
+            return blocks
+    except BaseException:
+        blocks.close()
+        raise
+    blocks.close()
+    return None
+
+
+def _open_others(ranks: Ranks, addresses: list[int], device: torch.device, driver: Driver) -> None:
+    """Fill in where the others' blocks are here; 0 if one cannot be reached, or its rank has no handle of it."""
+    try:
+        mine = driver.handle(addresses[ranks.rank])
+    except HooklineError:
+        mine = bytes(HANDLE_BYTES)
+    handle_X = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    handles_RX = ranks.all_gather_last(handle_X.unsqueeze(0)).view(ranks.size, HANDLE_BYTES).cpu()
+    for rank, theirs_X in enumerate(handles_RX):
+        if rank != ranks.rank and theirs_X.any():
+            addresses[rank] = driver.open(bytes(theirs_X.tolist()))
+
+
+def signals_arrive(ranks: Ranks, blocks: PeerBlocks, offsets: list[int]) -> bool:
+    """Whether a stream of each rank can write words into the others' blocks, and wait for words in its own.
+
+    offsets: one for each writing rank.
+    """
+    here, others = blocks.addresses[ranks.rank], [rank for rank in range(ranks.size) if rank != ranks.rank]
+    try:
+        for other in others:
+            blocks.driver.signal(blocks.addresses[other] + offsets[ranks.rank], 1)
+        is_written = True
+    except HooklineError:
+        is_written = False
+    torch.cuda.synchronize()
+    if not ranks.smallest(is_written):
+        return False
+    words = blocks.memory(torch.device("cuda", torch.cuda.current_device())).view(torch.int32)
+    have_come = all(int(words[offsets[other] // 4]) == 1 for other in others)
+    if have_come:
+        try:
+            for other in others:
+                blocks.driver.wait(here + offsets[other], 1)
+        except HooklineError:
+            have_come = False
+        torch.cuda.synchronize()
+    return bool(ranks.smallest(have_come))
+
+
+class _Bytes:
+    """Device memory as torch takes it in without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+def block_bytes(size: int, num_slots: int, slot_bytes: int) -> int:
+    """Bytes of a rank's block."""
+    return HEADER_BYTES + num_slots * NUM_COPIES * (size + 1) * slot_bytes
+
+
+def share_memory(
+    ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.device, driver: Driver
+) -> PeerMemory | None:
+    """Allocate a block on every rank and open all of them everywhere; None if some GPU cannot be reached.
+
+    Raises: CapacityError if there is no room.
+    """
+    blocks = share_blocks(ranks, block_bytes(ranks.size, num_slots, slot_bytes), device, driver)
+    if blocks is None:
+        return None
+    try:
+        return _emptied(ranks, num_slots, slot_bytes, device, blocks)
+    except BaseException:
+        blocks.close()
+        raise
+
+
+def _emptied(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks) -> PeerMemory:
+    """The blocks as memory for exchanges, once every rank's is as it must be before the first."""
+
+    def fill_header(value: int) -> None:
+        blocks.driver.fill(blocks.addresses[ranks.rank], value, HEADER_BYTES // WORD_BYTES)
+
+    fill_header(0)  # so that what the driver needs for it is loaded: beside a kernel that waits it might not be
+    blocks.memory(device)[HEADER_BYTES:] = EMPTY
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    ranks.smallest(True)  # nobody sends anything before that
+    return PeerMemory(
+        ranks.rank,
+        ranks.size,
+        num_slots,
+        slot_bytes,
+        torch.tensor(blocks.addresses, dtype=torch.int64, device=device),
+        torch.zeros(num_slots, dtype=torch.int64, device=device),
+        lambda: fill_header(1),
+        blocks.close,
+    )

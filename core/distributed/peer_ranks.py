@@ -1,0 +1,196 @@
+"""Ranks whose collectives go through the GPUs' view of each other's memory.
+
+Small ones by kernels that offer an exchange, sums of many rows by copies beside the products, others through
+torch.distributed as before. Knows neither the memory's layout nor the kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import MIN_SLOT_BYTES, AttentionSpec, Exchange, Kernels
+from hookline.core.distributed.chunking import LEAST_ROWS
+from hookline.core.distributed.cuda_driver import Driver
+from hookline.core.distributed.peer_copies import Asides, Layout, PeerCopies
+from hookline.core.distributed.peer_memory import all_reach_each_other, share_blocks, share_memory, signals_arrive
+from hookline.core.distributed.process_group import ProcessRanks
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.side_stream import Aside
+
+logger = logging.getLogger("hookline")
+MAX_ROWS = 512
+"""Most rows of a sum through the exchange: decodes and captured prefills, not the large prefills."""
+
+
+@dataclass(frozen=True)
+class PeerRanks(ProcessRanks):
+    """ProcessRanks with an exchange, with copies, or with both."""
+
+    exchange: Exchange | None = None
+    copies: PeerCopies | None = None
+
+    def reached_exchange(self) -> None:
+        """Count as getting further, on the host alone: a mark behind every small sum would cost more than the sum."""
+        if self.pulse is not None:
+            self.pulse.advance()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Ranks."""
+        if self.exchange is not None and self.exchange.fits(x):
+            self.reached_exchange()
+            return self.exchange.all_reduce(x)
+        return super().all_reduce(x)
+
+    def add_rms_norm(
+        self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See Ranks."""
+        if self.exchange is not None and self.exchange.fits(partial_TD):
+            self.reached_exchange()
+            return self.exchange.add_rms_norm(partial_TD, residual_TD, weight_D, eps)
+        return super().add_rms_norm(kernels, partial_TD, residual_TD, weight_D, eps)
+
+    def linear_add_rms_norm(
+        self, kernels: Kernels, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor,
+        norm_weight_O: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See Ranks."""
+        fused: Any = getattr(self.exchange, "linear_add_rms_norm", None)
+        results = fused and fused(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+        if not results:
+            return super().linear_add_rms_norm(kernels, x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+        self.reached_exchange()
+        normed_TO, sum_TO = results
+        return normed_TO, sum_TO
+
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
+        """See Ranks."""
+        keeps: Any = getattr(self.exchange, "keeps_own_rows", None)
+        return keeps is not None and bool(keeps(residual_TD))
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """See Ranks."""
+        if len(residual_chunks) == 1 and self.keeps_own_rows(residual_chunks[0]):
+            return (self._norm_of_own(kernels, one_TD, residual_chunks[0], weight_D, eps) for one_TD in partials)
+        copies = self._copies_for(residual_chunks)
+        if copies is None:
+            return super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+        self.reached_collective()
+        return copies.add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+
+    def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
+        """See Ranks."""
+        rows_ND = super().residual_rows(residual_chunks, rows_N)
+        copies = self._copies_for(residual_chunks)
+        if len(residual_chunks) == 1 and self.keeps_own_rows(residual_chunks[0]):
+            is_own_N = rows_N % self.size == self.rank
+        elif copies is not None:
+            is_own_N = copies.is_own(residual_chunks).index_select(0, rows_N)
+        else:
+            return rows_ND
+        return self.all_reduce(rows_ND.masked_fill_(~is_own_N.unsqueeze(1), 0))
+
+    def _norm_of_own(
+        self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> Tensor:
+        """The norm; the sum is written over the residual, where other ranks' rows say nothing."""
+        exchange: Any = self.exchange
+        is_like = partial_TD.dtype == weight_D.dtype == residual_TD.dtype and weight_D.is_contiguous()
+        if is_like and exchange.fits(partial_TD):
+            self.reached_exchange()
+            normed_TD: Tensor = exchange.add_rms_norm_own(partial_TD, residual_TD, weight_D, eps)
+            return normed_TD
+        whole_TD = self.residual_rows([residual_TD], torch.arange(len(residual_TD), device=residual_TD.device))
+        normed_TD, sum_TD = self.add_rms_norm(kernels, partial_TD, whole_TD, weight_D, eps)
+        residual_TD.copy_(sum_TD)
+        return normed_TD
+
+    def _copies_for(self, residual_chunks: list[Tensor]) -> PeerCopies | None:
+        """The copies, if sums of such chunks are theirs."""
+        copies = None if len(residual_chunks) == 1 else self.copies
+        return None if copies is None or not copies.fits(residual_chunks) or _is_capturing() else copies
+
+    def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
+        """See Ranks."""
+        if self.exchange is not None:
+            self.reached_exchange()
+            return self.exchange.best_tokens(scores_N, tokens_N)
+        return super().best_tokens(scores_N, tokens_N)
+
+
+def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> Ranks:
+    """The same ranks with an exchange, if they are GPUs that reach each other and the kernels offer one.
+
+    Raises: CapacityError if there is no room for what it exchanges.
+    """
+    offered: Any = getattr(kernels, "exchange", None)
+    if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda" or offered is None:
+        return ranks
+    num_slots = min(MAX_ROWS, spec.max_num_batched_tokens)
+    slot_bytes = max(MIN_SLOT_BYTES, -(-hidden_size * spec.dtype.itemsize // 16) * 16)
+    reachable = all_reach_each_other(ranks, spec.device)
+    peers = share_memory(ranks, num_slots, slot_bytes, spec.device, Driver()) if reachable else None
+    if peers is None:
+        if ranks.rank == 0:
+            logger.warning("the GPUs cannot read each other's memory, so nccl alone sums over the ranks")
+        return ranks
+    ranks.shared.append(peers.close)
+    ranks.releases.append(_on_a_stream_of_its_own(peers.let_go, spec.device))
+    return _extended(ranks, exchange=offered(peers))
+
+
+def with_copies(ranks: Ranks, spec: AttentionSpec, hidden_size: int) -> Ranks:
+    """The same ranks with copies for sums of many rows, if they are GPUs that reach each other and steps are so large.
+
+    Raises: CapacityError if there is no room for what the copies move.
+    """
+    if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda":
+        return ranks
+    if spec.max_num_batched_tokens < LEAST_ROWS or not all_reach_each_other(ranks, spec.device):
+        return ranks
+    layout = Layout.of(ranks.size, spec.max_num_batched_tokens, hidden_size * spec.dtype.itemsize)
+    blocks = share_blocks(ranks, layout.num_bytes, spec.device, Driver())
+    if blocks is None:
+        return ranks
+    ranks.shared.append(blocks.close)
+    # So that what the driver needs to let go is loaded: beside streams that wait it might not be.
+    blocks.driver.fill(blocks.addresses[ranks.rank], 0, layout.num_signals)
+    if not signals_arrive(ranks, blocks, [layout.check_signal(rank) for rank in range(ranks.size)]):
+        if ranks.rank == 0:
+            logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
+        ranks.shared.pop()()
+        return ranks
+    asides = Asides(*(Aside(spec.device) for _ in range(3)))
+    copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), blocks.driver, asides)
+    ranks.releases.append(_on_a_stream_of_its_own(copies.let_go, spec.device))
+    return _extended(ranks, copies=copies)
+
+
+def _is_capturing() -> bool:
+    """Whether a graph would repeat what is launched now: signals of copies, which the host counts, would not go on."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same, for a thread that must not queue up behind what waits on the device."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def launched() -> None:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.query()  # a thread's first call of the runtime: from here on the driver knows its context
+            launch()
+
+    return launched
+
+
+def _extended(ranks: ProcessRanks, **parts: Any) -> PeerRanks:
+    """PeerRanks with all that these ranks have, and these parts."""
+    return PeerRanks(**{one.name: getattr(ranks, one.name) for one in fields(ranks)} | parts)

@@ -1,0 +1,195 @@
+"""The ranks of one engine as processes of one host: gloo moves tensors between CPUs, nccl between GPUs.
+
+Each engine has a group of its own, outside torch.distributed's global one, so several live in a process. What keeps a
+collective from ending is somebody else's matter: `core.executor.monitor` finds out who, and gets this rank out.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from hookline.core.distributed.chunking import sensible_chunks
+from hookline.core.distributed.heartbeat import DeviceMarks, Pulse
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.side_stream import Aside
+from hookline.core.errors import RankError
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import Kernels
+
+LOOPBACK = "127.0.0.1"
+START_TIMEOUT = timedelta(seconds=120)
+"""For ranks that have all said that they are there to find each other."""
+c10d: Any = torch._C._distributed_c10d
+"""The module of torch.distributed that has the backends by themselves, without a global group."""
+NO_TIMEOUT = timedelta(days=7)
+"""Of a collective: how long a step may take is engine.step_timeout_s's matter."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ProcessRanks(Ranks):
+    """One rank; `group` is its torch.distributed backend. Device: no host sync on a GPU; safe inside a CUDA graph.
+
+    Raises: RankError from any collective if another rank is gone.
+    """
+
+    pulse: Pulse | None = None
+    releases: list[Callable[[], None]] = field(default_factory=list)
+    """What else frees this rank from waiting for others."""
+    shared: list[Callable[[], None]] = field(default_factory=list)
+    """What gives back the memory that the ranks share."""
+    aside: Aside | None = None
+    """Where sums are taken while this rank computes; None sums in between."""
+
+    def num_chunks(self, num_rows: int) -> int:
+        """See Ranks."""
+        return 1 if self.aside is None else sensible_chunks(num_rows)
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """See Ranks: sums up aside, and normalises when each sum is there."""
+        if self.aside is None or len(residual_chunks) == 1:
+            yield from super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
+            return
+        under_way = deque((x_TD, self.aside(partial(self._sum, x_TD))) for x_TD in partials)
+        for index in range(len(residual_chunks)):
+            x_TD, wait = under_way.popleft()
+            wait()
+            normed_TD, residual_chunks[index] = kernels.add_rms_norm(x_TD, residual_chunks[index], weight_D, eps)
+            yield normed_TD
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Ranks. Every rank gets the same bits: each element is summed in one place, or in the same order."""
+        return self._sum(x)
+
+    def all_gather_last(self, x: Tensor) -> Tensor:
+        """See Ranks."""
+        parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        options = c10d.AllgatherOptions()
+        options.asyncOp = False
+        self._run(lambda: self.group._allgather_base(parts, x.contiguous(), options))
+        return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+
+    def smallest(self, value: int) -> int:
+        """See Ranks."""
+        number = torch.tensor([value], dtype=torch.int64, device=self.device)
+        options = c10d.AllreduceOptions()
+        options.reduceOp = c10d.ReduceOp.MIN
+        self._run(lambda: self.group.allreduce([number], options))
+        return int(number.item())
+
+    @property
+    def device(self) -> torch.device:
+        """Where collectives work: the CPU, or the current GPU."""
+        return torch.device("cpu" if isinstance(self.group, c10d.ProcessGroupGloo) else "cuda")
+
+    def abort(self) -> None:
+        """Break off whatever collective this rank waits in, from another thread."""
+        for release in self.releases:
+            release()
+        if self.device.type == "cuda":
+            self.group.abort()
+
+    def close(self) -> None:
+        """See Ranks."""
+        self.releases.clear()
+        if self.device.type == "cuda":
+            self.group.abort()  # an orderly end would wait for the others
+        while self.shared:
+            self.shared.pop()()
+
+    def _sum(self, x: Tensor) -> Tensor:
+        options = c10d.AllreduceOptions()
+        options.asyncOp = False  # on the current stream
+        self._run(lambda: self.group.allreduce([x], options))
+        return x
+
+    def reached_collective(self) -> None:
+        """Tell who watches this rank that it got as far as its next collective, of whatever kind."""
+        if self.pulse is not None:
+            self.pulse.reach_collective()
+
+    def _run(self, start: Callable[[], Any]) -> None:
+        self.reached_collective()
+        with losing_others():
+            work = start()
+            if work is not None:
+                work.wait()
+
+
+@contextmanager
+def losing_others() -> Iterator[None]:
+    """What a collective raises when another rank is gone, as RankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(f"a collective broke off: {str(error).partition(chr(10))[0]}") from error
+
+
+def listen() -> Any:
+    """The store where the ranks of an engine meet, on a free port that only this host can reach."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port, fd = server.getsockname()[1], server.detach()
+    return c10d.TCPStore(
+        LOOPBACK, port, is_master=True, timeout=START_TIMEOUT, wait_for_workers=False, master_listen_fd=fd
+    )
+
+
+def join(port: int) -> Any:
+    """The same store, from another process."""
+    return c10d.TCPStore(LOOPBACK, port, is_master=False, timeout=START_TIMEOUT)
+
+
+def connect(store: Any, ranks: Ranks, device: torch.device, pulse: Pulse) -> ProcessRanks:
+    """Meet the other ranks.
+
+    Raises: RankError if they do not come.
+    """
+    with losing_others():
+        if device.type == "cuda":
+            pulse.follow(DeviceMarks(device))
+            return ProcessRanks(ranks.rank, ranks.size, _nccl(store, ranks), pulse, aside=Aside(device))
+        return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), pulse)
+
+
+def _gloo(store: Any, ranks: Ranks) -> Any:
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._timeout = NO_TIMEOUT
+    return c10d.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
+
+
+def _nccl(store: Any, ranks: Ranks) -> Any:
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = NO_TIMEOUT
+    # Its own watchdog would end the whole process when a rank is lost, and with it the caller's.
+    with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
+        return c10d.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

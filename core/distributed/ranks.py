@@ -1,0 +1,118 @@
+"""The rank group: who I am among the tensor-parallel ranks, what part is mine, and the few collectives layers need.
+
+Knows nothing of models or processes. With one rank every collective is the identity and nothing is initialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hookline.core.distributed.chunking import whole
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import Kernels
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank of a tensor-parallel group; this class itself is the only rank, or stands for one before they meet.
+
+    group: whatever a subclass moves tensors with; None here.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over ranks, in place; returns x. All ranks get the same bits."""
+        return self._alone(x)
+
+    def all_gather_last(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' tensors along the last dimension: (..., D) -> (..., D * size)."""
+        return self._alone(x)
+
+    def smallest(self, value: int) -> int:
+        """The smallest of the ranks' values, on the host."""
+        return self._alone(value)
+
+    def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
+        """The token of the rank with the highest score, for each row; of equal ones the lowest rank's.
+
+        Shapes: scores_N float32, tokens_N int64; returns (N,) int64. One exchange, of 16 bytes a row.
+        """
+        if self.size == 1:
+            return tokens_N
+        pairs_N2 = torch.stack([scores_N.contiguous().view(torch.int32).long(), tokens_N], dim=1)
+        pairs_NR2 = self.all_gather_last(pairs_N2).view(-1, self.size, 2)
+        scores_NR = pairs_NR2[:, :, 0].to(torch.int32).view(torch.float32)
+        return pairs_NR2[:, :, 1].gather(1, scores_NR.argmax(1, keepdim=True)).squeeze(1)
+
+    def add_rms_norm(
+        self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
+        return kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
+
+    def linear_add_rms_norm(
+        self, kernels: Kernels, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor,
+        norm_weight_O: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Kernels.add_rms_norm of the sum over ranks of `linear`. May overwrite the residual.
+
+        In fewer launches where kernels or ranks can.
+        """
+        fused: Any = getattr(kernels, "linear_add_rms_norm", None)
+        if fused is not None and self.size == 1:
+            normed_TO, sum_TO = fused(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+            return normed_TO, sum_TO
+        partial_TO = kernels.linear(x_TD, weight_OD, bias_O)
+        return self.add_rms_norm(kernels, partial_TO, residual_TO, norm_weight_O, eps)
+
+    def num_chunks(self, num_rows: int) -> int:
+        """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
+        return 1
+
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
+        """Whether `add_rms_norm_each` leaves a rank but some rows of a residual in one chunk; on all ranks alike."""
+        return False
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
+
+        Replaces each chunk of the residual, of which a rank may hold up to date only the rows that it will add to:
+        leave it to the next call, or to residual_rows. Ranks may compute all partials before the first norm comes back.
+        Take every norm, and be done with each before the next call's partial of the same chunk is computed.
+        """
+        for index, partial_TD in enumerate(partials):
+            normed_TD, residual_chunks[index] = self.add_rms_norm(
+                kernels, partial_TD, residual_chunks[index], weight_D, eps
+            )
+            yield normed_TD
+
+    def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
+        """Rows (N, D) of a residual that `add_rms_norm_each` may have left, up to date on every rank.
+
+        All norms of that call must have been taken. The rows are counted over all chunks.
+        """
+        return whole(residual_chunks).index_select(0, rows_N)
+
+    def close(self) -> None:
+        """Give back what moves the tensors; a second call does nothing."""
+
+    def _alone(self, value: Value) -> Value:
+        assert self.size == 1, f"{type(self).__name__} cannot reach the other {self.size - 1} ranks"
+        return value
+
+
+ALONE = Ranks()
+"""The group of a single rank."""

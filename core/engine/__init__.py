@@ -1,0 +1,1 @@
+"""The step loop: plan, check, dispatch, launch, commit."""

@@ -1,0 +1,153 @@
+"""Holds a scheduler's plan against the rules before anything of it is carried out.
+
+Knows the requests and the ledger, not the policy: it only names it. A plan that breaks a rule raises PlanError, and
+nothing has changed by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+
+import numpy as np
+
+from hookline.core.contracts import ALL, Limits, Plan
+from hookline.core.errors import PlanError
+from hookline.core.kv_cache.budget import Ledger
+from hookline.core.requests.request import Request
+from hookline.core.requests.request_queue import RequestQueue
+from hookline.core.util.arrays import IntArray, ints
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
+    """A plan in terms of live requests.
+
+    prefill: (request, tokens to compute beyond what the cache holds). decode: slots of `core.requests.running_table`.
+    """
+
+    prefill: Sequence[tuple[Request, int]]
+    decode: IntArray
+    preempt: Sequence[Request]
+
+    @property
+    def computes(self) -> bool:
+        """Whether the step runs the model at all."""
+        return len(self.prefill) > 0 or len(self.decode) > 0
+
+
+def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> CheckedPlan:
+    """Resolve a plan's ids and replay it on a fresh ledger.
+
+    Raises: PlanError naming the policy, the rule, the value and the limit.
+    """
+    return _Checker(queue, ledger, limits, policy).check(plan)
+
+
+class _Checker:
+    def __init__(self, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> None:
+        self.queue, self.ledger, self.limits, self.policy = queue, ledger, limits, policy
+        self.seen: set[int] = set()
+
+    def check(self, plan: Plan) -> CheckedPlan:
+        if not isinstance(plan, Plan):
+            raise self.error(f"returned a {type(plan).__name__}, not a Plan")
+        try:
+            preempt = [self.preempted(id_) for id_ in plan.preempt]
+            decode = self.decoding() if plan.decode is ALL else self.decodes(list(plan.decode))
+            prefill = [self.prefilling(id_, index(num_tokens)) for id_, num_tokens in plan.prefill]
+        except (TypeError, ValueError) as error:
+            raise self.error(f"returned a malformed plan ({error})") from error
+        self.check_limits(prefill, decode, preempt)
+        self.check_budget(prefill, decode, preempt)
+        return CheckedPlan(prefill, decode, preempt)
+
+    def error(self, message: str) -> PlanError:
+        return PlanError(f"scheduler '{self.policy}' {message}; nothing of this plan was carried out")
+
+    def request(self, id_: int, part: str) -> Request:
+        request = self.queue.live.get(id_)
+        if request is None or id_ in self.queue.ending:
+            raise self.error(f"names request {id_!r} in {part}, which is neither waiting nor running")
+        if id_ in self.seen:
+            raise self.error(f"names request {id_} twice")
+        self.seen.add(id_)
+        return request
+
+    def preempted(self, id_: int) -> Request:
+        request = self.request(id_, "preempt")
+        if id_ not in self.queue.running:
+            raise self.error(f"preempts request {id_}, which is not running")
+        return request
+
+    def decoding(self) -> IntArray:
+        """All that can decode and are not preempted. None is noted as seen: who decodes cannot be named in prefill."""
+        slots = self.queue.decoding()
+        return slots[~np.isin(self.queue.slots.id_S[slots], list(self.seen))] if self.seen else slots
+
+    def decodes(self, ids: Sequence[int]) -> IntArray:
+        """The slots of requests named one by one, which are looked at one by one only if something is wrong."""
+        found = [request for request in map(self.queue.running.get, ids) if request is not None]
+        slots = ints(request.slot for request in found)
+        seen = self.seen.union(ids)
+        each_once = len(found) == len(ids) and len(seen) == len(self.seen) + len(ids)
+        if not (each_once and self.queue.slots.can_decode(slots).all()):
+            return ints(self.decoded(id_).slot for id_ in ids)
+        self.seen = seen
+        return slots
+
+    def decoded(self, id_: int) -> Request:
+        request = self.request(id_, "decode")
+        if id_ not in self.queue.running:
+            raise self.error(f"decodes request {id_}, which is not running")
+        if request.is_prefilling:
+            raise self.error(f"decodes request {id_}, which is still prefilling")
+        return request
+
+    def prefilling(self, id_: int, num_tokens: int) -> tuple[Request, int]:
+        request = self.request(id_, "prefill")
+        if id_ in self.queue.running and not request.is_prefilling:
+            raise self.error(f"prefills request {id_}, which is decoding")
+        if num_tokens < 1:
+            raise self.error(f"prefills {num_tokens!r} tokens of request {id_}; at least 1 is needed")
+        left = request.num_tokens - request.num_computed_tokens
+        if num_tokens > left:
+            raise self.error(f"prefills {num_tokens} tokens of request {id_}, which has {left} left")
+        return request, num_tokens
+
+    def check_limits(
+        self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
+    ) -> None:
+        num_tokens = len(decode) + sum(num_tokens for _, num_tokens in prefill)
+        if num_tokens > self.limits.max_num_batched_tokens:
+            limit = self.limits.max_num_batched_tokens
+            raise self.error(f"plans {num_tokens} tokens, more than max_num_batched_tokens={limit}")
+        admitted = sum(request.id in self.queue.waiting for request, _ in prefill)
+        num_running = len(self.queue.running) - len(preempt) + admitted
+        if admitted and num_running > self.limits.max_num_seqs:
+            raise self.error(f"would run {num_running} requests, more than max_num_seqs={self.limits.max_num_seqs}")
+
+    def check_budget(
+        self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
+    ) -> None:
+        if not prefill and len(decode) <= self.ledger.num_free:
+            return  # a decode takes one block at most
+        for request in preempt:
+            self.ledger.give_back(request.view)
+        self.take_decodes(decode)
+        for request, num_tokens in prefill:
+            self.take(request, min(num_tokens, self.ledger.num_uncomputed_tokens(request.view)))
+
+    def take_decodes(self, decode: IntArray) -> None:
+        if not self.ledger.take_each(decode):
+            for request in self.queue.slots.requests(decode):  # one of them finds no block, and is named
+                self.take(request, 1)
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        if not self.ledger.take(request.view, num_tokens):
+            cost = self.ledger.cost(request.view, num_tokens)
+            raise self.error(
+                f"needs {cost} blocks for {num_tokens} tokens of request {request.id}, and {self.ledger.num_free} of "
+                f"{self.limits.num_blocks} are free: preempt or wait"
+            )

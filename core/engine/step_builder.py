@@ -1,0 +1,201 @@
+"""From a plan that is carried out to the step's message: rows, tokens, block tables, and the arguments that rows need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hookline.core.kv_cache.shared_prefix import shared_prefix
+from hookline.core.requests.request import Request
+from hookline.core.requests.running_table import Drawn, Slots
+from hookline.core.step.message import Step
+from hookline.core.util.arrays import IntArray, float_bits, ints, no_ints
+
+Record = tuple[int, int, IntArray]
+"""Row of the request table, processor, values."""
+Chunk = tuple[Request, int, int]
+"""A request, the position of the chunk's first token, and its length."""
+NUM_LOGPROBS = (0, 1, 5, 10, 20)
+"""What `num_logprobs` is rounded up to, so that few graphs serve all requests."""
+
+
+class ArgumentWriter:
+    """One per engine. Costs two empty look-ups a step while no request uses a processor."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._loaded = [0] * num_rows
+        self._running: set[int] = set()
+
+    def forget(self, request: Request) -> None:
+        """The request gave its row back."""
+        self._running.discard(request.id)
+
+    def write(self, step: Step, admitted: Sequence[Request], chunks: Sequence[Chunk], drawn: Iterable[Request]) -> None:
+        """Fill in the processor_*, known_* and scored_* sections, `processors` and `num_logprobs`."""
+        records: list[Record] = []
+        for request in admitted:
+            records += self._records(request)
+        if records:
+            step.processor_rows = ints(row for row, _, _ in records)
+            step.processor_ids = ints(index for _, index, _ in records)
+            step.processor_lens = ints(len(values) for _, _, values in records)
+            step.processor_values = np.concatenate([values for _, _, values in records])
+        if self._running:
+            write_known_tokens(step, [request for request in admitted if request.prepared.reads_tokens])
+            for request in drawn:
+                if request.params.logprobs is not None:
+                    step.num_logprobs = max(step.num_logprobs, request.params.logprobs)
+                prepared = request.prepared
+                step.processors |= prepared.used(request.num_output_tokens) if prepared.ends else prepared.bits
+            self._write_scored(step, scored_chunks(chunks))
+
+    def _write_scored(self, step: Step, scored: Sequence[tuple[int, Request, int, int]]) -> None:
+        if scored:
+            step.scored_chunks = ints(index for index, *_ in scored)
+            step.scored_lens = ints(count for *_, count in scored)
+            tokens = [request.tokens[first : first + count] for _, request, first, count in scored]
+            step.scored_tokens = np.concatenate(tokens, dtype=np.int64)
+            wanted = [request.params.prompt_logprobs or 0 for _, request, _, _ in scored]
+            step.num_logprobs = max(step.num_logprobs, *wanted)
+        if step.num_logprobs >= 0:
+            step.num_logprobs = next(size for size in NUM_LOGPROBS if size >= step.num_logprobs)
+
+    def _records(self, request: Request) -> list[Record]:
+        """The request's own arguments, and defaults where the row still has those of its last owner."""
+        own = request.prepared.records
+        if own or request.scores is not None:
+            self._running.add(request.id)
+        if not own and not self._loaded[request.row]:
+            return []
+        wanted = sum(1 << index for index, _ in own)
+        stale, self._loaded[request.row] = self._loaded[request.row] & ~wanted, wanted
+        resets = [(request.row, index, no_ints()) for index in range(stale.bit_length()) if stale >> index & 1]
+        return resets + [(request.row, index, values) for index, values in own]
+
+
+def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:
+    """(index, request, first position, number) of the prompt tokens that chunks make known the probabilities of.
+
+    A chunk's hidden states tell the probabilities of the tokens one position further.
+    """
+    found = []
+    for index, (request, start, length) in enumerate(chunks):
+        count = min(length, request.num_prompt_tokens - 1 - start)
+        if request.params.prompt_logprobs is not None and count > 0:
+            found.append((index, request, start + 1, count))
+    return found
+
+
+def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
+    """All tokens of newly admitted requests, which may have been generated before a preemption."""
+    if requests:
+        step.known_rows = ints(request.row for request in requests)
+        step.known_prompt_lens = ints(request.num_prompt_tokens for request in requests)
+        step.known_lens = ints(request.num_tokens for request in requests)
+        tokens = [request.tokens[: request.num_tokens] for request in requests]
+        step.known_tokens = np.concatenate(tokens, dtype=np.int64)
+
+
+@dataclass
+class Draft:
+    """A step while its plan is carried out.
+
+    table: new entries of the block table, (row, column, block). chunks: (request, first position, number of tokens).
+    got_further: as of Dispatched.
+    """
+
+    admitted: list[Request] = field(default_factory=list)
+    table: list[tuple[int, int, int]] = field(default_factory=list)
+    chunks: list[tuple[Request, int, int]] = field(default_factory=list)
+    got_further: bool = False
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """A step, and whose next tokens it draws."""
+
+    step: Step
+    drawn: Drawn
+    num_prefill_tokens: int
+    num_cached_tokens: int
+    num_prompt_tokens: int
+    """Tokens of the prompts that begin with this step; some may be cached."""
+    got_further: bool
+    """Whether any request computes a token it never computed before."""
+    chunks: Sequence[Chunk] = ()
+    """The prompt chunks, if the step scores tokens."""
+
+
+class StepWriter:
+    """Writes one step after another. arguments: of the logits processors."""
+
+    def __init__(self, slots: Slots, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
+        self.slots, self.arguments, self.shares_prefixes = slots, arguments, shares_prefixes
+        self._decoding, self._shared_len = no_ints(), 0
+
+    def write(self, draft: Draft, decode: IntArray) -> Dispatched:
+        """The step, and who is drawn for."""
+        slots, computing, drawn = self.slots, decode, decode
+        step = Step(decode_rows=slots.row_S[decode])
+        write_table(step, draft)
+        if draft.chunks:
+            write_chunks(step, draft.chunks)
+            chunked = ints(request.slot for request, _, _ in draft.chunks)
+            step.sampled_chunks = np.flatnonzero(slots.can_decode(chunked))
+            computing = np.concatenate([decode, chunked])
+            drawn = np.concatenate([decode, chunked[step.sampled_chunks]])
+        self.write_mask(step, drawn)
+        self.arguments.write(step, draft.admitted, draft.chunks, slots.requests(drawn))
+        step.max_context_len = int(slots.num_computed_tokens_S[computing].max(initial=0))
+        step.all_greedy = bool(slots.is_greedy_S[drawn].all())
+        if self.shares_prefixes and not draft.chunks:
+            self.write_shared_prefix(step, decode)
+        begun = [request for request in draft.admitted if request.num_preemptions == 0]
+        return Dispatched(
+            step,
+            slots.drawn(drawn),
+            num_prefill_tokens=len(step.token_ids_T),
+            num_cached_tokens=sum(request.num_cached_tokens for request in begun),
+            num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
+            got_further=draft.got_further,
+            chunks=draft.chunks if step.num_logprobs >= 0 else (),
+        )
+
+    def write_mask(self, step: Step, drawn: IntArray) -> None:
+        """Forbid stop tokens to requests that have not reached their min_tokens."""
+        (places,) = (self.slots.num_tokens_S[drawn] < self.slots.min_len_S[drawn]).nonzero()
+        if not len(places):
+            return
+        stops = [request.stops_X for request in self.slots.requests(drawn[places])]
+        step.mask_rows = places.repeat([len(stops_X) for stops_X in stops])
+        step.mask_tokens = np.concatenate(stops)
+
+    def write_shared_prefix(self, step: Step, decode: IntArray) -> None:
+        """Look for a common prefix whenever other requests decode than in the last step that looked."""
+        decoding = self.slots.id_S[decode]
+        if not np.array_equal(decoding, self._decoding):
+            self._decoding = decoding
+            group, self._shared_len = shared_prefix(list(self.slots.requests(decode)))
+            step.shared_rows = ints(request.row for request in group)
+        step.shared_len = self._shared_len
+
+
+def write_table(step: Step, draft: Draft) -> None:
+    """Fill in the admitted requests and the new entries of the block table."""
+    if draft.admitted:
+        step.admit_rows = ints(request.row for request in draft.admitted)
+        step.admit_seeds = ints(request.seed for request in draft.admitted)
+        step.admit_temperatures = float_bits(request.temperature for request in draft.admitted)
+    if draft.table:
+        step.table_rows, step.table_columns, step.table_blocks = np.array(draft.table, dtype=np.int64).T
+
+
+def write_chunks(step: Step, chunks: Sequence[tuple[Request, int, int]]) -> None:
+    """Fill in the prompt chunks: (request, first position, number of tokens)."""
+    step.chunk_rows = ints(request.row for request, _, _ in chunks)
+    step.chunk_starts = ints(start for _, start, _ in chunks)
+    step.chunk_lens = ints(num_tokens for _, _, num_tokens in chunks)
+    tokens = [request.tokens[start : start + num_tokens] for request, start, num_tokens in chunks]
+    step.token_ids_T = np.concatenate(tokens, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Steps over several processes: start, send, watch, end. Knows no configuration and no model."""

@@ -1,0 +1,83 @@
+"""Gets this process's own thread out of Python code that does not end, so that a stuck plugin cannot keep its caller.
+
+What is broken off: Python code that runs, and in the main thread also one that sleeps or waits. A call into C that
+never returns cannot be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from hookline.core.errors import BrokenOff
+
+SIGNAL = signal.SIGURG
+"""Ignored by default, so one that comes too late does nothing. Others may send it too, and are not answered."""
+
+
+class Breaker:
+    """Knows the thread that is inside a region, and breaks it off once, on another thread's demand."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: int | None = None
+        self._takes_signals = self._is_asked = self._is_signalled = False
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Around code that may be broken off.
+
+        Raises: BrokenOff once that was asked for.
+        """
+        in_main = threading.current_thread() is threading.main_thread()
+        self._takes_signals = in_main and signal.getsignal(SIGNAL) is not None  # None could not be put back
+        before = signal.getsignal(SIGNAL) if self._takes_signals else None
+        try:
+            if self._takes_signals:
+                signal.signal(SIGNAL, partial(self._heed, before))
+            self._inside = threading.get_ident()
+            yield
+        finally:
+            try:
+                self._leave()
+            finally:
+                if before is not None:
+                    signal.signal(SIGNAL, before)
+
+    def _leave(self) -> None:
+        with self._lock:
+            thread, self._inside, self._is_signalled = self._inside, None, False
+            if self._is_asked and not self._takes_signals and thread is not None:
+                _raise_in(thread, None)  # takes back what has not come yet
+
+    def break_off(self) -> bool:
+        """Raise BrokenOff in the region, if a thread is inside; whether it will be. A second call does nothing."""
+        with self._lock:
+            if self._inside is None or self._is_asked:
+                return False
+            self._is_asked = True
+            if self._takes_signals:
+                self._is_signalled = True
+                signal.pthread_kill(self._inside, SIGNAL)
+            else:
+                _raise_in(self._inside, BrokenOff)
+            return True
+
+    def _heed(self, before: Any, number: int, frame: Any) -> None:
+        """The handler in the region: somebody else's signal goes where it would have gone without it."""
+        if self._is_signalled:
+            self._is_signalled = False
+            raise BrokenOff
+        if callable(before):
+            before(number, frame)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise at its next bytecode; None takes it back."""
+    what = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)

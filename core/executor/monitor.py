@@ -1,0 +1,248 @@
+"""Watches the processes of the further ranks and ends the group when one is lost, so that nobody waits for ever.
+
+A thread of rank 0's process. A rank is lost when its process ends, when it reports an error, when it gives no sign of
+life, or when a step gets no further. The first cause wins over what it causes elsewhere; then all processes are killed,
+which breaks off the collective that rank 0 may be stuck in. Times are counted while this thread runs, so that a process
+group that was suspended as a whole goes on.
+
+A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so whoever is late
+there gets engine.step_timeout_s beyond what the others took. While nobody has arrived, and on a CPU single layers of a
+large step may well take that long, all get STEP_TIMEOUTS times as much. Time spent compiling does not count.
+
+However the group ends, rank 0 finds out at its next collective; if it does not get there, it is broken off.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hookline.core.distributed.heartbeat import Pulse
+from hookline.core.errors import HooklineError, RankError
+from hookline.core.executor.child import Child, await_end, kill
+from hookline.core.executor.interrupt import Breaker
+
+logger = logging.getLogger("hookline")
+TICK_S = 0.1
+GRACE_S = 0.5
+"""For the cause to turn up beside its echoes: ranks whose collective broke off report first, at times."""
+START_SILENCE_S = 120.0
+"""Without a sign of life while a process starts, when imports and compilers keep its threads from running."""
+STEP_TIMEOUTS = 12
+"""Times engine.step_timeout_s for ranks of a CPU, none of which has reached the next collective."""
+KILLED_S = 5.0
+"""Longest wait for killed processes to be gone."""
+COMPILE_S = 300.0
+"""Longest compilation that does not count as being stuck."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """engine.rank_timeout_s and engine.step_timeout_s; all_s: in place of the latter while no rank is ahead."""
+
+    rank_s: float
+    step_s: float
+    all_s: float
+
+
+class Monitor:
+    """Judges the children. `pulses` are those of all ranks, rank 0's first; `release` frees rank 0's own device."""
+
+    def __init__(self, children: Sequence[Child], pulses: Sequence[Pulse], timeouts: Timeouts) -> None:
+        self.children, self.pulses, self.timeouts = children, pulses, timeouts
+        self.release: Callable[[], None] = lambda: None
+        self.breaker = Breaker()
+        self.tell_if_stuck: Callable[[HooklineError], None] = lambda error: None
+        """Called, by the thread that watches, if rank 0 does not leave its step even when it is broken off."""
+        self.failure: str | None = None
+        self._changed = threading.Condition()
+        self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
+        self._suspects: list[tuple[bool, str]] = []
+        self._silent_s, self._grace_s = [0.0] * len(pulses), 0.0
+        self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
+        self._beats, self._progress = [0] * len(pulses), [0] * len(pulses)
+        self._in_step, self._started, self._stopped = False, False, threading.Event()
+        self._gone: set[int] = set()
+        self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer: from now on processes may end. A second call does nothing."""
+        self._stopped.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ------------------------------------------------------------------------------------------------- for the group
+
+    def wait_until_all(self, said: str) -> None:
+        """Wait until every child has sent "here" or "ready".
+
+        Raises: RankError with what went wrong.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or len(self._said[said]) == len(self.children))
+        self.check()
+        self._started = said == "ready"
+
+    def check(self) -> None:
+        """Raise RankError if the group has ended."""
+        if self.failure is not None:
+            raise RankError(self.failure)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around all that may wait for other ranks: from now on they have to get further.
+
+        Raises: RankError if the group has ended.
+        """
+        self._stuck_s, self._taken_s, self._in_step = 0.0, 0.0, True
+        try:
+            self.check()
+            yield
+        finally:
+            self._in_step = False
+
+    def verdict(self, echo: BaseException) -> RankError:
+        """Why a collective of rank 0 broke off; if nobody else failed, as it said itself."""
+        patience_s = self.timeouts.rank_s + GRACE_S + 1.0
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None, patience_s)
+        if self.failure is None:
+            self.fail(f"rank 0 of {len(self.pulses)} (this process): {echo}")
+        return RankError(self.failure)
+
+    def fail(self, cause: str, *, breaks_off: bool = False) -> None:
+        """End the group for this reason, unless it has ended before. breaks_off: rank 0 cannot wait for its release."""
+        with self._changed:
+            if self.failure is not None:
+                return
+            self.failure = f"{cause}. The engine has ended; make a new one"
+            kill(self.children)
+            self._changed.notify_all()
+        if breaks_off:
+            self.breaker.break_off()
+        self._release()
+        # What their GPUs still did after that may have undone it.
+        await_end(self.children, KILLED_S)
+        self._release()
+
+    def _release(self) -> None:
+        try:
+            self.release()
+        except Exception as error:  # must hide no cause, nor end the thread that watches
+            logger.error("while rank 0's device was freed: %s", error)
+
+    # -------------------------------------------------------------------------------------------------- the thread's
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        of_socket = {child.connection.fileno(): child for child in self.children}
+        for socket_fd in of_socket:
+            poll.register(socket_fd, select.POLLIN)
+        last = time.monotonic()
+        while not self._stopped.is_set() and self.failure is None:
+            for socket_fd, _ in poll.poll(int(TICK_S * 1000)):
+                if not self._hear(of_socket[socket_fd]):
+                    poll.unregister(socket_fd)
+            now = time.monotonic()
+            self._judge(min(now - last, 2 * TICK_S))
+            last = now
+        self._see_rank_0_out()
+
+    def _see_rank_0_out(self) -> None:
+        """Once the group has ended: break rank 0 off if it does not find that out by itself."""
+        self._wait_in_step(self.timeouts.step_s)
+        if self._in_step and self.breaker.break_off():
+            logger.error("%s", self.failure)
+        self._wait_in_step(GRACE_S)
+        if self._in_step and not self._stopped.is_set():
+            self.tell_if_stuck(RankError(str(self.failure)))
+
+    def _wait_in_step(self, seconds: float) -> None:
+        """Wait so long, but no longer than rank 0 is in its step."""
+        while self._in_step and seconds > 0 and not self._stopped.wait(TICK_S):
+            seconds -= TICK_S
+
+    def _hear(self, child: Child) -> bool:
+        """Take a child's messages; False once it is gone."""
+        messages = child.line.receive()
+        for message in messages or ():
+            if "error" in message:
+                self._suspect(child, f"failed{self._when()}: {message['error']}", is_echo=message["is_echo"])
+                self._gone.add(child.rank)
+            else:
+                with self._changed:
+                    for said in self._said.keys() & message.keys():
+                        self._said[said].add(child.rank)
+                    self._changed.notify_all()
+        if messages is None and not self._stopped.is_set() and child.rank not in self._gone:
+            self._gone.add(child.rank)
+            self._suspect(child, f"{child.how_it_ended()}{self._when()}", is_echo=False)
+        return messages is not None
+
+    def _suspect(self, child: Child, what: str, *, is_echo: bool) -> None:
+        self._suspects.append((is_echo, f"{self._name(child.rank)} {what}"))
+
+    def _judge(self, passed_s: float) -> None:
+        """Find for a cause, `passed_s` after the last time."""
+        if self._suspects:
+            self._grace_s += passed_s
+            is_echo, cause = min(self._suspects, key=lambda suspect: suspect[0])
+            if not is_echo or self._grace_s > GRACE_S:
+                self.fail(cause)
+            return
+        self._judge_silence(passed_s)
+        self._judge_progress(passed_s)
+
+    def _judge_silence(self, passed_s: float) -> None:
+        limit_s = self.timeouts.rank_s if self._started else max(START_SILENCE_S, self.timeouts.rank_s)
+        for child in self.children:
+            beats = self.pulses[child.rank].beats
+            self._silent_s[child.rank] = (
+                0.0 if beats != self._beats[child.rank] else (self._silent_s[child.rank] + passed_s)
+            )
+            self._beats[child.rank] = beats
+            if self._silent_s[child.rank] > limit_s:
+                key = " (engine.rank_timeout_s)" if self._started else ""
+                self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
+
+    def _judge_progress(self, passed_s: float) -> None:
+        self.pulses[0].beat()
+        before, self._progress = self._progress, [pulse.progress for pulse in self.pulses]
+        if not (self._in_step and self._started) or min(self._progress) != min(before):
+            self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
+        elif self._progress != before:  # the first ones arrive where the last are waited for
+            self._taken_s, self._stuck_s = self._taken_s + self._stuck_s, 0.0
+        elif any(pulse.is_compiling for pulse in self.pulses) and self._compiled_s < COMPILE_S:
+            self._compiled_s += passed_s
+        else:
+            self._stuck_s += passed_s
+        is_waited_for = min(self._progress) != max(self._progress)
+        limit_s = self.timeouts.step_s + self._taken_s if is_waited_for else self.timeouts.all_s
+        if self._stuck_s > limit_s:
+            self._end_stuck()
+
+    def _end_stuck(self) -> None:
+        behind = [rank for rank, count in enumerate(self._progress) if count == min(self._progress)]
+        self.fail(
+            f"{' and '.join(self._name(rank) for rank in behind)} got no further in a step for {self._stuck_s:.1f} s "
+            f"(engine.step_timeout_s={self.timeouts.step_s:g}); if the step is only slow, raise engine.step_timeout_s",
+            breaks_off=0 in behind,
+        )
+        if 0 in behind:
+            logger.error("%s", self.failure)  # whoever called may be out of reach
+
+    def _when(self) -> str:
+        return "" if self._started else " while starting"
+
+    def _name(self, rank: int) -> str:
+        who = "this process" if rank == 0 else next(str(child) for child in self.children if child.rank == rank)
+        return f"rank {rank} of {len(self.pulses)} ({who})"

@@ -1,0 +1,205 @@
+"""The executor over several ranks: rank 0 is this process, the others are its children, and all compute every step.
+
+Rank 0 sends each step through a ring in shared memory and then computes it like the others; the collectives inside keep
+them together. Knows no requests. A group that has lost a rank says so for ever; it does not heal.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hookline.core.assembly.choice import Choice
+from hookline.core.assembly.rank_main import config_tree
+from hookline.core.config.settings import EngineConfig
+from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.process_group import listen
+from hookline.core.errors import BrokenOff, HooklineError, RankError
+from hookline.core.executor.child import Child, end, kill
+from hookline.core.executor.monitor import STEP_TIMEOUTS, Monitor, Timeouts
+from hookline.core.executor.ring import RingWriter, ring_words
+from hookline.core.executor.shared_memory import SharedWords
+from hookline.core.step.message import Step, pack
+from hookline.core.step.timing import Clock
+from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.worker.worker import Worker
+
+RING_WORDS = 1 << 17
+"""A mebibyte: a step of 16,384 prompt tokens takes an eighth of it. Larger ones go in pieces."""
+FULL_S = 0.0005
+"""Between two looks at a ring that is full."""
+CLOSE_S = 10.0
+"""For processes to end by themselves."""
+
+
+class RankGroup:
+    """`core.step.executor.Executor` over the ranks of one engine."""
+
+    def __init__(self, worker: Worker, links: Links) -> None:
+        self.worker, self.links, self._is_closed = worker, links, False
+
+    @property
+    def num_blocks(self) -> int:
+        """See Executor."""
+        return self.worker.num_blocks
+
+    def launch(self, step: Step) -> Any:
+        """See Executor.
+
+        Raises: RankError if a rank is lost.
+        """
+        monitor = self.links.monitor
+        with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.breaker.region():
+            try:
+                self.links.send(pack(step))
+                handle = self.worker.launch(step)
+            except RankError:
+                raise
+            except BaseException as error:
+                monitor.check()  # it may be no more than an echo of another rank's end
+                # The others compute this step to its end, so from here on they are not where we are.
+                monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
+                raise
+            self.links.pulse.advance()
+        return handle
+
+    def collect(self, handle: Any) -> IntArray:
+        """See Executor.
+
+        Raises: RankError if a rank is lost.
+        """
+        with self.links.monitor.in_step(), self._telling_why():
+            tokens = self.worker.collect(handle)
+        self.links.monitor.check()
+        return tokens
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """See Engine.tell_if_stuck."""
+        self.links.monitor.tell_if_stuck = tell
+
+    def time_steps(self) -> Clock:
+        """See Executor; of rank 0's device, which waits for the others like any."""
+        return self.worker.time_steps()
+
+    @contextmanager
+    def _telling_why(self) -> Iterator[None]:
+        """In place of a collective that broke off, the rank that broke it; of our own code, why it was broken off."""
+        try:
+            yield
+        except (RankError, BrokenOff) as error:
+            raise self.links.monitor.verdict(error) from error
+        except RuntimeError as error:
+            self.links.monitor.check()
+            raise error
+
+    def close(self) -> None:
+        """See Executor."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self.links.close()
+        finally:
+            self.worker.close()
+
+
+class Links:
+    """What connects rank 0 with the others: processes, shared memory, the monitor."""
+
+    def __init__(self, choice: Choice) -> None:
+        size, engine = choice.ranks.size, choice.config.engine
+        self.ring_start = PULSE_WORDS * size
+        self.num_words = self.ring_start + ring_words(size - 1, RING_WORDS)
+        self.memory = SharedWords.create(self.num_words)
+        words = self.memory.words
+        pulses = [Pulse(words, rank) for rank in range(size)]
+        self.pulse = pulses[0]
+        self.writer = RingWriter(words[self.ring_start :], size - 1)
+        self.store = listen()
+        self.children: list[Child] = []
+        self.monitor = Monitor(self.children, pulses, timeouts(engine, choice.device))
+        try:
+            for rank in range(1, size):
+                self.children.append(Child(rank, self.memory.fd))
+                self.children[-1].tell(self._task(choice, rank))
+        except BaseException:
+            self.close()
+            raise
+        self.monitor.start()
+
+    def _task(self, choice: Choice, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "config": config_tree(choice.config, choice.kernels.name),
+            "plugins": choice.plugins,
+            "port": self.store.port,
+            "memory_fd": self.memory.fd,
+            "num_words": self.num_words,
+            "ring_start": self.ring_start,
+            "num_threads": max(1, torch.get_num_threads() // choice.ranks.size),
+        }
+
+    def send(self, message: IntArray) -> None:
+        """Broadcast a message; waits while the ring is full.
+
+        Raises: RankError if a rank is lost meanwhile.
+        """
+        self.writer.send(message, self.wake, self._wait)
+
+    def wake(self) -> None:
+        """Have all children look."""
+        for child in self.children:
+            child.wake()
+
+    def _wait(self) -> None:
+        self.monitor.check()
+        time.sleep(FULL_S)
+
+    def close(self) -> None:
+        """End the processes: by an empty message if they listen, else at once."""
+        try:
+            if self.monitor.failure is None:
+                self.monitor.stop()
+                self.send(no_ints())
+        except BaseException:
+            kill(self.children)
+            raise
+        finally:
+            self.monitor.stop()
+            end(self.children, CLOSE_S if self.monitor.failure is None else 0.0)
+            self.memory.close()
+
+
+def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
+    """How long ranks may take. A GPU's marks come often enough that all of them being silent is no better than one."""
+    all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
+    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the end, since the ranks would lose step half-way; a second one comes through at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[tuple[int, Any]] = []
+
+    def hold(number: int, frame: Any) -> None:
+        if held:
+            before(number, frame)
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        before(*held[0])

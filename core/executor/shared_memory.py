@@ -1,0 +1,53 @@
+"""A piece of memory that the processes of one engine share: 64-bit words behind a file descriptor without a name.
+
+Nothing of it can outlive the processes that hold it, however they end, and two engines cannot meet in it. Knows nothing
+of what the words mean. One process writes a word, the others read it: no locks, which needs a processor that lets
+others see stores in the order they were made, as x86-64 does, or a system call in between, as `core.executor.ring` has.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+import numpy as np
+
+from hookline.core.util.arrays import IntArray
+
+WORD = 8
+"""Bytes of a word."""
+
+
+class SharedWords:
+    """`words` is the memory as an int64 array; `fd` is what another process needs to attach it."""
+
+    def __init__(self, fd: int, num_words: int) -> None:
+        self.fd = fd
+        self._memory = mmap.mmap(fd, num_words * WORD)
+        self.words: IntArray = np.frombuffer(self._memory, dtype=np.int64)
+
+    @classmethod
+    def create(cls, num_words: int) -> SharedWords:
+        """New memory, all zeros."""
+        fd = _nameless_file()
+        os.ftruncate(fd, num_words * WORD)
+        return cls(fd, num_words)
+
+    @classmethod
+    def attach(cls, fd: int, num_words: int) -> SharedWords:
+        """The memory behind an inherited descriptor."""
+        return cls(fd, num_words)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last array over it. A second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("hookline")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

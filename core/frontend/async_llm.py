@@ -1,0 +1,228 @@
+"""The asynchronous front: any number of coroutines share one engine, which runs in a thread of its own.
+
+Long prompts are tokenized in threads of their own, since they would hold up the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from hookline.core.config.settings import Config
+from hookline.core.errors import HooklineError, QueueFullError, RequestError, one_short_line, shown
+from hookline.core.frontend.delta_queue import Mailbox
+from hookline.core.frontend.engine_thread import EngineThread
+from hookline.core.frontend.llm import LLM
+from hookline.core.outputs import Delta, RequestOutput, merge_completions
+from hookline.core.plugin.host import PluginHost
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Prompt, prompt_size, snapshot, with_word_ids
+
+LONG_PROMPT = 4000
+"""Characters of a prompt that takes a millisecond or more to tokenize."""
+LONG_STOPS = 500
+"""Characters of stop strings that take as long to make ready."""
+LONG_BAD_WORDS = 8
+"""Texts in bad_words that take as long to tokenize."""
+TOKENIZER_THREADS = 4
+"""Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
+is done: the order of a caller's long prompts is not kept."""
+
+
+class RequestStream:
+    """The Deltas of one prompt's completions, as an async iterator; ends behind the last Delta of the last one.
+
+    Closing or dropping it, or cancelling who waits for it, ends its requests.
+    """
+
+    def __init__(self, thread: EngineThread, mailbox: Mailbox, num_completions: int) -> None:
+        self._thread, self._mailbox = thread, mailbox
+        self._num_open = num_completions
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Deltas may still come."""
+        return self._num_open > 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._num_open:
+            raise StopAsyncIteration
+        try:
+            delta = await self._mailbox.get()
+        except BaseException:
+            self._cancel()
+            raise
+        self._num_open -= delta.output is not None
+        return delta
+
+    async def aclose(self) -> None:
+        """End the requests; a second call does nothing."""
+        self._cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel()
+
+    def __del__(self) -> None:
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._num_open:
+            self._num_open = 0
+            self._thread.cancel(self._mailbox)
+
+
+class AsyncLLM:
+    """An engine that coroutines share; options and errors as for `core.LLM`, which is loaded before this returns.
+
+    Its methods are called inside a running event loop; several loops may share it. Close it, or use it with
+    `async with`.
+    """
+
+    def __init__(self, checkpoint: str | None = None, **options: Any) -> None:
+        self._start(LLM(checkpoint, **options))
+
+    @classmethod
+    def from_config(cls, config: Config, host: PluginHost) -> AsyncLLM:
+        """An AsyncLLM from a validated configuration, as the command line makes it."""
+        llm = cls.__new__(cls)
+        llm._start(LLM.from_config(config, host))
+        return llm
+
+    def _start(self, llm: LLM) -> None:
+        self.llm = llm
+        """What the thread drives: look at its config, codec and limits, but leave its calls alone."""
+        try:
+            if llm.codec.tokenizer is not None:
+                llm.codec.encode("")  # the first use may still write to the tokenizer, which several threads will read
+        except BaseException:
+            llm.close()
+            raise
+        self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
+        self._untokenized: set[Mailbox] = set()
+        self._thread = EngineThread(llm.desk, llm.enter_thread)
+        self._thread.start()
+        self._stop = weakref.finalize(self, self._thread.stop)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestOutput:
+        """Complete a prompt. Arguments and result as for LLM.generate, for one prompt.
+
+        Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
+        """
+        stream = self._submit(prompt, params, priority=priority, timeout_s=timeout_s)
+        return merge_completions([delta.output async for delta in stream if delta.output is not None])
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cumulative: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestStream:
+        """Queue a prompt and return its Deltas as they come. Arguments as for LLM.stream, for one prompt.
+
+        Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
+        """
+        options = {"follows": True, "is_cumulative": cumulative}
+        return self._submit(prompt, params, priority=priority, timeout_s=timeout_s, **options)
+
+    def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
+        params, loop = SamplingParams() if params is None else params, asyncio.get_running_loop()
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params={shown(params)} must be SamplingParams")
+        mailbox = Mailbox(loop, is_cumulative=options.get("is_cumulative", False))
+        options["prompt"] = prompt if isinstance(prompt, str) else None
+        options["arrival_s"] = self.llm.desk.engine.clock()
+        stream = RequestStream(self._thread, mailbox, params.n)
+        if not _takes_long(prompt, params):
+            self._thread.submit(mailbox, *self._prepare(prompt, params), **options)
+            return stream
+        if not self._stop.alive:
+            raise HooklineError("the engine is closed; make a new one")
+
+        limit = self.llm.desk.engine.limits.max_queued_requests
+        if limit is not None and len(self._untokenized) >= limit:  # the engine's own queue may be empty meanwhile
+            mailbox.put(QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0))
+            return stream
+        prompt = snapshot(prompt)
+        self._untokenized.add(mailbox)
+
+        def prepare() -> tuple[list[int], SamplingParams]:
+            try:
+                return self._prepare(prompt, params) if stream.is_open else ([], params)
+            finally:  # here, for the loop may be closed by then
+                self._untokenized.discard(mailbox)
+
+        def submit(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
+            prepared.exception()  # whoever has left need not hear it, and asyncio not complain
+            if not stream.is_open:
+                return
+            try:
+                self._thread.submit(mailbox, *prepared.result(), **options)
+            except HooklineError as error:
+                mailbox.put(error)
+            except Exception as error:
+                mailbox.put(RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
+
+        loop.run_in_executor(self._tokenizing, prepare).add_done_callback(submit)
+        return stream
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """A prompt's token ids, and the parameters with all made of their texts that the engine's thread need not."""
+        token_ids, params = self.llm.codec.encode(prompt), with_word_ids(params, self.llm.codec)
+        if params.stop:
+            _ = params.stop_strings  # kept from now on
+        return token_ids, params
+
+    @property
+    def observers(self) -> dict[str, Any]:
+        """See LLM.observers."""
+        return self.llm.observers
+
+    @property
+    def num_open(self) -> int:
+        """Prompts that are being served or wait."""
+        return self._thread.num_open + len(self._untokenized)
+
+    def close(self) -> None:
+        """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing."""
+        self._stop()
+        self._tokenizing.shutdown(wait=False)  # who waits for it hears that the engine is closed
+
+    async def aclose(self) -> None:
+        """Close without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether a request's texts would hold up the event loop for a millisecond or more."""
+    num_words = sum(isinstance(word, str) for word in params.bad_words)
+    num_characters = sum(map(len, params.stop))
+    return prompt_size(prompt) >= LONG_PROMPT or num_characters >= LONG_STOPS or num_words >= LONG_BAD_WORDS

@@ -1,0 +1,210 @@
+"""A thread that drives a desk's engine, so that any number of coroutines can wait for their requests at once.
+
+Callers hand in commands and never touch the engine; news leave in one wake-up per event loop and step. Whatever breaks,
+everybody who waits is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from hookline.core.errors import EngineError, HooklineError, RequestError
+from hookline.core.frontend.delta_queue import Mailbox, News, deliver
+from hookline.core.frontend.output_processor import Desk
+from hookline.core.outputs import Delta
+from hookline.core.sampling_params import SamplingParams
+
+_log = logging.getLogger("hookline")
+
+Command = Callable[[], None]
+JOIN_S = 0.2
+"""Between two looks at whether a thread that is waited for is stuck."""
+MAX_COMMANDS = 256
+"""Most commands taken between two steps: a burst of arrivals must not hold up those that run."""
+
+
+class EngineThread:
+    """Runs until `stop`. `start`, `submit`, `cancel` and `stop` may be called from any thread."""
+
+    def __init__(self, desk: Desk, prepare: Command | None = None) -> None:
+        self._desk, self._prepare = desk, prepare
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._open: dict[Mailbox, set[int]] = {}
+        self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, News]]] = {}
+        self._lock = threading.Lock()
+        self._is_stopping = self._is_closed = self._is_stuck = False
+        self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to run; the engine belongs to the thread from now on."""
+        self._desk.engine.tell_if_stuck(self._give_up)
+        self._thread.start()
+
+    def submit(self, mailbox: Mailbox, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
+        """Queue a prompt, with the options of Desk.add. What keeps it from being served is news too.
+
+        Raises: HooklineError if the thread was stopped.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise HooklineError("the engine is closed; make a new one")
+            self._commands.put(partial(self._add, mailbox, token_ids, params, options))
+
+    def cancel(self, mailbox: Mailbox) -> None:
+        """End a prompt's requests, whose caller hears nothing more. Takes no lock, so a destructor may call it."""
+        self._commands.put(partial(self._forget, mailbox))
+
+    def stop(self) -> None:
+        """End all requests, tell their callers, close the engine and wait for that; a second call does nothing.
+
+        Does not wait for an engine that is stuck.
+        """
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+        if is_first:
+            self._commands.put(self._finish)
+        if self._thread is not threading.current_thread():
+            while self._thread.is_alive() and not self._is_stuck:
+                self._thread.join(JOIN_S)
+
+    @property
+    def num_open(self) -> int:
+        """Prompts whose callers wait."""
+        return len(self._open)
+
+    def _give_up(self, error: HooklineError) -> None:
+        """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
+        with self._lock:
+            self._is_closed = self._is_stuck = True
+            waiting = list(self._open)
+        while not self._commands.empty():
+            command = self._commands.get()
+            waiting += command.args[:1] if isinstance(command, partial) and command.func == self._add else ()
+        for mailbox in waiting:
+            with suppress(RuntimeError):  # its loop is closed
+                mailbox.loop.call_soon_threadsafe(deliver, [(mailbox, _engine_error(error))])
+        self._commands.put(self._finish)  # should it ever come back
+
+    # ---------------------------------------------------------------------------------------------- inside the thread
+
+    def _run(self) -> None:
+        try:
+            self._desk.engine.sleep = self._idle
+            if self._prepare is not None:
+                self._prepare()
+            while not self._is_stopping:
+                self._turn()
+        except BaseException as error:
+            _log.error("the engine's thread ends: %s", error)
+        finally:
+            self._shut_down()
+
+    def _turn(self) -> None:
+        try:
+            self._take_commands()
+            if self._has_work:
+                self._desk.step()
+        except BaseException as error:
+            self._fail_all(error)
+        self._send()
+
+    @property
+    def _has_work(self) -> bool:
+        return len(self._desk) > 0 or self._desk.engine.has_work
+
+    def _shut_down(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        try:
+            self._desk.close()
+        except Exception as error:
+            _log.error("while closing the engine: %s", error)
+        finally:
+            self._carry_out(self._commands.qsize())  # they find the engine closed, and their callers hear it
+            self._fail_all(HooklineError("the engine is closed"))
+            self._send()
+
+    def _take_commands(self) -> None:
+        """Carry out what was handed in; waits for something if there is nothing to do."""
+        if not self._has_work:
+            self._commands.get()()
+        self._carry_out(MAX_COMMANDS)
+
+    def _carry_out(self, num_commands: int) -> None:
+        for _ in range(num_commands):
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _idle(self, seconds: float) -> None:
+        """Wait as a policy asked to, but not while somebody hands something in."""
+        try:
+            command = self._commands.get(timeout=seconds)
+        except queue.Empty:
+            return
+        command()
+
+    def _finish(self) -> None:
+        self._is_stopping = True
+
+    def _add(
+        self, mailbox: Mailbox, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
+    ) -> None:
+        try:
+            ids = self._desk.add(token_ids, params, partial(self._post, mailbox), **options)
+            self._open[mailbox] = set(ids)
+        except RequestError as error:
+            self._put(mailbox, error)
+            self._desk.engine.refuse(token_ids, error, options.get("prompt"))
+        except HooklineError as error:
+            self._put(mailbox, error)
+        except BaseException as error:  # nobody else's request is touched by it
+            self._put(mailbox, _engine_error(error))
+
+    def _post(self, mailbox: Mailbox, delta: Delta) -> None:
+        if delta.output is not None:
+            ids = self._open[mailbox]
+            ids.discard(delta.request_id)
+            if not ids:
+                del self._open[mailbox]
+        self._put(mailbox, delta)
+
+    def _forget(self, mailbox: Mailbox) -> None:
+        self._desk.forget(self._open.pop(mailbox, ()))
+
+    def _put(self, mailbox: Mailbox, news: News) -> None:
+        self._outgoing.setdefault(mailbox.loop, []).append((mailbox, news))
+
+    def _send(self) -> None:
+        outgoing, self._outgoing = self._outgoing, {}
+        for loop, items in outgoing.items():
+            try:
+                loop.call_soon_threadsafe(deliver, items)
+            except RuntimeError:  # the loop is closed, so nobody is there to read
+                for mailbox, _ in items:
+                    self._forget(mailbox)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Tell everybody who waits, and end their requests."""
+        waiting, self._open = self._open, {}
+        for mailbox in waiting:
+            self._put(mailbox, _engine_error(error))  # one for each: tracebacks are not shared
+        try:
+            self._desk.forget([id_ for ids in waiting.values() for id_ in ids])
+        except Exception as further:
+            _log.error("while ending requests after an error: %s", further)
+
+
+def _engine_error(cause: BaseException) -> EngineError:
+    error = EngineError(str(cause) or type(cause).__name__)
+    error.__cause__ = cause
+    return error

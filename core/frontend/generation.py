@@ -1,0 +1,89 @@
+"""One call of the blocking front: its prompts, queued as the engine takes them, and their news in order of arrival."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from hookline.core.errors import QueueFullError, RequestError
+from hookline.core.frontend.output_processor import Desk
+from hookline.core.outputs import Delta, RequestOutput
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Prompt
+
+
+class ProgressBar(Protocol):
+    """Shows how far a generate call is."""
+
+    def update(self, num_finished: int, num_prefill_tokens: int, num_decode_tokens: int) -> None:
+        """Add what one step did."""
+        ...
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        ...
+
+
+class Call:
+    """Prompts with their parameters, on their way through an engine that others may use as well.
+
+    options: of Desk.add, for all of them.
+    """
+
+    def __init__(self, desk: Desk, prompts: Sequence[tuple[Prompt, SamplingParams]], **options: Any) -> None:
+        self._desk, self._options = desk, options
+        self._waiting = deque(enumerate(prompts))
+        self._open: set[int] = set()
+        self._news: deque[Delta] = deque()
+
+    def run(self, progress: ProgressBar | None = None) -> Iterator[Delta]:
+        """Do steps until every prompt has ended, and yield the news. However it is left, nothing stays behind."""
+        try:
+            while self._waiting or self._open or self._news:
+                self._queue()
+                if not self._news:
+                    self._desk.step()
+                    self._show(progress)
+                while self._news:
+                    yield self._news.popleft()
+        finally:
+            self._desk.forget(self._open)
+
+    def _queue(self) -> None:
+        """Hand prompts in for as long as the engine's queue has room; the others are our own queue."""
+        while self._waiting and self._has_room(self._waiting[0][1][1].n):
+            self._add(*self._waiting.popleft())
+
+    def _has_room(self, num_requests: int) -> bool:
+        try:
+            self._desk.engine.check_room(num_requests)
+        except QueueFullError:
+            return not self._desk.engine.has_work  # it will never have: adding says why
+        return True
+
+    def _add(self, index: int, one: tuple[Prompt, SamplingParams]) -> None:
+        prompt, params = one
+        text = prompt if isinstance(prompt, str) else None
+        token_ids: Sequence[int] = ()
+        try:
+            token_ids = self._desk.codec.encode(prompt)
+            options = {"prompt": text, "prompt_index": index, **self._options}
+            self._open.update(self._desk.add(token_ids, params, self._receive, **options))
+        except RequestError as error:
+            self._news.append(_refusal(index, self._desk.engine.refuse(token_ids, error, text)))
+
+    def _receive(self, delta: Delta) -> None:
+        if delta.output is not None:
+            self._open.discard(delta.request_id)
+        self._news.append(delta)
+
+    def _show(self, progress: ProgressBar | None) -> None:
+        stats = self._desk.engine.last_stats
+        if progress is not None and stats is not None:
+            num_finished = sum(delta.output is not None and delta.index == 0 for delta in self._news)
+            progress.update(num_finished, stats.num_prefill_tokens, stats.num_decode_tokens)
+
+
+def _refusal(prompt_index: int, output: RequestOutput) -> Delta:
+    return Delta(output.request_id, prompt_index, 0, "", [], output)

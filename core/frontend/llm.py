@@ -1,0 +1,194 @@
+"""The blocking front: prompts in, finished outputs or their pieces out.
+
+Knows text, the configuration and the engine's five verbs; no tensors and no policy. Several LLMs may live side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from hookline.core.assembly.engine import build_engine
+from hookline.core.checkpoint.locate import locate
+from hookline.core.config.settings import Config, validate
+from hookline.core.engine.engine import Engine
+from hookline.core.errors import RequestError, shown
+from hookline.core.frontend.generation import Call, ProgressBar
+from hookline.core.frontend.output_processor import Desk
+from hookline.core.outputs import Delta, RequestOutput, merge_completions
+from hookline.core.plugin.host import PluginHost
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
+
+logger = logging.getLogger("hookline")
+OptionValue = str | Mapping[str, Any] | None
+
+
+class LLM:
+    """An engine with a tokenizer: `generate` blocks until every prompt is done, `stream` yields text as it comes.
+
+    Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
+
+    An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
+    what is left out is as there: conf/config.yaml says. observers: names, or such mappings.
+    checkpoint: short for model's `checkpoint` field.
+    Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        *,
+        model: OptionValue = None,
+        scheduler: OptionValue = None,
+        sampler: OptionValue = None,
+        kernels: OptionValue = None,
+        observers: str | Sequence[str | Mapping[str, Any]] | None = None,
+        engine: Mapping[str, Any] | None = None,
+        tp: int | None = None,
+        seed: int | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        host = PluginHost.load()
+        host.log_problems()
+        options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "engine": engine}
+        tree: dict[str, Any] = {**options, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
+        tree["observers"] = observers
+        config = validate({key: value for key, value in tree.items() if value is not None}, host)
+        if checkpoint is not None:
+            config = _with_checkpoint(config, checkpoint)
+        self._start(config, host)
+
+    @classmethod
+    def from_config(cls, config: Config, host: PluginHost) -> LLM:
+        """An LLM from a validated configuration, as the command line makes it."""
+        llm = cls.__new__(cls)
+        llm._start(config, host)
+        return llm
+
+    def _start(self, config: Config, host: PluginHost) -> None:
+        self.config = config
+        model = config.model.config
+        tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
+        built = build_engine(config, host)
+        self.engine: Engine = built.engine
+        self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
+        self.captured = {"decodes": built.choice.uses_graphs, "prompts": built.choice.captures_prompts}
+        checkpoint = built.choice.checkpoint
+        folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
+        max_len = self.engine.limits.max_len
+        self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
+        self.desk = Desk(self.engine, self.codec)
+        if checkpoint.sampling_defaults:
+            defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
+            logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
+        if checkpoint.is_packaged and model.weights == "checkpoint":
+            reference = checkpoint.reference.removeprefix("package:")
+            print(
+                f"hookline: using the bundled checkpoint {reference}, a toy that checks an installation; "
+                "model.checkpoint=FOLDER or a preset takes a real one",
+                file=sys.stderr,
+            )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        progress: ProgressBar | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts and return one output each, in their order.
+
+        prompts:  a text, a list of token ids or a list of chat messages, or a list of such.
+        params:   for all prompts, or one each; None means SamplingParams(). With n > 1 an output's `completions` are n.
+        priority: for schedulers that heed it; lower is more urgent.
+        timeout_s: ends each request so long after it is queued, with finish_reason "abort" and what it has by then.
+        A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
+        Whatever interrupts the call, its requests are gone afterwards.
+        Raises: RequestError if there are not as many params as prompts; PluginError if a plugin fails in a step, with
+        what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
+        """
+        call = self._call(prompts, params, priority=priority, timeout_s=timeout_s)
+        found: dict[int, list[RequestOutput]] = {}
+        try:
+            for delta in call.run(progress):
+                if delta.output is not None:
+                    found.setdefault(delta.prompt_index, []).append(delta.output)
+        finally:
+            if progress is not None:
+                progress.close()
+        return [merge_completions(found[index]) for index in sorted(found)]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cumulative: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Iterator[Delta]:
+        """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
+
+        cumulative: a Delta's text is all text so far, not what was added.
+        The last Delta of a completion has its output, refused prompts included. Text deltas put together give exactly
+        the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
+        Raises: as generate.
+        """
+        options = {"follows": True, "is_cumulative": cumulative, "priority": priority, "timeout_s": timeout_s}
+        return self._call(prompts, params, **options).run()
+
+    def _call(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        **options: Any,
+    ) -> Call:
+        wanted = as_prompts(prompts)
+        return Call(self.desk, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
+
+    @property
+    def observers(self) -> dict[str, Any]:
+        """The observers that the configuration names, by name."""
+        return {} if self.engine.observers is None else self.engine.observers.chosen
+
+    def enter_thread(self) -> None:
+        """Let the calling thread drive the engine; a device is current in one thread only."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(self.device)
+
+    def close(self) -> None:
+        """End what still runs and release the engine's memory; a second call does nothing."""
+        self.desk.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    each: list[Any] = list(params) if hasattr(params, "__iter__") else [params]
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise RequestError(f"params={shown(params)} must be SamplingParams, or a list of them")
+    if len(each) != count:
+        raise RequestError(f"{len(each)} sampling params for {count} prompts; pass one, or one for each prompt")
+    return each
+
+
+def _with_checkpoint(config: Config, checkpoint: str) -> Config:
+    return replace(config, model=replace(config.model, config=replace(config.model.config, checkpoint=checkpoint)))

@@ -1,0 +1,147 @@
+"""Between callers and the engine: prompts become requests, committed tokens become text, and news reach their caller.
+
+What LLM and AsyncLLM have in common. Knows text and the engine's verbs; no thread, no event loop. A request that needs
+its text only at the end has no Reader and costs nothing while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hookline.core.engine.engine import Engine
+from hookline.core.errors import RequestError, shown
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Codec, with_word_ids
+from hookline.core.tokenizer.reader import Reader
+
+Deliver = Callable[[Delta], None]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Who waits for a request. reader: None if its text is made at the end."""
+
+    prompt_index: int
+    index: int
+    deliver: Deliver
+    params: SamplingParams
+    reader: Reader | None
+    is_cumulative: bool
+
+
+class Desk:
+    """The open requests of one engine and their callers."""
+
+    def __init__(self, engine: Engine, codec: Codec) -> None:
+        self.engine, self.codec = engine, codec
+        self._entries: dict[int, _Entry] = {}
+        self._news: list[Reader] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        deliver: Deliver,
+        *,
+        prompt_index: int = 0,
+        follows: bool = False,
+        is_cumulative: bool = False,
+        **options: Any,
+    ) -> list[int]:
+        """Queue the n completions of a prompt and return their ids; `deliver` gets their news, and each end once.
+
+        follows: news with every token, not only at the end. options: of Engine.add.
+        Raises: RequestError if the prompt cannot be served, or not now; none of its completions is queued then.
+        """
+        self.engine.check_room(params.n)
+        if params.stop and self.codec.tokenizer is None:
+            raise RequestError(
+                f"sampling.stop={shown(list(params.stop))} needs a tokenizer and the checkpoint has none"
+            )
+        ids: list[int] = []
+        try:
+            for index, one in enumerate(with_word_ids(params, self.codec).each()):
+                reader = self._reader(one, follows) if follows or one.stop else None
+                id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **options)
+                if reader is not None:
+                    reader.request_id = id_
+                self._entries[id_] = _Entry(prompt_index, index, deliver, one, reader, is_cumulative)
+                ids.append(id_)
+        except BaseException:
+            self.forget(ids)
+            raise
+        return ids
+
+    def step(self) -> None:
+        """Let the engine do a step and deliver what it brought. Whoever is still open then gets more later, or an end.
+
+        Raises: what Engine.step raises; requests that ended by it are delivered with the next step.
+        """
+        self._hand_out(self.engine.step())
+        if self._entries and not self.engine.has_work:
+            self._hand_out(self._orphan(id_) for id_ in list(self._entries))
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End requests; their callers hear of it. Unknown ids and those that have ended are ignored."""
+        self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._entries]))
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """End requests whose caller has gone and hears nothing more."""
+        known = [id_ for id_ in ids if self._entries.pop(id_, None) is not None]
+        self.engine.abort(known)
+
+    def close(self) -> None:
+        """End all requests, tell their callers, and close the engine; a second call does nothing."""
+        try:
+            self.abort(list(self._entries))
+        finally:
+            self.engine.close()
+
+    def _reader(self, params: SamplingParams, follows: bool) -> Reader:
+        detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        return Reader(params, detokenizer, self._news.append if follows else None)
+
+    def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
+        """First the ends, then the news of those that go on."""
+        for output in outputs:
+            entry = self._entries.pop(output.request_id, None)
+            if entry is not None:
+                entry.deliver(self._last_delta(entry, output))
+        news, self._news[:] = list(self._news), []
+        for reader in news:
+            entry = self._entries.get(reader.request_id)
+            if entry is not None:
+                text, ids = reader.take()
+                shown = reader.text if entry.is_cumulative else text
+                logprobs = self._logprobs(reader.request_id, reader.num_tokens - len(ids))
+                entry.deliver(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids, logprobs=logprobs))
+
+    def _logprobs(self, id_: int, first: int) -> list[TokenLogprob] | None:
+        scores = self.engine.queue.live[id_].scores
+        return None if scores is None else scores.drawn(first)
+
+    def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
+        reader = entry.reader
+        output = replace(output, index=entry.index, text=self._text(entry, output))
+        text, ids = output.text, output.token_ids
+        if reader is not None and reader.is_followed:
+            text, ids = reader.take()
+        shown = output.text if entry.is_cumulative else text
+        logprobs = None if output.logprobs is None else output.logprobs[len(output.token_ids) - len(ids) :]
+        return Delta(output.request_id, entry.prompt_index, entry.index, shown, ids, output, logprobs)
+
+    def _text(self, entry: _Entry, output: RequestOutput) -> str:
+        if entry.reader is not None:
+            return entry.reader.finish()
+        ids = output.token_ids[:-1] if output.finish_reason is FinishReason.STOP else output.token_ids
+        return self.codec.decode(ids, skip_special_tokens=entry.params.skip_special_tokens)
+
+    def _orphan(self, id_: int) -> RequestOutput:
+        """Somebody ended this request behind our back, on the engine itself."""
+        return RequestOutput(id_, None, [], [], FinishReason.ABORT, error="the request was taken off the engine")

@@ -1,0 +1,14 @@
+"""`python -m core.info`: what is installed, from where, and what cannot be used and why.
+
+Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
+nothing can run. `core.info.layout` lays the facts out.
+"""
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    from hookline.core.info.command import main
+
+    return main(arguments)

@@ -1,0 +1,180 @@
+"""`python -m core.info`: what is installed, from where, and what cannot be used and why.
+
+Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
+nothing can run. `core.info.layout` lays the facts out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from hookline.core.contracts import API_VERSION, FromSamplingParams, Needs
+from hookline.core.errors import ConfigError
+from hookline.core.info.sources import field_docs, module_file
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import unavailable
+from hookline.core.plugin.presets import Preset, preset_values
+from hookline.core.plugin.problems import Problem
+from hookline.core.plugin.registry import KINDS, OBSERVER, Entry, Origin
+from hookline.core.util.text import near_miss
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the inventory, or one name of it, and return the exit code."""
+    from hookline.core.cli.command import guarded
+
+    parser = argparse.ArgumentParser(prog="python -m core.info", description="Plugins, options and presets.")
+    parser.add_argument("name", nargs="?", help="an option, a preset or a plugin, to be shown in full")
+    parser.add_argument("--json", action="store_true", help="print the same as one JSON object")
+    options = parser.parse_args(arguments)
+    return guarded(partial(_show, options), ())
+
+
+def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from hookline.core.info.layout import show_all, show_one
+
+    facts = inventory(PluginHost.load())
+    if options.name is not None:
+        facts = only(facts, options.name)
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(show_all(facts) if options.name is None else show_one(facts))
+    return 0
+
+
+def inventory(host: PluginHost) -> dict[str, Any]:
+    """All options, presets and problems of a host, as plain data."""
+    return {
+        "api_version": API_VERSION,
+        "plugins": [_plugin(origin, host) for origin in host.plugins],
+        "options": [_option(entry) for entry in host.registry],
+        "presets": [_preset(preset, host) for preset in host.presets],
+        "problems": [_problem(problem) for problem in host.problems],
+    }
+
+
+def only(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """What concerns one name: an option, a preset, a plugin, or a name that a broken plugin wanted.
+
+    Raises: ConfigError with the near miss if there is no such name.
+    """
+    found = {
+        "plugins": [one for one in facts["plugins"] if name == one["plugin"]],
+        "options": [one for one in facts["options"] if name in (one["name"], one["plugin"])],
+        "presets": [one for one in facts["presets"] if name == one["name"]],
+        "problems": [one for one in facts["problems"] if name in _names_of(one)],
+    }
+    if not any(found.values()):
+        known = {one["name"] for kind in ("options", "presets") for one in facts[kind]}
+        known |= {one["plugin"] for one in facts["plugins"]}
+        known |= {other for one in facts["problems"] for other in _names_of(one)}
+        names = sorted(known)
+        raise ConfigError(f"nothing is named '{name}'.{near_miss(name, names)} Available: {', '.join(names) or 'none'}")
+    return {"api_version": facts["api_version"], **found}
+
+
+def _names_of(problem: dict[str, Any]) -> list[str]:
+    return [problem["plugin"], *(name for _, name in problem["wanted"])]
+
+
+def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
+    return {
+        "plugin": origin.plugin,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "module": origin.module,
+        "file": module_file(origin.module.partition(":")[0]),
+        "hooks": host.hooks_of(origin),
+    }
+
+
+def _option(entry: Entry) -> dict[str, Any]:
+    with Blaming((), "while its fields are listed", otherwise=entry):
+        fields = _fields(entry.config)
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "key": _key(entry),
+        "help": entry.help,
+        "fields": fields,
+        "plugin": entry.origin.plugin,
+        "distribution": entry.origin.distribution,
+        "version": entry.origin.version,
+        "target": entry.target,
+        "file": module_file(entry.target.partition(":")[0]),
+        "priority": entry.priority,
+        "needs": _stated(entry.needs),
+        "unavailable": unavailable(entry.needs),
+    }
+
+
+def _key(entry: Entry) -> str:
+    """What stands before a field's name where somebody sets it."""
+    if entry.kind in KINDS:
+        return entry.kind
+    if entry.kind == OBSERVER:
+        return f"observers[{entry.name}]"
+    by_name = entry.config is not None and issubclass(entry.config, FromSamplingParams)
+    return "sampling" if by_name else f"sampling.extra_args.{entry.name}"
+
+
+def _stated(needs: Needs) -> dict[str, Any]:
+    stated = {field.name: getattr(needs, field.name) for field in dataclasses.fields(Needs)}
+    return {name: value for name, value in stated.items() if value != getattr(Needs(), name)}
+
+
+def _fields(config: type | None) -> list[dict[str, str]]:
+    if config is None:
+        return []
+    docs = field_docs(config)
+    return [
+        {
+            "name": field.name,
+            "type": _type_name(field.type),
+            "default": _default(field),
+            "doc": docs.get(field.name, ""),
+        }
+        for field in dataclasses.fields(config)
+        if field.init
+    ]
+
+
+def _type_name(annotation: Any) -> str:
+    plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
+    return annotation.__name__ if plain else str(annotation)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    factory = field.default_factory
+    return repr(field.default if factory is dataclasses.MISSING else factory())
+
+
+def _preset(preset: Preset, host: PluginHost) -> dict[str, Any]:
+    facts = {
+        "kind": preset.kind,
+        "name": preset.name,
+        "help": preset.help,
+        "distribution": preset.distribution,
+        "file": str(preset.path),
+    }
+    try:
+        base, values = preset_values(preset, host.presets)
+    except ConfigError as error:
+        return {**facts, "option": None, "values": {}, "unavailable": [str(error)]}
+    missing = [] if host.registry.find(preset.kind, base) else [f"its option '{base}' is not there"]
+    return {**facts, "option": base, "values": values, "unavailable": missing}
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(problem),
+        "stage": problem.stage.value,
+        "wanted": [list(one) for one in problem.wanted],
+    }

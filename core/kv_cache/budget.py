@@ -1,0 +1,100 @@
+"""The ledger a plan is counted against: the block pool as it would be if the plan were carried out.
+
+Reads the pool and the requests, changes neither. Core replays every plan on a fresh ledger before it believes it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hookline.core.contracts import RequestView
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.kv_cache.manager import match_prefix, max_cached_blocks
+from hookline.core.requests.request import Request
+from hookline.core.requests.request_queue import RequestQueue
+from hookline.core.util.arrays import IntArray
+
+
+class Ledger:
+    """`core.contracts.BlockBudget` over a pool and the live requests."""
+
+    def __init__(self, pool: BlockPool, queue: RequestQueue) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._requests = queue.live
+        self._num_free = pool.num_free
+        self._pending: set[int] = set()
+        self._revived: set[int] = set()
+        self._released: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """See BlockBudget."""
+        return self._num_free
+
+    def num_cached_tokens(self, request: RequestView) -> int:
+        """See BlockBudget."""
+        live = self._requests[request.id]
+        if live.blocks or not self._pool.caching:
+            return 0
+        index = len(match_prefix(self._pool, live))
+        if self._pending:
+            last = max_cached_blocks(live)
+            while index < last and live.block_hash(index) in self._pending:
+                index += 1
+        return index * live.block_size
+
+    def num_uncomputed_tokens(self, request: RequestView) -> int:
+        """See BlockBudget."""
+        live = self._requests[request.id]
+        return live.num_tokens - live.num_computed_tokens - self.num_cached_tokens(request)
+
+    def cost(self, request: RequestView, num_tokens: int) -> int:
+        """See BlockBudget."""
+        live = self._requests[request.id]
+        if live.blocks:
+            return max(0, -(-(live.num_computed_tokens + num_tokens) // live.block_size) - len(live.blocks))
+        cached = self.num_cached_tokens(request)
+        new = -(-(cached + num_tokens) // live.block_size) - cached // live.block_size
+        return new + sum(map(self._is_free, match_prefix(self._pool, live)))
+
+    def take(self, request: RequestView, num_tokens: int) -> bool:
+        """See BlockBudget."""
+        cost = self.cost(request, num_tokens)
+        if cost > self._num_free:
+            return False
+        self._num_free -= cost
+        self._foresee(self._requests[request.id], num_tokens)
+        return True
+
+    def take_decodes(self) -> bool:
+        """See BlockBudget."""
+        return self.take_each(self._queue.decoding())
+
+    def take_each(self, slots: IntArray) -> bool:
+        """take_decodes for the requests in these slots: decoding ones, none of them given back."""
+        running = self._queue.slots
+        cost = np.count_nonzero(running.num_computed_tokens_S[slots] >= running.num_block_tokens_S[slots])
+        if cost > self._num_free:
+            return False
+        self._num_free -= int(cost)
+        return True
+
+    def give_back(self, request: RequestView) -> None:
+        """See BlockBudget."""
+        for block in self._requests[request.id].blocks:
+            self._released[block] = self._released.get(block, 0) + 1
+            self._num_free += self._is_free(block)
+
+    def _foresee(self, request: Request, num_tokens: int) -> None:
+        """Hold what the request found, and let later requests of this plan find what it is about to compute."""
+        start = request.num_computed_tokens
+        if not request.blocks:
+            start = self.num_cached_tokens(request.view)
+            self._revived.update(match_prefix(self._pool, request))
+        if self._pool.caching and request.is_prefilling:  # what a decode computes last need not be known yet
+            full = range(start // request.block_size, (start + num_tokens) // request.block_size)
+            self._pending.update(map(request.block_hash, full))
+
+    def _is_free(self, block: int) -> bool:
+        return block not in self._revived and self._pool.references(block) == self._released.get(block, 0)

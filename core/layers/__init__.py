@@ -1,0 +1,38 @@
+"""TODO"""
+
+from hookline.core.layers.experts import (
+    ParallelExperts,
+    SoftmaxRouter,
+    every_expert,
+    plain_expert_mlp,
+    plain_route_experts,
+    wanted_experts,
+)
+from hookline.core.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
+from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
+
+__all__ = [
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "ParallelExperts",
+    "ParallelHead",
+    "QKVParallelLinear",
+    "RopeSettings",
+    "RowParallelLinear",
+    "SoftmaxRouter",
+    "VocabParallelEmbedding",
+    "empty_parameter",
+    "every_expert",
+    "plain_expert_mlp",
+    "plain_route_experts",
+    "rope_settings",
+    "rope_table",
+    "vocab_part",
+    "wanted_experts",
+]

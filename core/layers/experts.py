@@ -1,0 +1,134 @@
+"""Experts: gated feed-forwards of which every token takes a few, and how a token's few are found.
+
+Knows nothing of models; a model routes, names its tensors, and gets `WeightTarget`s back. Kernels may offer the two
+operations of `core.contracts.ExpertKernels`; for those that don't, the plain ones here stand in.
+Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token, P = T * A pairs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hookline.core.contracts import WeightTarget
+from hookline.core.distributed.partition import even_part
+from hookline.core.layers.vocab import empty_parameter
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import Runtime
+
+
+class ParallelExperts:
+    """Experts whose intermediate features are split over the ranks: each rank holds a part of every expert.
+
+    So all ranks do the same work whatever the routing, and the block sums up over the ranks once. Splitting the experts
+    instead would leave a rank idle whose experts nobody wants.
+    Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
+    Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
+    """
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, what: str) -> None:
+        self.ranks, self.kernels, self.part = runtime.ranks, runtime.kernels, even_part(inner, runtime.ranks, what)
+        self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
+        self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
+        self._mlp = getattr(runtime.kernels, "expert_mlp", plain_expert_mlp)
+
+    def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """Partial sum of this rank."""
+        partial_TD: Tensor = self._mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
+        return partial_TD
+
+    def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """The weighted sum over each token's experts: (T, D) -> (T, D)."""
+        return self.ranks.all_reduce(self.local(x_TD, expert_TA, weight_TA))
+
+    def add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the weighted sum and the residual, in one go with the sum over ranks where they can.
+
+        May overwrite the residual.
+        """
+        partial_TD = self.local(x_TD, expert_TA, weight_TA)
+        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+
+    def targets(self, experts: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        """`experts.INDEX.gate.weight` and so on -> this rank's part, one checkpoint tensor for each expert's matrix."""
+        targets, inner = {}, self.part.size
+        for index, (gate_up_FD, down_DF) in enumerate(zip(self.gate_up_XFD, self.down_XDF, strict=True)):
+            expert = f"{experts}.{index}"
+            targets[f"{expert}.{gate}.weight"] = WeightTarget.shard(gate_up_FD[:inner], 0, self.part)
+            targets[f"{expert}.{up}.weight"] = WeightTarget.shard(gate_up_FD[inner:], 0, self.part)
+            targets[f"{expert}.{down}.weight"] = WeightTarget.shard(down_DF, 1, self.part)
+        return targets
+
+
+class SoftmaxRouter:
+    """Scores every expert for every token, and takes the best few; whole on every rank.
+
+    normalise: whether a token's weights are made to add up to one.
+    Shapes: x_TD (T, D) -> expert_TA (T, A) int64 and weight_TA (T, A) float32, the best expert first.
+    """
+
+    def __init__(self, num_experts: int, hidden: int, top_k: int, runtime: Runtime, *, normalise: bool) -> None:
+        self.weight_XD, self.kernels = empty_parameter(runtime, num_experts, hidden), runtime.kernels
+        self.top_k, self.normalise = top_k, normalise
+        self._route = getattr(runtime.kernels, "route_experts", plain_route_experts)
+
+    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose each token's experts."""
+        logits_TX = self.kernels.linear(x_TD, self.weight_XD, None)
+        chosen: tuple[Tensor, Tensor] = self._route(logits_TX, self.top_k, self.normalise)
+        return chosen
+
+    def targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` -> the whole matrix."""
+        return {f"{name}.weight": WeightTarget.whole(self.weight_XD)}
+
+
+def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """See ExpertKernels.route_experts."""
+    weight_TA, expert_TA = logits_TX.softmax(-1, dtype=torch.float32).topk(top_k)
+    return expert_TA, weight_TA / weight_TA.sum(-1, keepdim=True) if normalise else weight_TA
+
+
+def plain_expert_mlp(
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+) -> Tensor:
+    """See ExpertKernels.expert_mlp.
+
+    Device: a CPU computes for each expert the tokens that want it; elsewhere all experts compute all tokens, which is
+    much more work but needs nothing from the device.
+    """
+    compute = wanted_experts if x_TD.device.type == "cpu" else every_expert
+    return compute(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+
+def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+    """All experts of all tokens, those a token does not want weighted with zero: no host sync, no moving shape."""
+    out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+    for index, (gate_up_FD, down_DF) in enumerate(zip(gate_up_XFD, down_XDF, strict=True)):
+        weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
+        out_TD.addcmul_(weight_T1, _mlp(x_TD, gate_up_FD, down_DF).float())
+    return out_TD.to(x_TD.dtype)
+
+
+def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+    """Pairs of a token and an expert, sorted by expert, so that each expert is one product; asks the host how many."""
+    expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
+    pairs_P = expert_P.argsort(stable=True)
+    counts = torch.bincount(expert_P, minlength=len(gate_up_XFD)).tolist()
+    out_PD = x_TD.new_empty(len(expert_P), x_TD.shape[1])
+    for index, mine_P in enumerate(torch.split(pairs_P, counts)):
+        if len(mine_P):
+            out_PD[mine_P] = _mlp(x_TD[mine_P // num_chosen], gate_up_XFD[index], down_XDF[index])
+    out_TAD = out_PD.view(*expert_TA.shape, x_TD.shape[1])
+    return torch.einsum("tad,ta->td", out_TAD.float(), weight_TA).to(x_TD.dtype)
+
+
+def _mlp(x_TD: Tensor, gate_up_FD: Tensor, down_DF: Tensor) -> Tensor:
+    gate_TF, up_TF = functional.linear(x_TD, gate_up_FD).chunk(2, -1)
+    return functional.linear(functional.silu(gate_TF) * up_TF, down_DF)

@@ -1,0 +1,173 @@
+"""Tensor-parallel linears, each built for one rank of a group of any size.
+
+core/layers/vocab.py has embedding and head, core/layers/experts.py experts and their router.
+
+They multiply by the runtime's kernels and know nothing of models or checkpoints' names; a model hands them its names
+and gets `WeightTarget`s back.
+What defines them: concatenated (or summed) over the ranks they equal the plain layer. Not `nn.Module`s, because a
+module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
+Legend: T tokens, D input features of this rank, O output features of this rank, C = (H + 2K) * E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Part, Runtime, WeightTarget
+from hookline.core.distributed.partition import even_part, head_parts
+from hookline.core.layers.experts import ParallelExperts, SoftmaxRouter
+from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter
+
+__all__ = [
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "ParallelExperts",
+    "ParallelHead",
+    "QKVParallelLinear",
+    "RowParallelLinear",
+    "SoftmaxRouter",
+    "VocabParallelEmbedding",
+    "empty_parameter",
+]
+
+
+class ColumnParallelLinear:
+    """x @ W.T + b with the output features split over the ranks; nothing travels.
+
+    Shapes: x_TD (T, D) -> (T, O); concatenated over the ranks it is the plain layer's output.
+    Raises: ConfigError if the ranks do not divide the output features.
+    """
+
+    def __init__(self, in_features: int, out_features: int, runtime: Runtime, *, bias: bool = False) -> None:
+        self._allocate(in_features, [even_part(out_features, runtime.ranks, "output features")], runtime, bias)
+
+    def _allocate(self, in_features: int, parts: Sequence[Part], runtime: Runtime, bias: bool) -> None:
+        num_rows = sum(part.size for part in parts)
+        self.parts, self.kernels = tuple(parts), runtime.kernels
+        self.weight_OD = _matrix(runtime, num_rows, in_features)
+        self.bias_O = empty_parameter(runtime, num_rows) if bias else None
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """Apply this rank's rows: (T, D) -> (T, O)."""
+        return self.kernels.linear(x_TD, self.weight_OD, self.bias_O)
+
+    def targets(self, *names: str) -> dict[str, WeightTarget]:
+        """`name.weight` (and `name.bias`) -> this rank's rows, for one name per packed matrix, in their order."""
+        targets = {}
+        sizes = [part.size for part in self.parts]
+        for name, part, weight_OD in zip(names, self.parts, torch.split(self.weight_OD, sizes), strict=True):
+            targets[f"{name}.weight"] = WeightTarget.shard(weight_OD, 0, part)
+        if self.bias_O is not None:
+            for name, part, bias_O in zip(names, self.parts, torch.split(self.bias_O, sizes), strict=True):
+                targets[f"{name}.bias"] = WeightTarget.shard(bias_O, 0, part, init="zeros")
+        return targets
+
+
+class MergedColumnParallelLinear(ColumnParallelLinear):
+    """Several column-parallel matrices of the same input in one product, e.g. gate and up.
+
+    Shapes: x_TD (T, D) -> (T, O), this rank's columns of the first matrix, then of the second, and so on.
+    Raises: ConfigError, naming `what`, if the ranks do not divide one of the sizes.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: Sequence[int], runtime: Runtime, *, what: str, bias: bool = False
+    ) -> None:
+        self._allocate(in_features, [even_part(size, runtime.ranks, what) for size in out_features], runtime, bias)
+
+
+class QKVParallelLinear(ColumnParallelLinear):
+    """Query, key and value projections in one product, split by heads; kv heads are replicated if ranks exceed them.
+
+    Shapes: x_TD (T, D) -> qkv_TC (T, (H + 2K) * E) with this rank's H and K.
+    Raises: ConfigError listing the valid tp values if the heads cannot be split.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        runtime: Runtime,
+        *,
+        bias: bool = False,
+    ) -> None:
+        q_heads, kv_heads = head_parts(num_heads, num_kv_heads, runtime.ranks)
+        self.num_heads, self.num_kv_heads = q_heads.size, kv_heads.size
+        parts = [heads.times(head_dim) for heads in (q_heads, kv_heads, kv_heads)]
+        self._allocate(in_features, parts, runtime, bias)
+
+
+class RowParallelLinear:
+    """x @ W.T + b with the input features split over the ranks; the partial sums are added up.
+
+    Shapes: x_TD (T, D of this rank) -> (T, O), the same on every rank.
+    Raises: ConfigError, naming `what`, if the ranks do not divide the input features.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        runtime: Runtime,
+        *,
+        what: str = "input features",
+        bias: bool = False,
+    ) -> None:
+        self.ranks, self.kernels = runtime.ranks, runtime.kernels
+        self.part = even_part(in_features, runtime.ranks, what)
+        self.weight_OD = _matrix(runtime, out_features, self.part.size)
+        self.bias_O = empty_parameter(runtime, out_features) if bias else None
+        self._own_bias = self.bias_O if self.ranks.rank == 0 else None
+
+    def local(self, x_TD: Tensor) -> Tensor:
+        """Partial sum of this rank; rank 0 alone adds the bias, so that the sum holds it once."""
+        return self.kernels.linear(x_TD, self.weight_OD, self._own_bias)
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """The whole product: (T, D of this rank) -> (T, O)."""
+        return self.ranks.all_reduce(self.local(x_TD))
+
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the whole product and the residual, in fewer launches where kernels or ranks can.
+
+        May overwrite the residual.
+        """
+        return self.ranks.linear_add_rms_norm(
+            self.kernels, x_TD, self.weight_OD, self._own_bias, residual_TO, norm_weight_O, eps
+        )
+
+    def add_rms_norm_each(
+        self, x_chunks: Iterable[Tensor], residual_chunks: list[Tensor], norm_weight_O: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """`add_rms_norm` of each chunk of rows: the sums over ranks are hidden behind other chunks' products.
+
+        x_chunks: as many as of the residual. What a caller must mind: see Ranks.add_rms_norm_each.
+        """
+        if len(residual_chunks) > 1 or self.ranks.keeps_own_rows(residual_chunks[0]):
+            partials = map(self.local, x_chunks)
+            yield from self.ranks.add_rms_norm_each(self.kernels, partials, residual_chunks, norm_weight_O, eps)
+            return
+        for index, x_TD in enumerate(x_chunks):
+            normed_TO, residual_chunks[index] = self.add_rms_norm(x_TD, residual_chunks[index], norm_weight_O, eps)
+            yield normed_TO
+
+    def targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` -> this rank's columns, and `name.bias` whole."""
+        targets = {f"{name}.weight": WeightTarget.shard(self.weight_OD, 1, self.part)}
+        if self.bias_O is not None:
+            targets[f"{name}.bias"] = WeightTarget.whole(self.bias_O, init="zeros")
+        return targets
+
+
+def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
+    """A linear's weight. A CPU multiplies one row a quarter to a third faster by a matrix stored transposed."""
+    if runtime.device.type == "cpu":
+        return empty_parameter(runtime, num_columns, num_rows).t()
+    return empty_parameter(runtime, num_rows, num_columns)

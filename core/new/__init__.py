@@ -1,0 +1,14 @@
+"""`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
+
+Fills in the text files of core/skeletons: those of common/, and those of the kind. Knows no kind beyond their folders'
+names; imports no plugin and no torch.
+"""
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    from hookline.core.new.command import main
+
+    return main(arguments)

@@ -1,0 +1,107 @@
+"""`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
+
+Fills in the text files of core/skeletons: those of common/, and those of the kind. Knows no kind beyond their folders'
+names; imports no plugin and no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import keyword
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from hookline.core.contracts import PROJECT
+from hookline.core.errors import ConfigError, HooklineError
+from hookline.core.util.text import near_miss
+
+SKELETONS = Path(__file__).resolve().parent / "skeletons"
+"""A folder for each kind, and common/; every file is a string.Template, its name ends in .txt."""
+COMMON, COMMANDS, SUFFIX = "common", "commands.txt", ".txt"
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_WHAT = {
+    "scheduler": "a scheduler policy",
+    "kernels": "a set of kernels",
+    "observer": "an observer",
+    "processor": "a logits processor",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the distribution, say what to do with it, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m core.new", description="Write a distribution with a plugin that runs and passes its tests."
+    )
+    parser.add_argument("kind", help=f"what to write: {', '.join(kinds())}")
+    parser.add_argument("name", help="the option's name, e.g. my_policy")
+    parser.add_argument("--folder", type=Path, default=None, help="where to write it; hookline-NAME here if left out")
+    options = parser.parse_args(arguments)
+    try:
+        folder = write_skeleton(options.kind, options.name, options.folder)
+    except HooklineError as error:
+        print(f"hookline: error: {error}", file=sys.stderr)
+        return 2
+    print(f'{folder} is {_what(options.kind)} that runs. Next:\n  cd {folder} && pip install -e ".[dev]"')
+    print("  python -m pytest\n" + "\n".join(f"  {line}" for line in _commands(options.kind, options.name)))
+    return 0
+
+
+def kinds() -> list[str]:
+    """The kinds there is a skeleton of, sorted."""
+    return sorted(path.name for path in SKELETONS.iterdir() if path.is_dir() and path.name != COMMON)
+
+
+def write_skeleton(kind: str, name: str, folder: Path | None = None) -> Path:
+    """Write the distribution into a folder that is new or empty, and return the folder.
+
+    Raises: ConfigError for an unknown kind, a name that cannot be one, or a folder that is in use.
+    """
+    if kind not in kinds():
+        raise ConfigError(f"there is no skeleton of a '{kind}'.{near_miss(kind, kinds())} Kinds: {', '.join(kinds())}")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"'{name}' cannot be a plugin's name: lower-case words joined by _, e.g. my_policy")
+    folder = Path(f"{PROJECT}-{name.replace('_', '-')}") if folder is None else folder
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already and not empty; name another with --folder, or remove it")
+    values = _values(kind, name)
+    for source in (SKELETONS / COMMON, SKELETONS / kind):
+        for path in sorted(source.rglob(f"*{SUFFIX}")):
+            if path.name != COMMANDS:
+                _fill_in(path, folder / _target(path.relative_to(source), values), values)
+    return folder
+
+
+def _values(kind: str, name: str) -> dict[str, str]:
+    major, minor = importlib.metadata.version(PROJECT).split(".")[:2]
+    return {
+        "name": name,
+        "package": f"{PROJECT}_{name}",
+        "distribution": f"{PROJECT}-{name.replace('_', '-')}",
+        "Class": "".join(part.capitalize() for part in name.split("_")),
+        "what": _what(kind),
+        "compatible": f">={major}.{minor},<{major}.{int(minor) + 1}",
+        "commands": "\n".join(_commands(kind, name)),
+    }
+
+
+def _what(kind: str) -> str:
+    return _WHAT.get(kind, f"a {kind}")
+
+
+def _commands(kind: str, name: str) -> list[str]:
+    """Commands that use the plugin once it is installed."""
+    return Template((SKELETONS / kind / COMMANDS).read_text(encoding="utf-8")).substitute(name=name).splitlines()
+
+
+def _target(path: Path, values: dict[str, str]) -> Path:
+    named = str(path).replace("PACKAGE", values["package"]).replace("NAME", values["name"])
+    return Path(named.removesuffix(SUFFIX))
+
+
+def _fill_in(template: Path, path: Path, values: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(Template(template.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")

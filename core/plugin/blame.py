@@ -1,0 +1,89 @@
+"""Turns whatever a plugin's code raises into one line that names the plugin, where nothing else says whose it is.
+
+Costs nothing until something was raised: only then are the frames of its traceback looked at. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory
+from hookline.core.util.text import one_line
+
+if TYPE_CHECKING:
+    from hookline.core.plugin.registry import Entry
+
+
+class Blaming:
+    """Around code that calls plugins; may be entered any number of times, by several threads.
+
+    entries: those that may be called inside. doing: what is done inside, as the end of "kernels 'x' fails ...".
+    otherwise: the entry to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
+    Raises: PluginError from anything but an error of ours, a lack of memory, and what only PASSES through plugins.
+    """
+
+    def __init__(self, entries: Iterable[Entry], doing: str, *, otherwise: Entry | None = None) -> None:
+        self._entries, self._doing, self._otherwise = tuple(entries), doing, otherwise
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, (HooklineError, *PASSES)) or is_out_of_memory(error):
+            return
+        failure = self._failure(error)
+        if failure is not None:
+            raise PluginError(f"{failure} {self._doing}: {with_place(error)}") from error
+
+    def _failure(self, error: BaseException) -> str | None:
+        """Who fails, and in which function that core or another plugin called."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        for frame in reversed(frames):  # a model calls kernels: the innermost is to blame
+            near = [one for one in self._entries if _is_code_of(one, frame)]
+            near = near or [one for one in self._entries if _is_beside(one, frame)]
+            if near:
+                return _named(near, frames)
+        return None if self._otherwise is None else f"{self._otherwise} fails"
+
+
+def with_place(error: BaseException) -> str:
+    """An error in one line, with where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{one_line(error)} ({last.filename}:{last.lineno}, in {last.name})"
+
+
+def _named(near: list[Entry], frames: list[FrameType]) -> str:
+    """Several entries may share a module or a package; the innermost method's frame says which of them it is."""
+    methods = [(entry, frame) for frame in frames for entry in near if _target(frame) == entry.target]
+    if methods:
+        entry = methods[-1][0]
+        called = next(frame for one, frame in methods if one is entry)
+        return f"{entry} fails in {called.f_code.co_name}"
+    return f"{near[0]} fails" if len(near) == 1 else f"a {near[0].kind} of {near[0].origin} fails"
+
+
+def _is_code_of(entry: Entry, frame: FrameType) -> bool:
+    return _target(frame) == entry.target or _module(frame) == entry.target.partition(":")[0]
+
+
+def _is_beside(entry: Entry, frame: FrameType) -> bool:
+    """Whether a frame is of a module in the package that the entry's module lies in."""
+    package = entry.target.partition(":")[0].rpartition(".")[0]
+    return package != "" and f"{_module(frame)}.".startswith(f"{package}.")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _target(frame: FrameType) -> str:
+    """The class of the object whose method a frame is, in the form of Entry.target; the method may be inherited."""
+    first = frame.f_code.co_varnames[:1]
+    owner = frame.f_locals.get(first[0]) if first in (("self",), ("cls",)) else None
+    cls = owner if isinstance(owner, type) else type(owner)
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -1,0 +1,108 @@
+"""What a registration must look like to become an option: name, target, and a config dataclass that is a schema.
+
+Looks at one entry alone; whether its name is free is `core.plugin.check_plugin`'s matter. Imports no target and no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from hookline.core.contracts import FromSamplingParams, ModelConfig, Needs
+from hookline.core.errors import PASSES
+from hookline.core.plugin.registry import AUTO, PROCESSOR, Entry
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.text import one_line
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def entry_fault(entry: Entry) -> str | None:
+    """What is wrong with a registration, in one line; None if it is sound."""
+    what = f"{entry.kind} '{entry.name}'"
+    if not _matches(_NAME, entry.name):
+        return f"{what}: a name consists of letters, digits, _ and -, and starts with a letter"
+    if entry.name == AUTO:
+        return f"{what}: this name is reserved for the choice that core makes"
+    if not _matches(_TARGET, entry.target):
+        return f"{what}: target {entry.target!r} is not of the form 'package.module:Class'"
+    for field, value, kind in (
+        ("help", entry.help, str),
+        ("needs", entry.needs, Needs),
+        ("priority", entry.priority, int),
+    ):
+        if not isinstance(value, kind):
+            return f"{what}: {field}={value!r} is not of type {kind.__name__}"
+    fault = _needs_fault(entry.needs) or _config_fault(entry)
+    return f"{what}: {fault}" if fault else None
+
+
+def _needs_fault(needs: Needs) -> str | None:
+    """A malformed need would be compared for every entry of its kind, chosen or not."""
+    for field in ("devices", "dtypes", "packages"):
+        if not _all_of(str, getattr(needs, field)):
+            return f"needs.{field}={getattr(needs, field)!r} is not a tuple of strings"
+    for field in ("block_size_multiple", "preferred_block_size"):
+        if not _all_of(int, (getattr(needs, field),)) or getattr(needs, field) < 1:
+            return f"needs.{field}={getattr(needs, field)!r} is not a whole number of at least 1"
+    if not _all_of(int, needs.head_dims):
+        return f"needs.head_dims={needs.head_dims!r} is not a tuple of whole numbers"
+    capability = needs.compute_capability
+    if capability is not None and not (_all_of(int, capability) and len(capability) == 2):
+        return f"needs.compute_capability={capability!r} is not a pair of whole numbers such as (8, 0)"
+    return None
+
+
+def _all_of(kind: type, values: object) -> bool:
+    return isinstance(values, tuple) and all(type(value) is kind for value in values)
+
+
+def _config_fault(entry: Entry) -> str | None:
+    config = entry.config
+    if config is None:
+        if entry.kind == PROCESSOR:
+            return "config must be the dataclass of a request's arguments; it is None"
+        return "config must extend core.contracts.ModelConfig; it is None" if entry.kind == "model" else None
+    name = getattr(config, "__name__", repr(config))
+    if not _is_dataclass(config):
+        return f"config {name} is not a dataclass"
+    if entry.kind == "model" and not issubclass(config, ModelConfig):
+        return f"config {name} does not extend core.contracts.ModelConfig"
+    for field in dataclasses.fields(config):
+        if field.name == "name":
+            return f"config {name} has a field 'name', which is the option's own name"
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            return f"config {name} has no default for field '{field.name}'"
+    return _foreign_field(config) or _schema_fault(config)
+
+
+def _foreign_field(config: type) -> str | None:
+    """A field of arguments that come from SamplingParams, which has none of that name."""
+    if not issubclass(config, FromSamplingParams):
+        return None
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    for field in dataclasses.fields(config):
+        if field.name not in known:
+            return f"config {config.__name__} extends FromSamplingParams, which has no field '{field.name}'"
+    return None
+
+
+def _schema_fault(config: type) -> str | None:
+    from omegaconf import OmegaConf
+
+    try:
+        OmegaConf.structured(config)
+    except PASSES:
+        raise
+    except BaseException as error:
+        return f"config {config.__name__} cannot be a configuration schema: {one_line(error)}"
+    return None
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_dataclass(value: object) -> bool:
+    return isinstance(value, type) and dataclasses.is_dataclass(value)

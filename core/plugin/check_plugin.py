@@ -1,0 +1,196 @@
+"""Tries one plugin out, away from all others: its version, its hooks and everything it registers.
+
+A plugin is accepted whole or not at all. Knows nothing of entry points and of the plugins' order; `core.plugin.host`
+decides what to try and what becomes of the result.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from hookline.core.contracts import API_VERSION, Needs
+from hookline.core.contracts import hooks as hookspecs
+from hookline.core.errors import PASSES
+from hookline.core.plugin.check_entry import entry_fault
+from hookline.core.plugin.presets import Preset, presets_in
+from hookline.core.plugin.problems import Rejected, Stage
+from hookline.core.plugin.registry import ENTRY_KINDS, OBSERVER, PROCESSOR, Entry, Origin, Registry
+from hookline.core.util.text import near_miss, one_line
+
+_HOOK_OF_KIND = {
+    "model": "register_models",
+    "scheduler": "register_schedulers",
+    "sampler": "register_samplers",
+    "kernels": "register_kernels",
+    PROCESSOR: "register_processors",
+    OBSERVER: "register_observers",
+}
+_HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a sound plugin offers. `entries` come with their `replace` flag."""
+
+    entries: tuple[tuple[Entry, bool], ...]
+    presets: tuple[Preset, ...]
+    config_packages: tuple[str, ...]
+
+
+def new_manager() -> pluggy.PluginManager:
+    """A pluggy manager that knows Hookline's hooks and no plugin."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def check_plugin(plugin: Any, origin: Origin, registry: Registry, presets: list[Preset]) -> Accepted:
+    """Verify a loaded plugin against what is registered already; changes nothing.
+
+    Raises: Rejected with the first fault found.
+    """
+    _check_version(plugin)
+    trial = _trial_manager(plugin, origin)
+    collector = _Collector(origin, registry, presets)
+    for kind in ENTRY_KINDS:
+        collector.collect(kind, getattr(trial.hook, _HOOK_OF_KIND[kind]))
+    collector.raise_fault()
+    packages, found = _check_presets(trial, origin, registry, presets, collector)
+    return Accepted(tuple(collector.entries), tuple(found), tuple(packages))
+
+
+def _check_version(plugin: Any) -> None:
+    version = getattr(plugin, "API_VERSION", None)
+    if version is None:
+        raise Rejected(Stage.VERSION, f"it states no API_VERSION; put API_VERSION = {API_VERSION} at its top")
+    if version != API_VERSION:
+        raise Rejected(Stage.VERSION, f"it was written for API_VERSION {version!r}, this Hookline has {API_VERSION}")
+
+
+def _trial_manager(plugin: Any, origin: Origin) -> pluggy.PluginManager:
+    trial = new_manager()
+    _check_hook_names(plugin, trial)
+    try:
+        trial.register(plugin, origin.plugin)
+        trial.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise Rejected(Stage.HOOKS, " ".join(str(error).split())) from error
+    if not trial.get_hookcallers(plugin):
+        raise Rejected(Stage.HOOKS, f"it implements no hook; mark a function with @hookimpl: {', '.join(_HOOKS)}")
+    return trial
+
+
+def _check_hook_names(plugin: Any, trial: pluggy.PluginManager) -> None:
+    for name in dir(plugin):
+        options = trial.parse_hookimpl_opts(plugin, name)
+        hook = (options.get("specname") if options is not None else None) or name
+        if options is not None and hook not in _HOOKS:
+            raise Rejected(Stage.HOOKS, f"no hook named '{hook}'.{near_miss(hook, _HOOKS)} Hooks: {', '.join(_HOOKS)}")
+        if options is None and name in _HOOKS and callable(getattr(plugin, name)):
+            raise Rejected(Stage.HOOKS, f"function '{name}' is not marked with @hookimpl, so it would never be called")
+
+
+class _Collector:
+    """Receives a plugin's registrations, keeps every name it tried and the first fault."""
+
+    def __init__(self, origin: Origin, registry: Registry, presets: list[Preset]) -> None:
+        self.entries: list[tuple[Entry, bool]] = []
+        self.wanted: list[tuple[str, str]] = []
+        self._origin = origin
+        self._registry = registry
+        self._presets = {(preset.kind, preset.name): preset for preset in presets}
+        self._fault: str | None = None
+
+    def collect(self, kind: str, hook: Callable[..., Any]) -> None:
+        try:
+            hook(register=self._registrar(kind))
+        except PASSES:
+            raise
+        except BaseException as error:
+            self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {one_line(error)}"
+
+    def raise_fault(self) -> None:
+        if self._fault is not None:
+            raise Rejected(Stage.REGISTER, self._fault, tuple(self.wanted))
+
+    def _registrar(self, kind: str) -> hookspecs.Registrar:
+        def register(
+            name: str,
+            target: str,
+            *,
+            config: type | None = None,
+            help: str = "",
+            needs: Needs = Needs(),  # noqa: B008 - frozen
+            priority: int = 0,
+            replace: bool = False,
+        ) -> None:
+            entry = Entry(kind, name, target, self._origin, config, help, needs, priority)
+            self.wanted.append((kind, str(name)))
+            # A fault is remembered, not raised: the names that follow are wanted too, and blamed on this plugin.
+            self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)
+            self.entries.append((entry, replace))
+
+        return register
+
+    def _name_fault(self, entry: Entry, replace: bool) -> str | None:
+        if any((own.kind, own.name) == (entry.kind, entry.name) for own, _ in self.entries):
+            return f"{entry.kind} '{entry.name}' is registered twice by this plugin"
+        taken = self._registry.find(entry.kind, entry.name)
+        if taken is not None and not replace:
+            return (
+                f"{entry.kind} '{entry.name}' is already registered by {taken.origin}; choose another name, or pass "
+                "replace=True"
+            )
+        preset = self._presets.get((entry.kind, entry.name))
+        return f"{entry.kind} '{entry.name}' is already a preset of {preset.distribution}" if preset else None
+
+
+def _check_presets(
+    trial: pluggy.PluginManager, origin: Origin, registry: Registry, presets: list[Preset], collector: _Collector
+) -> tuple[list[str], list[Preset]]:
+    wanted = tuple(collector.wanted)
+    packages = _config_packages(trial, wanted)
+    taken = {(entry.kind, entry.name) for entry in registry} | set(wanted)
+    taken |= {(preset.kind, preset.name) for preset in presets}
+    found = [preset for package in packages for preset in _package_presets(package, origin, wanted)]
+    for preset in found:
+        if (preset.kind, preset.name) in taken:
+            raise Rejected(
+                Stage.PRESETS, f"preset {preset.kind}/{preset.name} bears the name of an option or preset", wanted
+            )
+        taken.add((preset.kind, preset.name))
+    return packages, found
+
+
+def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str], ...]) -> list[str]:
+    try:
+        answers = trial.hook.config_packages()
+    except PASSES:
+        raise
+    except BaseException as error:
+        raise Rejected(Stage.PRESETS, f"config_packages raised {one_line(error)}", wanted) from error
+    packages = answers[0] if answers else []
+    if not isinstance(packages, list) or not all(isinstance(package, str) for package in packages):
+        raise Rejected(Stage.PRESETS, f"config_packages returned {packages!r}, not a list of package names", wanted)
+    return packages
+
+
+def _package_presets(package: str, origin: Origin, wanted: tuple[tuple[str, str], ...]) -> list[Preset]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except PASSES:
+        raise
+    except BaseException:
+        spec = None
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        cause = f"config_packages names '{package}', which is no importable package with an __init__.py"
+        raise Rejected(Stage.PRESETS, cause, wanted)
+    try:
+        return presets_in(spec.submodule_search_locations[0], origin.distribution)
+    except Exception as error:
+        raise Rejected(Stage.PRESETS, f"config package '{package}': {one_line(error)}", wanted) from error

@@ -1,0 +1,188 @@
+"""Finds the plugins of this process, keeps the sound ones apart from the broken, and says who is to blame.
+
+Every process builds its own host. Core loops over the entry points itself, one `try` per plugin, all or nothing: a
+broken plugin stops nobody else and raises only when a name it wanted is chosen. Knows no plugin by name; imports no
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hookline.core.contracts import PROJECT
+from hookline.core.errors import PASSES, PluginError
+from hookline.core.plugin.check_plugin import check_plugin, new_manager
+from hookline.core.plugin.presets import CONF, Preset, presets_in
+from hookline.core.plugin.problems import Problem, Rejected, Stage
+from hookline.core.plugin.registry import Entry, Origin, Registry
+from hookline.core.plugin.sources import (
+    BLOCK_VARIABLE,
+    DEVELOPMENT_VARIABLE,
+    EXPECTED_VARIABLE,
+    Source,
+    check_siblings,
+    in_development,
+    installed,
+    names_in,
+)
+from hookline.core.util.text import near_miss, one_line
+
+__all__ = ["PluginHost", "Problem", "Source", "Stage", "check_siblings"]
+
+_log = logging.getLogger(PROJECT)
+
+
+class PluginHost:
+    """The entries, presets and observers of all sound plugins, and the problems of the others."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.presets: list[Preset] = presets_in(CONF, PROJECT)
+        self.problems: list[Problem] = []
+        self.plugins: list[Origin] = []
+        self.config_packages: list[str] = []
+        self.manager = new_manager()
+
+    @classmethod
+    def load(cls, sources: Iterable[Source] | None = None, environ: Mapping[str, str] = os.environ) -> PluginHost:
+        """Load the plugins of this process: installed ones first, then those that HOOKLINE_PLUGINS names.
+
+        Order: the hookline distribution, then by distribution and plugin name. `sources` replaces the installed ones.
+        Raises: PluginError only if another distribution has put itself in the place of our own packages, or if the
+                process that started this one sees other plugins (`for_children`).
+        """
+        check_siblings()
+        host = cls()
+        everything = [*(installed() if sources is None else sources), *in_development(environ)]
+        blocked = names_in(environ, BLOCK_VARIABLE)
+        for source in everything:
+            host._add(source, source.origin.plugin in blocked)
+        host._report_unknown_blocks(blocked, [source.origin.plugin for source in everything])
+        if environ.get(EXPECTED_VARIABLE):
+            host.check_same(json.loads(environ[EXPECTED_VARIABLE]), "this process")
+        return host
+
+    def hooks_of(self, origin: Origin) -> list[str]:
+        """Names of the hooks that a loaded plugin implements, sorted."""
+        callers = self.manager.get_hookcallers(self.manager.get_plugin(_key(origin))) or []
+        return sorted(caller.name for caller in callers)
+
+    def choose(self, kind: str, name: str) -> Entry:
+        """The entry of that name.
+
+        Raises: PluginError with the near miss and what is available, or with the blame if a broken plugin wanted it.
+        """
+        entry = self.registry.find(kind, name)
+        if entry is None:
+            raise self.unknown(kind, name)
+        for problem in self._wanting(kind, name):
+            _log.warning("%s '%s' is taken from %s, not from broken %s", kind, name, entry.origin, problem)
+        return entry
+
+    def unknown(self, kind: str, name: str, also: Sequence[str] = ()) -> PluginError:
+        """The error for a name that is not there; `also` are further names that would do, such as presets."""
+        for problem in self._wanting(kind, name):
+            blame = f"plugin '{problem.plugin}' ({problem.distribution} {problem.version})"
+            return PluginError(f"{kind} '{name}' of {blame} cannot be used: {problem.cause}")
+        names = sorted({*self.registry.names(kind), *also})
+        available = ", ".join(names) or "none"
+        message = f"no {kind} named '{name}'.{near_miss(name, names)} Available: {available}"
+        return PluginError(
+            "; ".join([message, *(f"not loaded: {problem}" for problem in self.problems), *self._hints()])
+        )
+
+    @property
+    def description(self) -> tuple[str, ...]:
+        """What this process sees, as plain text that another process can compare: plugins, entries and presets."""
+        return (
+            *(f"{origin} in {origin.module}" for origin in self.plugins),
+            *(f"broken {problem}" for problem in self.problems),
+            *(f"{entry.kind} '{entry.name}' of {entry.origin} from {entry.target}" for entry in self.registry),
+            *(f"preset {preset.kind} '{preset.name}' of {preset.distribution}" for preset in self.presets),
+        )
+
+    def for_children(self) -> dict[str, str]:
+        """Environment variables for a process that must see the same plugins, or refuse to start."""
+        return {EXPECTED_VARIABLE: json.dumps(self.description)}
+
+    def check_same(self, expected: Sequence[str], where: str) -> None:
+        """Make sure that this process sees what the one that started it saw; `where` names this one.
+
+        Raises: PluginError with the first differences.
+        """
+        mine = self.description
+        missing = [line for line in expected if line not in mine]
+        surplus = [line for line in mine if line not in expected]
+        if missing or surplus:
+            found = [f"missing: {'; '.join(missing[:3])}"] * bool(missing)
+            found += [f"not expected: {'; '.join(surplus[:3])}"] * bool(surplus)
+            raise PluginError(
+                f"{where} sees other plugins than the process that started it: {'. '.join(found)}. Give both the same "
+                f"environment and the same {BLOCK_VARIABLE} and {DEVELOPMENT_VARIABLE}"
+            )
+
+    def log_problems(self) -> None:
+        """Log each broken plugin as a warning; a blocked one only for debugging, since somebody asked for it."""
+        for problem in self.problems:
+            wished = problem.stage is Stage.BLOCK and problem.distribution != BLOCK_VARIABLE
+            _log.log(logging.DEBUG if wished else logging.WARNING, "%s", problem)
+
+    def _add(self, source: Source, blocked: bool) -> None:
+        try:
+            if blocked:
+                raise Rejected(Stage.BLOCK, f"blocked by {BLOCK_VARIABLE}")
+            self._accept(source)
+        except Rejected as error:
+            self._report(source.origin, error)
+        except PASSES:
+            raise
+        except BaseException as error:  # a plugin that is no module may raise anywhere
+            self._report(source.origin, Rejected(Stage.HOOKS, one_line(error)))
+
+    def _report(self, origin: Origin, error: Rejected) -> None:
+        cause = (error.stage, error.cause, error.wanted)
+        self.problems.append(Problem(origin.plugin, origin.distribution, origin.version, *cause))
+
+    def _accept(self, source: Source) -> None:
+        plugin, origin = _import(source), source.origin
+        if self.manager.is_registered(plugin):
+            raise Rejected(Stage.IMPORT, f"{origin.module} is already loaded as another plugin; name it once")
+        accepted = check_plugin(plugin, origin, self.registry, self.presets)
+        for entry, replace in accepted.entries:
+            self.registry.add(entry, replace=replace)
+        self.presets.extend(accepted.presets)
+        self.config_packages.extend(accepted.config_packages)
+        self.plugins.append(origin)
+        self.manager.register(plugin, _key(origin))
+
+    def _wanting(self, kind: str, name: str) -> list[Problem]:
+        return [problem for problem in self.problems if (kind, name) in problem.wanted]
+
+    def _hints(self) -> list[str]:
+        loaded = {origin.distribution for origin in self.plugins} | {problem.distribution for problem in self.problems}
+        return [] if PROJECT in loaded else [f"the {PROJECT} distribution is not installed here: pip install -e ."]
+
+    def _report_unknown_blocks(self, blocked: Sequence[str], known: Sequence[str]) -> None:
+        for name in blocked:
+            if name not in known:
+                available = ", ".join(sorted(set(known))) or "none"
+                cause = f"{BLOCK_VARIABLE} names no installed plugin.{near_miss(name, known)} Available: {available}"
+                self.problems.append(Problem(name, BLOCK_VARIABLE, "-", Stage.BLOCK, cause))
+
+
+def _import(source: Source) -> Any:
+    try:
+        return source.load()
+    except PASSES:
+        raise
+    except BaseException as error:
+        raise Rejected(Stage.IMPORT, one_line(error)) from error
+
+
+def _key(origin: Origin) -> str:
+    # Two distributions may give their entry points the same name, so the distribution is part of pluggy's.
+    return f"{origin.distribution}:{origin.plugin}"

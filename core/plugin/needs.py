@@ -1,0 +1,154 @@
+"""Compares what an entry needs with what is there, once, before any weight is loaded; picks the kernels for "auto".
+
+Knows machines and sizes, not entries by name. `unavailable` is quick and imports no torch: `core.info` asks it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from hookline.core.contracts import PROJECT, Needs
+from hookline.core.errors import PASSES, PluginError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import AUTO, Entry
+
+_log = logging.getLogger(PROJECT)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What needs are compared with.
+
+    device: "cpu" or "cuda". dtype: name of a torch dtype. compute_capability: None without a CUDA device.
+    block_size: tokens per KV block; None means the kernels choose. head_dim: None if not known yet.
+    """
+
+    device: str
+    dtype: str
+    compute_capability: tuple[int, int] | None = None
+    block_size: int | None = None
+    head_dim: int | None = None
+    num_ranks: int = 1
+
+
+def unmet(needs: Needs, facts: Facts) -> list[str]:
+    """Why the needs are not met: one short phrase each, with the value and what is allowed."""
+    reasons = [f"package '{package}' is not installed" for package in _missing_packages(needs)]
+    reasons += _unmet_device(needs, facts)
+    if needs.dtypes and facts.dtype not in needs.dtypes:
+        reasons.append(f"dtype is {facts.dtype}, needs {_either(needs.dtypes)}")
+    if facts.block_size is not None and facts.block_size % needs.block_size_multiple:
+        reasons.append(f"engine.block_size is {facts.block_size}, needs a multiple of {needs.block_size_multiple}")
+    if needs.head_dims and facts.head_dim is not None and facts.head_dim not in needs.head_dims:
+        reasons.append(f"the model's head_dim is {facts.head_dim}, needs {_either(needs.head_dims)}")
+    return reasons
+
+
+def unavailable(needs: Needs) -> list[str]:
+    """Why an entry cannot run on this machine, whatever the model and the engine: packages and devices only."""
+    reasons = [f"package '{package}' is not installed" for package in _missing_packages(needs)]
+    if needs.devices and "cpu" not in needs.devices and not ("cuda" in needs.devices and _has_cuda()):
+        reasons.append(f"no {_either(needs.devices)} device here")
+    return reasons
+
+
+def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
+    """The kernels entry to use: the named one, or for "auto" the one of highest priority that fits and loads (logged).
+
+    Raises: PluginError with the reasons, and the entries that would fit.
+    """
+    entries = host.registry.of_kind("kernels")
+    reasons = {entry.name: unmet(entry.needs, facts) for entry in entries}
+    fitting = sorted((entry for entry in entries if not reasons[entry.name]), key=lambda entry: -entry.priority)
+    if name == AUTO:
+        return _best(fitting, reasons)
+    entry = host.choose("kernels", name)
+    if reasons[name]:
+        others = ", ".join(one.name for one in fitting) or "none"
+        why = "; ".join(reasons[name])
+        raise PluginError(f"kernels '{name}' of {entry.origin} do not fit: {why}. Would fit: {others}")
+    entry.load()
+    return entry
+
+
+def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:
+    passed_over = [f"{name} ({'; '.join(why)})" for name, why in reasons.items() if why]
+    broken = list(takewhile(lambda entry: not _loads(entry), fitting))
+    passed_over += [f"{entry.name} (cannot be loaded)" for entry in broken]
+    if len(broken) == len(fitting):
+        raise PluginError(f"no kernels fit: {', '.join(passed_over) or 'none are registered'}")
+    best = fitting[len(broken)]
+    why = f"; not {', '.join(passed_over)}" if passed_over else ""
+    _log.info("kernels=%s takes '%s', the highest priority (%d) that fits%s", AUTO, best.name, best.priority, why)
+    return best
+
+
+def _loads(entry: Entry) -> bool:
+    """Whether an entry that nobody named can be loaded; if not, it stops nobody and is warned of."""
+    try:
+        entry.load()
+    except PluginError as error:
+        _log.warning("%s", error)
+        return False
+    return True
+
+
+def _unmet_device(needs: Needs, facts: Facts) -> list[str]:
+    if needs.devices and facts.device not in needs.devices:
+        return [f"device is {facts.device}, needs {_either(needs.devices)}"]
+    if needs.compute_capability is None or facts.device != "cuda":
+        return []
+    if facts.compute_capability is None or facts.compute_capability < needs.compute_capability:
+        value = "unknown" if facts.compute_capability is None else _version(facts.compute_capability)
+        return [f"compute capability is {value}, needs at least {_version(needs.compute_capability)}"]
+    return []
+
+
+def _missing_packages(needs: Needs) -> list[str]:
+    return [package for package in needs.packages if not _importable(package)]
+
+
+def _importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except PASSES:
+        raise
+    except BaseException:  # looking for a submodule imports what it lies in, which may raise anything
+        return False
+
+
+def _has_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return bool(torch.cuda.is_available())
+    return (
+        _torch_is_built_for_cuda() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1") and _has_driver()
+    )
+
+
+def _torch_is_built_for_cuda() -> bool:
+    try:
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _has_driver() -> bool:
+    # /dev/dxg is the driver's device under WSL.
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
+
+
+def _either(values: Iterable[object]) -> str:
+    return " or ".join(str(value) for value in values)
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(str(part) for part in capability)

@@ -1,0 +1,110 @@
+"""YAML presets: an option under another name, with some of its fields set; and the defaults of conf/config.yaml.
+
+Reads them without Hydra, for `LLM(...)` and `core.info`, with the same result as composing them. Knows no option by
+name and no plugin; which presets exist follows from the folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.core.config.schema import describe
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.registry import KINDS
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+"""Folder of our own presets and of config.yaml; found beside core, wherever that is installed."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One YAML file: its kind and name, where it comes from, and its first comment as a summary."""
+
+    kind: str
+    name: str
+    path: Path
+    distribution: str
+    help: str = ""
+
+
+def presets_in(folder: str | Path, distribution: str) -> list[Preset]:
+    """Presets of the plugin kinds in a folder laid out as conf/ is, sorted by kind and name."""
+    paths = [(kind, path) for kind in KINDS for path in sorted(Path(folder, kind).glob("*.yaml"))]
+    return [Preset(kind, path.stem, path, distribution, _summary(path)) for kind, path in paths]
+
+
+def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[str, Any]]:
+    """The option a preset stands on, and the values it sets, laid over those of the presets in between.
+
+    Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or interpolates what is
+    not in it.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    seen: list[str] = []
+    layers: list[dict[str, Any]] = []
+    current: Preset | None = preset
+    base = preset.name
+    while current is not None:
+        if current.name in seen:
+            raise ConfigError(
+                f"preset {preset.kind}/{preset.name} stands on itself: {' -> '.join([*seen, current.name])}"
+            )
+        seen.append(current.name)
+        base, values = _split(current, _read(current.path))
+        layers.insert(0, values)
+        current = next((other for other in presets if (other.kind, other.name) == (preset.kind, base)), None)
+    try:
+        merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"preset {preset.kind}/{preset.name}: {describe(error)}") from error
+    assert isinstance(merged, dict)
+    return base, {str(key): value for key, value in merged.items()}
+
+
+def default_tree(path: Path = CONF / "config.yaml") -> dict[str, Any]:
+    """The root keys of config.yaml with the kinds' default options, as plain data, without Hydra's own keys.
+
+    Raises: ConfigError if the file is missing or has no defaults list.
+    """
+    values = _read(path)
+    defaults = values.pop("defaults", None)
+    if not isinstance(defaults, list):
+        raise ConfigError(f"{path}: no defaults list")
+    values.pop("hydra", None)
+    for item in defaults:
+        if isinstance(item, dict):
+            values.update({kind: name for kind, name in item.items() if kind in KINDS})
+    return values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: not a mapping")
+    return {str(key): value for key, value in values.items()}
+
+
+def _split(preset: Preset, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    defaults = values.pop("defaults", None)
+    if not (
+        isinstance(defaults, list) and len(defaults) == 2 and defaults[1] == "_self_" and isinstance(defaults[0], str)
+    ):
+        raise ConfigError(f"{preset.path}: a preset's defaults list has the form [option, _self_], not {defaults}")
+    return defaults[0], values
+
+
+def _summary(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        comments = [line.lstrip("# ").strip() for line in file if line.startswith("#") and "@package" not in line]
+    first = comments[0] if comments else ""
+    return first.partition(": ")[2] or first

@@ -1,0 +1,86 @@
+"""One logits processor of a plugin: its entry, and its code once a request uses it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hookline.core.contracts import FromSamplingParams, RequestFacts
+from hookline.core.errors import PluginError, RequestError
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.registry import PROCESSOR, Entry
+from hookline.core.util.arrays import IntArray, float_bits, ints
+
+
+class Stage:
+    """One processor: its entry, and its code once somebody uses it."""
+
+    def __init__(self, entry: Entry, unmet_needs: Sequence[str] = ()) -> None:
+        assert entry.config is not None
+        self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
+        self.from_params = issubclass(self.arguments, FromSamplingParams)
+        self.blaming = Blaming((), "while a request's arguments are prepared", otherwise=entry)
+        with self.blaming:
+            self.defaults = self.arguments()
+        fields = dataclasses.fields(self.arguments)
+        self.field_names = [field.name for field in fields]
+        self.columns = {name: float for name in self._of_type(float)} | {
+            name: int for name in [*self._of_type(int), *self._of_type(bool)]
+        }
+        """Name and type of each field that travels as a column: floats first."""
+
+    def _of_type(self, kind: type) -> list[str]:
+        return [name for name in self.field_names if type(getattr(self.defaults, name)) is kind]
+
+    @cached_property
+    def cls(self) -> Any:
+        """The processor's class.
+
+        Raises: PluginError if it cannot be imported, or lacks what its arguments call for.
+        """
+        if self.unmet_needs:
+            what = f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin}"
+            raise PluginError(f"{what} does not fit: {'; '.join(self.unmet_needs)}")
+        loaded = self.entry.load()
+        others = [name for name in self.field_names if name not in self.columns]
+        if others and not (hasattr(loaded, "encode") and hasattr(loaded, "load")):
+            raise PluginError(
+                f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin} needs encode and load: its arguments have "
+                f"'{others[0]}', whose default is neither an int, a float nor a bool"
+            )
+        return loaded
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its rows come with their tokens."""
+        return bool(getattr(self.cls, "reads_tokens", False))
+
+    def column_values(self, arguments: Any) -> list[int]:
+        """The columns of some arguments as integers; floats as their float32 bits."""
+        floats = [getattr(arguments, name) for name, kind in self.columns.items() if kind is float]
+        whole = [int(getattr(arguments, name)) for name, kind in self.columns.items() if kind is int]
+        return [*float_bits(floats).tolist(), *whole]
+
+    def num_draws(self, arguments: Any, facts: RequestFacts) -> int | None:
+        """See LogitsProcessor."""
+        if arguments == self.defaults:
+            return 0
+        count = getattr(self.cls, "num_draws", None)
+        return None if count is None else count(arguments, facts)
+
+    def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
+        """The record of a request's arguments.
+
+        Raises: RequestError for a number that its column cannot hold.
+        """
+        encode = getattr(self.cls, "encode", None)
+        try:
+            with np.errstate(over="raise"):
+                return ints([*self.column_values(arguments), *(encode(arguments, facts) if encode is not None else ())])
+        except (OverflowError, FloatingPointError) as error:
+            limits = "an int must fit into 64 bits and a float into 32"
+            raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error

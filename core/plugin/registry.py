@@ -1,0 +1,123 @@
+"""(kind, name) -> entry: what plugins offer, as data. Imports no plugin code and no torch.
+
+An entry's target is a string and is imported only by `Entry.load`, when it was chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.core.contracts import Needs
+from hookline.core.errors import PASSES, PluginError
+from hookline.core.plugin.check_contract import contract_fault
+
+AUTO = "auto"
+"""Stands for "core chooses" in the kernels group, so no entry may bear it."""
+KINDS = ("model", "scheduler", "sampler", "kernels")
+"""The plugin kinds that the configuration chooses an option of, as they are named there."""
+PROCESSOR = "processor"
+"""The kind of which requests, not the configuration, choose."""
+OBSERVER = "observer"
+"""The kind of which the configuration names none, one or several."""
+ENTRY_KINDS = (*KINDS, PROCESSOR, OBSERVER)
+"""All kinds of entries."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an entry comes from: the plugin's name (its entry point), its module, distribution and version."""
+
+    plugin: str
+    module: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin '{self.plugin}' ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registration: a named option of one kind."""
+
+    kind: str
+    name: str
+    target: str
+    origin: Origin
+    config: type | None = None
+    help: str = ""
+    needs: Needs = field(default_factory=Needs)
+    priority: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' of {self.origin}"
+
+    def load(self) -> Any:
+        """Import the target and return its class.
+
+        Raises: PluginError with the plugin and the cause if that fails, or if the class lacks what its contract asks.
+        """
+        module_name, _, attribute = self.target.partition(":")
+        try:
+            target = getattr(importlib.import_module(module_name), attribute)
+        except PASSES:
+            raise
+        except BaseException as error:
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PluginError(f"{self} cannot be loaded from {self.target}: {cause}") from error
+        fault = contract_fault(self.kind, target, self.needs)
+        if fault is not None:
+            raise PluginError(f"{self} does not keep its contract: {fault}")
+        return target
+
+
+class Registry:
+    """All usable entries, by kind and name, in order of registration."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], Entry] = {}
+
+    def add(self, entry: Entry, *, replace: bool = False) -> None:
+        """Add an entry.
+
+        Raises: PluginError if the name is taken and `replace` is not set.
+        """
+        key = (entry.kind, entry.name)
+        taken = self._entries.get(key)
+        if taken is not None and not replace:
+            raise PluginError(f"{entry.kind} '{entry.name}' is already registered by {taken.origin}; pass replace=True")
+        self._entries[key] = entry
+
+    def find(self, kind: str, name: str) -> Entry | None:
+        """The entry, or None."""
+        return self._entries.get((kind, name))
+
+    def names(self, kind: str) -> list[str]:
+        """Names of a kind, sorted."""
+        return sorted(entry.name for entry in self if entry.kind == kind)
+
+    def of_kind(self, kind: str) -> list[Entry]:
+        """Entries of a kind, in order of registration."""
+        return [entry for entry in self if entry.kind == kind]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+
+@dataclass(frozen=True)
+class Option:
+    """A chosen option: its entry and an instance of its config dataclass (None if it has no fields).
+
+    entry: None only for kernels "auto", which `core.plugin.needs.choose_kernels` decides once the facts are known.
+    """
+
+    entry: Entry | None = None
+    config: Any = None
+
+    @property
+    def name(self) -> str:
+        """The entry's name, or "auto"."""
+        return self.entry.name if self.entry is not None else AUTO

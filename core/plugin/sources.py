@@ -1,0 +1,85 @@
+"""Where plugins come from: entry points of installed distributions, and modules named in HOOKLINE_PLUGINS.
+
+Imports none of them. Also guards that our own top-level packages are ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hookline.core.contracts import PROJECT
+from hookline.core.errors import PluginError
+from hookline.core.plugin.registry import Origin
+
+BLOCK_VARIABLE = "HOOKLINE_BLOCK"
+"""Names of plugins (entry points) not to load."""
+DEVELOPMENT_VARIABLE = "HOOKLINE_PLUGINS"
+"""Modules to load as plugins without being installed."""
+
+EXPECTED_VARIABLE = "HOOKLINE_EXPECTED_PLUGINS"
+"""What a process that we start must see of plugins; set by ourselves for the jobs of a sweep."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A plugin that could be loaded: where it comes from, and how to import it."""
+
+    origin: Origin
+    load: Callable[[], Any]
+
+
+def installed() -> list[Source]:
+    """The plugins that installed distributions declare, ours first, then by distribution and name."""
+    sources = []
+    for point in importlib.metadata.entry_points(group=PROJECT):
+        distribution = point.dist.name if point.dist is not None else "unknown"
+        version = point.dist.version if point.dist is not None else "-"
+        sources.append(Source(Origin(point.name, point.value, _normalised(distribution), version), point.load))
+    return sorted(sources, key=_order)
+
+
+def check_siblings(find: Callable[[str], Any] = importlib.util.find_spec) -> None:
+    """Make sure that our other packages are ours: any distribution can install a top-level package of the same name.
+
+    Raises: PluginError naming the path of the intruder.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    for name in ("plugins", "conf"):
+        spec = find(name)
+        places = (
+            [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec is not None else []
+        )
+        if places and ours / name not in places:
+            raise PluginError(
+                f"package '{name}' is imported from {places[0]}, not from {ours / name}: another distribution or the "
+                "current folder has put its own in the way; remove or rename that one"
+            )
+
+
+def in_development(environ: Mapping[str, str]) -> list[Source]:
+    """The plugin modules that HOOKLINE_PLUGINS names, in that order; child processes inherit it."""
+    return [
+        Source(Origin(module, module, DEVELOPMENT_VARIABLE, "-"), partial(importlib.import_module, module))
+        for module in names_in(environ, DEVELOPMENT_VARIABLE)
+    ]
+
+
+def names_in(environ: Mapping[str, str], variable: str) -> list[str]:
+    """The comma-separated names in an environment variable."""
+    return [name for name in (part.strip() for part in environ.get(variable, "").split(",")) if name]
+
+
+def _normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _order(source: Source) -> tuple[bool, str, str]:
+    return source.origin.distribution != PROJECT, source.origin.distribution, source.origin.plugin

@@ -1,0 +1,171 @@
+"""What a request must be to enter an engine, and the request that enters.
+
+Checks against the limits once, on arrival, so that nothing that can never be served is ever queued. Knows no queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hookline.core.contracts import Limits, RequestFacts
+from hookline.core.errors import QueueFullError, RequestError, shown
+from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.request import Request, TokenArray, Watcher
+from hookline.core.requests.request_queue import RequestQueue
+from hookline.core.sampling_params import MAX_WHOLE, SamplingParams, as_float, derived_seed
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine holds requests to, once the memory is sized. Lengths in tokens."""
+
+    plan: Limits
+    vocab_size: int
+    stall_timeout_s: float
+    eos_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    overlap: bool = False
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    processing: Processing = field(default_factory=Processing)
+    """The logits processors that requests can use."""
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What SamplingParams leave open, as the checkpoint's generation_config.json says it."""
+
+    @property
+    def max_len(self) -> int:
+        """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
+        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
+
+
+def admit(
+    limits: EngineLimits,
+    id: int,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    prompt: str | None = None,
+    priority: int = 0,
+    arrival_s: float = 0.0,
+    watcher: Watcher | None = None,
+    like: Request | None = None,
+) -> Request:
+    """The request of a prompt; its max_tokens end where max_len does.
+
+    like: another completion of the same prompt, which differs in its seed alone: what was made of its parameters
+    serves this one too.
+    Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
+    arguments that no logits processor takes; or if it asks for what only a front does: several completions, or stop
+    strings without a watcher that looks for them.
+    """
+    if params.n != 1:
+        raise RequestError(f"sampling.n={params.n}: an engine takes one completion a request; use SamplingParams.each")
+    if params.stop and watcher is None:
+        raise RequestError(
+            f"sampling.stop={shown(list(params.stop))} needs a watcher that reads the text; use LLM or AsyncLLM"
+        )
+    if not _is_int64(priority):
+        raise RequestError(f"priority={shown(priority)} must be a whole number; lower is more urgent")
+    tokens = _checked_tokens(limits, prompt_token_ids)
+    params = params.resolved(limits.sampling_defaults)
+    assert params.temperature is not None
+    if like is None:
+        eos = frozenset() if params.ignore_eos else limits.eos_token_ids
+        stop_ids = eos.union(params.stop_token_ids)
+        _check_draws(params, stop_ids, limits.vocab_size)
+        facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size)
+        prepared = limits.processing.prepare(params, facts)
+    else:
+        stop_ids, prepared = like.stop_ids, like.prepared
+    return Request(
+        id,
+        tokens,
+        params,
+        max_tokens=min(params.max_tokens, limits.max_len - len(tokens)),
+        block_size=limits.plan.block_size,
+        seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
+        stop_ids=stop_ids,
+        prepared=prepared,
+        prompt=prompt,
+        arrival_s=arrival_s,
+        priority=priority,
+        watcher=watcher,
+    )
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_WHOLE
+
+
+def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
+    """Refuse what this vocabulary cannot give."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value > vocab_size:
+            raise RequestError(f"sampling.{name}={value} is more than the vocabulary's {vocab_size} tokens")
+    largest = max(params.stop_token_ids, default=0)
+    if largest >= vocab_size:
+        raise RequestError(
+            f"sampling.stop_token_ids: token id {largest} is outside the vocabulary (0 to {vocab_size - 1})"
+        )
+    allowed = params.allowed_token_ids
+    if params.min_tokens and allowed is not None and stop_ids.issuperset(allowed):
+        raise RequestError(
+            f"sampling.allowed_token_ids={shown(list(allowed))} holds only tokens that end the request, which "
+            f"sampling.min_tokens={params.min_tokens} forbids; allow another one, or set min_tokens=0"
+        )
+
+
+def checked_timeout_s(timeout_s: float | None) -> float | None:
+    """A request's time limit in seconds, or None.
+
+    Raises: RequestError if it is neither.
+    """
+    if timeout_s is not None and not 0 < as_float(timeout_s) < math.inf:
+        raise RequestError(f"timeout_s={shown(timeout_s)} must be a finite number of seconds above 0, or None")
+    return timeout_s
+
+
+def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> None:
+    """Refuse further requests while too many wait.
+
+    Raises: QueueFullError naming the key, its value and what waits.
+    """
+    load = len(queue.waiting), queue.num_waiting_tokens
+    max_requests, max_tokens = limits.max_queued_requests, limits.max_queued_tokens
+    if max_requests is not None and load[0] + num_requests > max_requests:
+        raise QueueFullError("engine.max_queued_requests", max_requests, *load)
+    if max_tokens is not None and load[1] >= max_tokens:
+        raise QueueFullError("engine.max_queued_tokens", max_tokens, *load)
+
+
+def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> TokenArray:
+    if len(prompt_token_ids) == 0:
+        raise RequestError("the prompt is empty; at least one token is needed")
+    if len(prompt_token_ids) >= limits.max_len:
+        raise RequestError(_too_long(limits, len(prompt_token_ids)))
+    try:
+        tokens = np.asarray(prompt_token_ids)
+    except (TypeError, ValueError, OverflowError):
+        tokens = np.empty(0, dtype=object)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise RequestError(f"prompt token ids must be whole numbers of at most 64 bits: {shown(prompt_token_ids)}")
+    outside = (tokens < 0) | (tokens >= limits.vocab_size)
+    if outside.any():
+        value = tokens[outside][0]
+        raise RequestError(f"token id {value} is outside the vocabulary (0 to {limits.vocab_size - 1})")
+    return tokens.astype(np.int32)
+
+
+def _too_long(limits: EngineLimits, length: int) -> str:
+    plan = limits.plan
+    room = f"a prompt may have at most {limits.max_len - 1} tokens"
+    if limits.max_len == plan.max_model_len:
+        return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
+    capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"
+    return f"the prompt has {length} tokens; {room}, as {capacity}: give it more memory or engine.num_blocks"

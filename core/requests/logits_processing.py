@@ -1,0 +1,142 @@
+"""The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
+
+Validates on arrival and imports a processor's code when a request first uses it. Knows no tensors; `core.worker.logits_pipeline`
+does the work on each rank. Both halves list the processors in the same order, so that an index names one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.config.schema import build, unknown_key
+from hookline.core.contracts import RequestFacts
+from hookline.core.errors import ConfigError, PluginError, RequestError, shown
+from hookline.core.plugin.needs import Facts, unmet
+from hookline.core.plugin.processors import Stage
+from hookline.core.plugin.registry import PROCESSOR, Entry
+from hookline.core.requests.extra_args import refuse_oversized
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.arrays import IntArray
+
+MAX_PROCESSORS = 62
+"""A step names the processors it runs in the bits of one int64."""
+MAX_CACHED_KEYS_BYTES = 2**20
+"""Most memory for the keys of the arguments that are kept converted; when they reach it, all are forgotten."""
+MAX_CACHED_KEY_BYTES = 2**14
+"""Larger arguments are converted anew for each request."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a request asks of the processors.
+
+    records: (processor, its arguments: one integer per column, then what it encoded). num_draws: (bit of the processor,
+    how many of the first draws it changes; None for all). reads_tokens: one of them does. bits: those of all of them.
+    ends: some change only the first draws.
+    """
+
+    records: tuple[tuple[int, IntArray], ...] = ()
+    num_draws: tuple[tuple[int, int | None], ...] = ()
+    reads_tokens: bool = False
+    bits: int = 0
+    ends: bool = False
+
+    def used(self, num_output_tokens: int) -> int:
+        """Bits of the processors that change the draw after so many output tokens."""
+        return sum(bit for bit, count in self.num_draws if count is None or num_output_tokens < count)
+
+
+NOTHING = Prepared()
+
+
+class Processing:
+    """The processors of an engine, in the order they run."""
+
+    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        if len(stages) > MAX_PROCESSORS:
+            raise PluginError(f"{len(stages)} logits processors are installed; at most {MAX_PROCESSORS} can be")
+        self.stages = list(stages)
+        self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
+        self._built: dict[tuple[int, str], Any] = {}
+        self._built_bytes = 0
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], facts: Facts | None = None) -> Processing:
+        """The processors among some entries; those that do not fit the facts are refused when they are asked for."""
+        wanted = sorted((one for one in entries if one.kind == PROCESSOR), key=lambda one: -one.priority)
+        return cls([Stage(entry, unmet(entry.needs, facts) if facts is not None else ()) for entry in wanted])
+
+    def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
+        """What a request's parameters mean for the processors.
+
+        Raises: RequestError for arguments that nothing takes or that the processor refuses, and for a processor that is
+        broken or does not fit.
+        """
+        if not params.processed_fields and not params.extra_args:
+            return NOTHING
+        self._refuse_unknown(params)
+        try:
+            return self._prepare(params, facts)
+        except PluginError as error:
+            raise RequestError(str(error)) from error
+
+    def _prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
+        records, num_draws, reads_tokens = [], [], False
+        for index, stage in enumerate(self.stages):
+            with stage.blaming:
+                arguments = self._arguments(index, stage, params)
+                count = stage.num_draws(arguments, facts) if arguments is not None else 0
+                if count != 0:
+                    records.append((index, stage.encode(arguments, facts)))
+                    num_draws.append((1 << index, count))
+                    reads_tokens |= stage.reads_tokens
+        bits, ends = sum(bit for bit, _ in num_draws), any(count is not None for _, count in num_draws)
+        return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends)
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse what `prepare` refuses by name, type or value alone, before any engine is there."""
+        self._refuse_unknown(params)
+        for index, stage in enumerate(self.stages):
+            with stage.blaming:
+                self._arguments(index, stage, params)
+
+    def _refuse_unknown(self, params: SamplingParams) -> None:
+        refuse_oversized(params.extra_args)
+        for name in params.processed_fields:
+            if name not in self._claimed:
+                raise RequestError(
+                    f"sampling.{name}={shown(getattr(params, name))}: no logits processor that takes it is loaded here"
+                )
+        taking = {stage.entry.name for stage in self.stages if not stage.from_params}
+        for name in params.extra_args:
+            if name not in taking:
+                raise RequestError(unknown_key(f"sampling.extra_args.{name}", sorted(taking)))
+
+    def _arguments(self, index: int, stage: Stage, params: SamplingParams) -> Any:
+        """The processor's arguments; None if the request has none."""
+        if stage.from_params:
+            if not any(name in params.processed_fields for name in stage.field_names):
+                return None
+            return stage.arguments(**{name: getattr(params, name) for name in stage.field_names})
+        given = params.extra_args.get(stage.entry.name)
+        return None if given is None else self._build(index, stage, given)
+
+    def _build(self, index: int, stage: Stage, given: Mapping[str, Any]) -> Any:
+        """Checked and converted; equal arguments once, since OmegaConf takes a millisecond."""
+        key = (index, repr(given))
+        if key in self._built:
+            return self._built[key]
+        try:
+            built = build(stage.arguments, given, f"sampling.extra_args.{stage.entry.name}")
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
+        if (num_bytes := sys.getsizeof(key[1])) <= MAX_CACHED_KEY_BYTES:
+            if self._built_bytes + num_bytes > MAX_CACHED_KEYS_BYTES:
+                self._built.clear()
+                self._built_bytes = 0
+            self._built[key] = built
+            self._built_bytes += num_bytes
+        return built

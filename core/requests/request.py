@@ -1,0 +1,297 @@
+"""A request's life on the host: its tokens, its blocks, and how far it got.
+
+Knows no torch, no scheduler and no tokenizer. Token ids live in one preallocated int32 array, so a prompt chunk or a
+block's content is a slice and never a conversion. The counts that change with each step live in an array too, which
+`core.requests.running_table` keeps beside those of the others while the request runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hookline.core.kv_cache.block_pool import ROOT, hash_block
+from hookline.core.outputs import FinishReason, RequestOutput, Timings
+from hookline.core.requests.logits_processing import NOTHING, Prepared
+from hookline.core.requests.scores import Scores
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.arrays import IntArray, ints
+
+TokenArray = np.ndarray[Any, np.dtype[np.int32]]
+COUNTS = (
+    "id",
+    "row",
+    "num_tokens",
+    "num_known_tokens",
+    "num_computed_tokens",
+    "prefill_target",
+    "high_water",
+    "num_block_tokens",
+    "num_registered_tokens",
+    "min_len",
+    "max_len",
+    "is_greedy",
+    "is_watched",
+)
+"""What `Request.counts` holds, in this order; each is an attribute of the request, too."""
+
+
+class _Count:
+    """An attribute of a request that lives in its counts, under the attribute's name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.place = COUNTS.index(name)
+
+    def __get__(self, request: Request, owner: type | None = None) -> int:
+        value: int = request.counts.item(self.place)
+        return value
+
+    def __set__(self, request: Request, value: int) -> None:
+        request.counts[self.place] = value
+
+
+class Watcher(Protocol):
+    """Follows the tokens of one request, and may end it. Requests without one cost nothing here."""
+
+    def see(self, token_id: int, reason: FinishReason | None) -> str | None:
+        """Called with every token once it is known, and with the reason if it is the last one.
+
+        Returns the stop string that ends the request with this token, or None. Must not raise.
+        """
+        ...
+
+
+class Request:
+    """One request as the engine keeps it. Counts are tokens unless they say otherwise.
+
+    counts: those that steps advance, see COUNTS; slot: where `core.requests.running_table` keeps them while the request runs, else -1.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "block_hashes",
+        "block_size",
+        "blocks",
+        "counts",
+        "first_token_s",
+        "match",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "parent_serial",
+        "prepared",
+        "priority",
+        "prompt",
+        "scheduled_s",
+        "scores",
+        "seed",
+        "slot",
+        "stop_ids",
+        "stop_string",
+        "stops_X",
+        "temperature",
+        "tokens",
+        "view",
+        "watcher",
+    )
+
+    id = _Count()
+    row = _Count()
+    """Row of the request table on the device; -1 without one."""
+    num_tokens = _Count()
+    """Counts a token from the launch of the step that draws it."""
+    num_known_tokens = _Count()
+    """Counts a token from its arrival on the host."""
+    num_computed_tokens = _Count()
+    prefill_target = _Count()
+    """Known tokens that must be computed before the request can decode."""
+    high_water = _Count()
+    """Most tokens this request ever had computed."""
+    num_block_tokens = _Count()
+    """Tokens that the request's blocks have places for."""
+    num_registered_tokens = _Count()
+    """Tokens in blocks that were made findable, or that were found."""
+    min_len = _Count()
+    """Tokens before which no stop token may be drawn; 0 if there is no such bound."""
+    max_len = _Count()
+    """Tokens with which the request ends."""
+    is_greedy = _Count()
+    is_watched = _Count()
+    """Whether a watcher wants to see its tokens."""
+
+    def __init__(
+        self,
+        id: int,
+        prompt_token_ids: TokenArray,
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        block_size: int,
+        seed: int,
+        stop_ids: frozenset[int] = frozenset(),
+        prepared: Prepared = NOTHING,
+        prompt: str | None = None,
+        arrival_s: float = 0.0,
+        priority: int = 0,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
+        self.slot = -1
+        self.id = id
+        self.prompt = prompt
+        self.params = params
+        self.arrival_s = arrival_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.priority = priority
+        self.watcher = watcher
+        self.stop_string: str | None = None
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.stops_X: IntArray = np.sort(ints(stop_ids))
+        """The stop ids in an array, in ascending order."""
+        self.temperature: float = 1.0 if params.temperature is None else params.temperature
+        self.prepared = prepared
+        self.scores: Scores | None = None
+        if params.is_scored:
+            self.scores = Scores(params.logprobs, params.prompt_logprobs, len(prompt_token_ids))
+        self.block_size = block_size
+        self.max_tokens = max_tokens
+        self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
+        self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
+        self.max_len = self.num_prompt_tokens + max_tokens
+        self.is_greedy = self.temperature == 0
+        self.is_watched = watcher is not None
+        self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
+        self.tokens[: self.num_prompt_tokens] = prompt_token_ids
+        self.block_hashes: list[int] = []
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.match: tuple[int, list[int]] = (-1, [])
+        """(pool version, blocks found): the last prefix look-up, valid while the version stands."""
+        self.view = RequestFacade(self)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget blocks and progress, as before the first step: on arrival and when preempted."""
+        self.blocks: list[int] = []
+        self.row = -1
+        self.num_computed_tokens = 0
+        self.num_block_tokens = 0
+        self.num_registered_tokens = 0
+        self.prefill_target = self.num_tokens
+        self.parent_serial = ROOT
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens drawn so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True while known tokens must be computed before the request can decode."""
+        return self.num_computed_tokens < self.prefill_target
+
+    @property
+    def num_known_outputs(self) -> int:
+        """Generated tokens whose values are here."""
+        return self.num_known_tokens - self.num_prompt_tokens
+
+    def drop_blocks(self) -> list[int]:
+        """Hold no blocks any longer; returns those it had."""
+        blocks, self.blocks, self.num_block_tokens = self.blocks, [], 0
+        return blocks
+
+    def add_blocks(self, blocks: Sequence[int]) -> None:
+        """Hold further blocks, after those it has."""
+        self.blocks.extend(blocks)
+        self.num_block_tokens = len(self.blocks) * self.block_size
+
+    def block_tokens(self, index: int) -> bytes:
+        """Token ids of full block `index`, as bytes."""
+        return self.tokens[index * self.block_size : (index + 1) * self.block_size].tobytes()
+
+    def block_hash(self, index: int) -> int:
+        """Chained hash of full block `index`; each is computed once."""
+        hashes = self.block_hashes
+        while len(hashes) <= index:
+            hashes.append(hash_block(hashes[-1] if hashes else 0, self.block_tokens(len(hashes))))
+        return hashes[index]
+
+    def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
+        """What the caller gets, without text, if it ends now."""
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.tokens[: self.num_prompt_tokens].tolist(),
+            token_ids=self.tokens[self.num_prompt_tokens : self.num_known_tokens].tolist(),
+            finish_reason=reason,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            error=error,
+            logprobs=self.scores.drawn() if self.scores is not None else None,
+            prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
+            stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
+            timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),
+        )
+
+    def _stop_reason(self) -> str | int | None:
+        last = int(self.tokens[self.num_known_tokens - 1])
+        return self.stop_string or (last if last in self.params.stop_token_ids else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacade:
+    """It shows, and cannot set."""
+
+    _request: Request = field(repr=False)
+
+    @property
+    def id(self) -> int:
+        """See RequestView."""
+        return self._request.id
+
+    @property
+    def arrival_s(self) -> float:
+        """See RequestView."""
+        return self._request.arrival_s
+
+    @property
+    def priority(self) -> int:
+        """See RequestView."""
+        return self._request.priority
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """See RequestView."""
+        return self._request.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """See RequestView."""
+        return self._request.num_output_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """See RequestView."""
+        return self._request.max_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """See RequestView."""
+        return self._request.num_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """See RequestView."""
+        return self._request.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """See RequestView."""
+        return self._request.is_prefilling

@@ -1,0 +1,132 @@
+"""The requests an engine holds, waiting and running, in order. Knows no blocks, no tensors and no policy.
+
+Waiting requests queue first come first served; a preempted one returns to the head, in order of admission. From its
+admission until it ends or is preempted, a request has a slot in `slots`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import overload
+
+from hookline.core.contracts import RequestView
+from hookline.core.requests.request import Request, RequestFacade
+from hookline.core.requests.running_table import Slots
+from hookline.core.util.arrays import IntArray, ints
+
+
+class RequestQueue:
+    """Waiting and running requests, and those ending: their last token is drawn and not yet known.
+
+    `live` holds all of them by id. All moves are O(1) per request.
+    """
+
+    def __init__(self, max_num_seqs: int, max_len: int) -> None:
+        # Two steps may be in flight, and what ends with the first has its slot until those tokens arrive.
+        self.slots = Slots(2 * max_num_seqs, max_len)
+        self._running_slots: IntArray | None = None
+        self.live: dict[int, Request] = {}
+        self.waiting: OrderedDict[int, Request] = OrderedDict()
+        self.running: dict[int, Request] = {}
+        self.ending: dict[int, Request] = {}
+        self.num_waiting_tokens = 0
+        """Prompt tokens of the waiting requests."""
+        self.num_steps_without_decode = 0
+        """See core.contracts.SchedulerView."""
+
+    def __len__(self) -> int:
+        return len(self.live)
+
+    def add(self, request: Request) -> None:
+        """Put a new request at the tail of the queue."""
+        self.live[request.id] = self.waiting[request.id] = request
+        self.num_waiting_tokens += request.num_prompt_tokens
+
+    def admit(self, request: Request) -> None:
+        """Move a waiting request to the running ones, as the newest."""
+        self.running[request.id] = self.waiting.pop(request.id)
+        self.num_waiting_tokens -= request.num_prompt_tokens
+        self.slots.take(request)
+        self._running_slots = None
+
+    def end(self, request: Request) -> None:
+        """Take a running request out of the scheduler's sight until its last token arrives."""
+        self.ending[request.id] = self.running.pop(request.id)
+        self._running_slots = None
+
+    def preempt(self, requests: Sequence[Request]) -> None:
+        """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
+        order = {id_: place for place, id_ in enumerate(self.running)}
+        for request in sorted(requests, key=lambda request: order[request.id], reverse=True):
+            del self.running[request.id]
+            self.slots.leave(request)
+            self.waiting[request.id] = request
+            self.num_waiting_tokens += request.num_prompt_tokens
+            self.waiting.move_to_end(request.id, last=False)
+        self._running_slots = None
+
+    def remove(self, request: Request) -> None:
+        """Forget a request, wherever it stands."""
+        del self.live[request.id]
+        if self.waiting.pop(request.id, None) is not None:
+            self.num_waiting_tokens -= request.num_prompt_tokens
+        self.running.pop(request.id, None)
+        self.ending.pop(request.id, None)
+        self.slots.leave(request)
+        self._running_slots = None
+
+    def running_slots(self) -> IntArray:
+        """Slots of the running requests, oldest first; nobody may write to it."""
+        if self._running_slots is None:
+            self._running_slots = ints(request.slot for request in self.running.values())
+        return self._running_slots
+
+    def decoding(self) -> IntArray:
+        """Slots of the running requests that are past their known tokens, oldest first; nobody may write to it."""
+        slots = self.running_slots()
+        is_ready = self.slots.can_decode(slots)
+        return slots if is_ready.all() else slots[is_ready]
+
+    def count_step(self, num_decodes: int) -> None:
+        """Note, before a step changes anything, how many decode in it."""
+        is_without = num_decodes == 0 and len(self.decoding()) > 0
+        self.num_steps_without_decode = self.num_steps_without_decode + 1 if is_without else 0
+
+    def prefilling(self) -> list[RequestView]:
+        """Views of the running requests with known tokens to compute, oldest first."""
+        slots = self.running_slots()
+        is_ready = self.slots.can_decode(slots)
+        return [] if is_ready.all() else [request.view for request in self.slots.requests(slots[~is_ready])]
+
+
+class Views(Sequence[RequestView]):
+    """A read-only sequence of request views over a live mapping, made as far as somebody looks."""
+
+    def __init__(self, requests: dict[int, Request]) -> None:
+        self._requests = requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestFacade]:
+        return (request.view for request in self._requests.values())
+
+    def __reversed__(self) -> Iterator[RequestFacade]:
+        return (request.view for request in reversed(self._requests.values()))
+
+    @overload
+    def __getitem__(self, index: int) -> RequestView: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
+
+    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        if index >= 0:
+            return next(islice(iter(self), index, None))
+        return next(islice(reversed(self), -index - 1, None))

@@ -1,0 +1,60 @@
+"""Log-probabilities on the host: what a caller gets, and what a request keeps of the scored rows that arrive.
+
+The rows are those of `core.worker.model_runner`. Knows no tensors. Legend: K alternatives, X = 2 + 2K.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hookline.core.outputs import TokenLogprob
+from hookline.core.util.arrays import IntArray
+
+
+class Scores:
+    """The scored rows of one request: of the tokens it draws, and of its prompt's tokens after the first."""
+
+    def __init__(self, num_logprobs: int | None, num_prompt_logprobs: int | None, num_prompt_tokens: int) -> None:
+        self.num_logprobs, self.num_prompt_logprobs = num_logprobs, num_prompt_logprobs
+        self._drawn: list[IntArray] = []
+        self._prompt: dict[int, IntArray] = {}
+        self._num_missing = num_prompt_tokens - 1 if num_prompt_logprobs is not None else 0
+
+    @property
+    def misses_prompt(self) -> bool:
+        """Whether prompt tokens are still to be scored, and so computed rather than found in the cache."""
+        return len(self._prompt) < self._num_missing
+
+    def add(self, row_X: IntArray) -> None:
+        """Keep the row of the next drawn token."""
+        if self.num_logprobs is not None:
+            self._drawn.append(row_X.copy())
+
+    def add_prompt(self, first: int, rows_PX: IntArray) -> None:
+        """Keep the rows of the prompt's tokens from position `first` on."""
+        self._prompt.update(enumerate(rows_PX.copy(), start=first))
+
+    def drawn(self, first: int = 0) -> list[TokenLogprob] | None:
+        """Of the generated tokens from number `first` on; None if not asked for."""
+        if self.num_logprobs is None:
+            return None
+        return [_read(row, self.num_logprobs) for row in self._drawn[first:]]
+
+    def prompt(self) -> list[TokenLogprob | None] | None:
+        """Of every prompt token, None for the first, and for those an early end left out; None if not asked for."""
+        if self.num_prompt_logprobs is None:
+            return None
+        rows = [self._prompt.get(position) for position in range(1, self._num_missing + 1)]
+        return [None, *(None if row is None else _read(row, self.num_prompt_logprobs) for row in rows)]
+
+
+def _read(row_X: IntArray, num_logprobs: int) -> TokenLogprob:
+    count = (len(row_X) - 2) // 2
+    ids = row_X[2 : 2 + num_logprobs].tolist()
+    values = _floats(row_X[2 + count : 2 + count + num_logprobs])
+    return TokenLogprob(int(row_X[0]), _floats(row_X[1:2])[0], tuple(zip(ids, values, strict=True)))
+
+
+def _floats(bits: IntArray) -> list[float]:
+    values: list[float] = bits.astype(np.int32).view(np.float32).tolist()
+    return values

@@ -1,0 +1,71 @@
+"""`python -m core.run` and `hookline`: prompts in, text out.
+
+Bare at import, since child processes import it again: no torch, no Hydra, nothing but the standard library. Only
+results go to standard output. Exit codes: 0 done; 2 a user's error or a refused request, one line each on standard
+error; 1 a failed job of a sweep; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hookline.core.cli.command import guarded, is_sweep
+
+if TYPE_CHECKING:
+    from hookline.core.outputs import RequestOutput
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.run.settings import RunConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    from hookline.core.config.compose import compose
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.run.settings import validate_run
+
+    host = PluginHost.load()
+    host.log_problems()
+    if is_sweep(arguments):
+        from hookline.core.sweep.sweep import run_sweep
+
+        return run_sweep(arguments, host)
+    jobs = compose(arguments, host)
+    return execute(validate_run(jobs[0].tree, host), host) if jobs else 0
+
+
+def execute(run: RunConfig, host: PluginHost) -> int:
+    """Complete the prompts of a run and show the results; returns the exit code.
+
+    Raises: HooklineError for whatever keeps the engine from starting or running.
+    """
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.profiling import profiled
+    from hookline.core.frontend.progress import progress_bar
+    from hookline.core.run.results import refusals
+
+    with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
+        outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
+        show(run, outputs)
+    refused = refusals(outputs)
+    for line in refused:
+        print(f"hookline: {line}", file=sys.stderr)
+    return 2 if refused else 0
+
+
+def show(run: RunConfig, outputs: Sequence[RequestOutput]) -> None:
+    """Print or write the results, and what they took."""
+    from hookline.core.run.results import print_text, usage_line, write_json_lines
+
+    if run.output is None:
+        print_text(outputs, is_chat=run.config.model.config.chat)
+    else:
+        write_json_lines(outputs, run.output)
+        print(f"hookline: wrote {len(outputs)} results to {run.output}", file=sys.stderr)
+    if run.usage:
+        print(f"hookline: {usage_line(outputs)}", file=sys.stderr)

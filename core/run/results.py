@@ -1,0 +1,121 @@
+"""Shows finished outputs: readable text on standard output, or JSON lines in a file, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hookline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hookline.core.outputs import RequestOutput, TokenLogprob
+
+
+def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None, *, is_chat: bool = False) -> None:
+    """Print each prompt followed by a completion, under a line with its number, tokens and finish reason.
+
+    is_chat: prompts are messages and completions answers, which begin a new line.
+    """
+    stream = sys.stdout if stream is None else stream
+    for number, output in enumerate(outputs, start=1):
+        for completion in output.completions if output.error is None else ():
+            which = f"{number}/{len(outputs)}" + (f", completion {completion.index + 1}" if output.others else "")
+            head = f"=== {which}: {len(completion.token_ids)} tokens, {completion.finish_reason.value}"
+            between = "\n" if is_chat and output.prompt is not None else ""
+            print(f"{head}\n{_prompt_text(output)}{between}{_completion(completion)}\n", file=stream)
+    stream.flush()
+
+
+def usage_line(outputs: Sequence[RequestOutput]) -> str:
+    """What a run's requests took: tokens in all, and the mean times of those that were served."""
+    usages = [output.usage for output in outputs]
+    num_prompt, num_cached, num_completion = (
+        sum(getattr(usage, name) for usage in usages)
+        for name in ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens")
+    )
+    line = f"{num_prompt} prompt tokens ({num_cached} cached), {num_completion} completion tokens"
+    timings = [one.timings for output in outputs for one in output.completions if one.timings is not None]
+    first = [timing.time_to_first_token_s for timing in timings if timing.time_to_first_token_s is not None]
+    if not first:
+        return line
+    queue_s = sum(timing.queue_s for timing in timings) / len(timings)
+    total_s = sum(timing.total_s for timing in timings) / len(timings)
+    return f"{line}; means: queued {queue_s:.3f} s, first token {sum(first) / len(first):.3f} s, end {total_s:.3f} s"
+
+
+def refusals(outputs: Sequence[RequestOutput]) -> list[str]:
+    """One line for each request that was refused."""
+    return [
+        f"request {number}/{len(outputs)} was refused: {' '.join(output.error.split())}"
+        for number, output in enumerate(outputs, start=1)
+        if output.error is not None
+    ]
+
+
+def write_json_lines(outputs: Sequence[RequestOutput], path: Path) -> None:
+    """Write one JSON object per request, in the prompts' order; refused ones have an `error`.
+
+    Raises: ConfigError if the file cannot be written; what was there before is then still there.
+    """
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(_as_json(index, output)) + "\n" for index, output in enumerate(outputs))
+        _give_usual_mode(temporary)
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise ConfigError(f"output={path} cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
+    return {
+        "index": index,
+        "request_id": output.request_id,
+        "prompt": output.prompt,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        **_completion_json(output),
+        "num_cached_tokens": output.num_cached_tokens,
+        "error": output.error,
+        **({} if output.prompt_logprobs is None else {"prompt_logprobs": _logprobs_json(output.prompt_logprobs)}),
+        **({"others": [_completion_json(other) for other in output.others]} if output.others else {}),
+    }
+
+
+def _completion_json(completion: RequestOutput) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason.value,
+        "stop_reason": completion.stop_reason,
+        **({} if completion.logprobs is None else {"logprobs": _logprobs_json(completion.logprobs)}),
+    }
+
+
+def _logprobs_json(logprobs: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+    return [None if one is None else asdict(one) for one in logprobs]
+
+
+def _give_usual_mode(path: str) -> None:
+    # mkstemp makes files that only their owner can read; results get the mode of any other new file.
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(path, 0o666 & ~mask)
+
+
+def _prompt_text(output: RequestOutput) -> str:
+    return output.prompt if output.prompt is not None else f"({len(output.prompt_token_ids)} prompt tokens)\n"
+
+
+def _completion(output: RequestOutput) -> str:
+    return output.text or (f"(token ids {list(output.token_ids)})" if output.token_ids else "")

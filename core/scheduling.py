@@ -1,0 +1,188 @@
+"""Moves that scheduler policies are made of: first come, first served, unless a policy says otherwise.
+
+A policy makes a `PlanDraft`, calls moves in the order of what matters most to it, and returns `draft.plan()`. Each move
+counts against the view's ledger and notes what it decided in the draft; none knows which policy calls it. Whatever the
+order, running requests are not starved: once decodes are due, no prompt goes before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hookline.core.contracts import ALL, Everyone, Plan, RequestView, SchedulerView
+
+MAX_PROMPT_STEPS = 16
+"""Steps of prompts in a row for which a running request waits, unless a policy says otherwise.
+
+With 16,384 tokens a step, a burst of 512 prompts of 512 tokens each is still computed without a pause. When arrivals
+never end, one step in 17 decodes; it is shorter than a step full of prompts, so they lose less than a seventeenth.
+"""
+
+
+def decodes_are_due(view: SchedulerView, max_prompt_steps: int = MAX_PROMPT_STEPS) -> bool:
+    """Whether somebody can decode and nobody has for so many steps; then the next step should, whoever else waits.
+
+    A policy that puts prompts first and heeds this gives every running request its next token at most
+    max_prompt_steps + 1 steps after the last one. The moves here heed it by themselves.
+    """
+    return view.num_steps_without_decode >= max_prompt_steps and len(view.running) > len(view.prefilling)
+
+
+@dataclass
+class PlanDraft:
+    """A plan while it is being made.
+
+    watermark: fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions.
+    max_prompt_steps: as of `decodes_are_due`; then `continue_prompts` and `admit_waiting` do nothing until somebody is
+    to decode. tokens_left: of the step's budget.
+    """
+
+    view: SchedulerView
+    watermark: float = 0.01
+    max_prompt_steps: int = MAX_PROMPT_STEPS
+    tokens_left: int = field(init=False)
+    prefill: list[tuple[int, int]] = field(default_factory=list)
+    decode: list[int] | Everyone = field(default_factory=list)
+    preempt: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens_left = self.view.limits.max_num_batched_tokens
+        self.candidates = reversed(self.view.running)
+        """Running requests that may still be preempted, the newest first."""
+
+    def plan(self) -> Plan:
+        """What was decided; who was to decode and then had to make room does not."""
+        decode = self.decode
+        if self.preempt and decode is not ALL:
+            decode = [id_ for id_ in decode if id_ not in self.preempt]
+        return Plan(prefill=self.prefill, decode=decode, preempt=self.preempt)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether prompts have their turn: tokens are left, and no decode is due before them."""
+        return self.tokens_left > 0 and (bool(self.decode) or not decodes_are_due(self.view, self.max_prompt_steps))
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run already, without those to be preempted."""
+        return len(self.view.running) - len(self.preempt)
+
+    @property
+    def seats_left(self) -> int:
+        """How many waiting requests max_num_seqs lets in, before any is admitted."""
+        return max(0, self.view.limits.max_num_seqs - self.num_running)
+
+
+def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
+    """Reserve blocks for a running request, preempting the newest ones; False if it fell victim itself."""
+    while not draft.view.budget.take(request, num_tokens):
+        victim = next(draft.candidates)
+        draft.view.budget.give_back(victim)
+        draft.preempt.append(victim.id)
+        if victim.id == request.id:
+            return False
+    return True
+
+
+def decode_running(draft: PlanDraft) -> None:
+    """One token for every running request that can decode, oldest first; the newest make room if they must."""
+    if not draft.preempt and draft.view.budget.take_decodes():
+        draft.tokens_left -= len(draft.view.running) - len(draft.view.prefilling)
+        draft.decode = ALL
+        return
+    decode: list[int] = []
+    for request in draft.view.running:
+        if request.id in draft.preempt:
+            break
+        if not request.is_prefilling and make_room(draft, request, 1):
+            decode.append(request.id)
+    draft.tokens_left -= len(decode)
+    draft.decode = decode
+
+
+def can_simply_decode(view: SchedulerView) -> bool:
+    """Whether `SIMPLY_DECODE` is the plan: no prompt is to be computed, and there is a free block for each request."""
+    return not view.waiting and not view.prefilling and view.budget.num_free >= len(view.running)
+
+
+SIMPLY_DECODE = Plan(decode=ALL)
+"""The plan of most steps; it goes through no list."""
+
+
+def continue_prompts(draft: PlanDraft) -> None:
+    """The next chunk of every running request that is prefilling, oldest first."""
+    for request in draft.view.prefilling:
+        if not draft.takes_prompts or request.id in draft.preempt:
+            break
+        num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
+        if make_room(draft, request, num_tokens):
+            draft.prefill.append((request.id, num_tokens))
+            draft.tokens_left -= num_tokens
+
+
+def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None) -> None:
+    """Waiting requests in this order, until one does not fit whole; the last may be admitted with a chunk only.
+
+    Nobody is admitted into the room that others had to make. waiting: all of them; None: in queue order; not looked at
+    if nobody may be admitted, so a generator that sorts them does so only when it matters.
+    """
+    budget, limits = draft.view.budget, draft.view.limits
+    seats = draft.seats_left
+    if draft.preempt or not seats or not draft.takes_prompts:
+        return
+    for request in draft.view.waiting if waiting is None else waiting:
+        if draft.tokens_left <= 0 or not seats:
+            break
+        left = budget.num_uncomputed_tokens(request)
+        is_alone = draft.num_running == 0 and not draft.prefill
+        reserve = 0 if is_alone else math.ceil(draft.watermark * limits.num_blocks)
+        if budget.cost(request, left) + reserve > budget.num_free:
+            break
+        num_tokens = min(left, draft.tokens_left)
+        budget.take(request, num_tokens)
+        draft.prefill.append((request.id, num_tokens))
+        draft.tokens_left -= num_tokens
+        seats -= 1
+
+
+def plan_prompts_first(
+    view: SchedulerView,
+    watermark: float,
+    waiting: Iterable[RequestView] | None = None,
+    max_prompt_steps: int = MAX_PROMPT_STEPS,
+) -> Plan:
+    """Chunks of prompts, running ones before new ones; everybody decodes when no prompt can go on, or decodes are due.
+
+    waiting: as of `admit_waiting`. max_prompt_steps: as of `decodes_are_due`.
+    """
+    if can_simply_decode(view):
+        return SIMPLY_DECODE
+    draft = PlanDraft(view, watermark, max_prompt_steps)
+    continue_prompts(draft)
+    admit_waiting(draft, waiting)
+    if not draft.prefill:
+        decode_running(draft)
+    return draft.plan()
+
+
+def plan_mixed(
+    view: SchedulerView,
+    watermark: float,
+    waiting: Iterable[RequestView] | None = None,
+    most_tokens: int | None = None,
+) -> Plan:
+    """Every running request decodes, and prompt chunks fill what is left of the step's token budget.
+
+    waiting: as of `admit_waiting`. most_tokens: of the step, where that is less than the limit.
+    """
+    if can_simply_decode(view):
+        return SIMPLY_DECODE
+    draft = PlanDraft(view, watermark)
+    if most_tokens is not None:
+        draft.tokens_left = min(draft.tokens_left, most_tokens)
+    decode_running(draft)
+    continue_prompts(draft)
+    admit_waiting(draft, waiting)
+    return draft.plan()

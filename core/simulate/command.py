@@ -1,0 +1,167 @@
+"""`python -m core.simulate workload=NAME`: what a benchmark would say, from a cost model of the step; no model, no GPU.
+
+The same command line, sweeps, figures and result lines as `core.bench`, and the same scheduler, block pool and engine;
+only time is modelled. docs/simulation.md explains the cost models. Bare at import, and never imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookline.core.bench.command import Bench
+    from hookline.core.bench.recorder import Recording
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.simulate.cost import CostModel
+
+SIMULATE_KEYS = ("cost", "fit", "save", "host_s")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code, as `core.run` does."""
+    from hookline.core.cli.command import guarded
+
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    from hookline.core.bench.command import run_benchmarks
+
+    return run_benchmarks(arguments, "simulate", measure)
+
+
+def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], Recording]:
+    """Simulate the benchmark a tree describes; returns the result line and the best repetition's record.
+
+    Raises: HooklineError for whatever keeps the engine from starting or running.
+    """
+    from hookline.core.bench.command import outcome, run_load, validate_bench
+    from hookline.core.bench.facts import describe
+    from hookline.core.bench.metrics import MACHINE, summarise
+    from hookline.core.errors import ConfigError
+    from hookline.core.simulate.engine import check_machine, simulated_engine
+
+    bench = validate_bench(tree, host, SIMULATE_KEYS)
+    if bench.profile is not None:
+        raise ConfigError("profile has no effect in a simulation: nothing is computed that could be traced")
+    cost = cost_model(tree)
+    check_machine(tree, bench.config, cost, host)
+    with closing(simulated_engine(bench.config, cost, host)) as engine:
+        started = time.perf_counter()
+        runs = [run_load(engine, bench.workload, repetition) for repetition in range(bench.repeats)]
+    wall_s = time.perf_counter() - started
+    best = min(runs, key=lambda run: run.seconds)
+    metrics = {**summarise(best, bench.slo), **dict.fromkeys(MACHINE)}
+    simulated = {"cost": cost_name(tree), **_speed(runs, wall_s)}
+    described = {**describe(tree), **_describe_engine(bench, engine.limits, cost)}
+    return {**described, **outcome(bench, metrics), "simulated": simulated}, best
+
+
+def predict(cost: CostModel, config: Mapping[str, Any], num_blocks: int | None = None) -> dict[str, Any]:
+    """The figures of a benchmark's result line, predicted from its `config`.
+
+    num_blocks: of the pool, if the machine decided it.
+    """
+    from hookline.core.bench.command import run_load, validate_bench
+    from hookline.core.bench.metrics import summarise
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.plugin.presets import default_tree
+    from hookline.core.simulate.engine import simulated_engine
+
+    host = PluginHost.load()
+    tree = {**config, "engine": {**config["engine"], "num_blocks": config["engine"].get("num_blocks") or num_blocks}}
+    given = {key: value for key, value in tree.items() if value is not None}
+    bench = validate_bench({**default_tree(), **given}, host)
+    with closing(simulated_engine(bench.config, cost, host)) as engine:
+        recording = run_load(engine, bench.workload)
+    return summarise(recording, bench.slo)
+
+
+def cost_model(tree: Mapping[str, Any]) -> CostModel:
+    """The model that `cost`, or `fit`, and `host_s` ask for; `save` keeps it.
+
+    Raises: ConfigError naming the key and what it must be.
+    """
+    from dataclasses import replace
+
+    from hookline.core.errors import ConfigError
+    from hookline.core.plugin.presets import CONF, default_tree
+    from hookline.core.simulate.cost import CostModel, HostCost, cost_of, read_cost, write_cost
+
+    cost, fit, save, host_s = (tree.get(key) for key in SIMULATE_KEYS)
+    if fit is not None:
+        if cost != default_tree(CONF / "simulate.yaml")["cost"]:
+            raise ConfigError(f"cost={cost} has no effect beside fit={fit}; give cost or fit, not both")
+        from hookline.core.simulate.fit import fit_cost, read_measured
+
+        model = fit_cost([one for folder in str(fit).split(",") for one in read_measured(Path(folder))])
+    elif isinstance(cost, Mapping):
+        model = cost_of(cost, "cost")
+    else:
+        model = read_cost(_cost_path(str(cost)))
+    if host_s is not None:
+        if isinstance(host_s, bool) or not isinstance(host_s, int | float):
+            raise ConfigError(f"host_s={host_s!r} is not a number of seconds, or null")
+        model = replace(model, host=HostCost(step_s=float(host_s)))
+    if save is not None:
+        write_cost(model, Path(str(save)))
+    assert isinstance(model, CostModel)
+    return model
+
+
+def _cost_path(name: str) -> Path:
+    """A file as it is given, or one of conf/cost_models by its name."""
+    from hookline.core.errors import ConfigError
+    from hookline.core.plugin.presets import CONF
+    from hookline.core.util.text import near_miss
+
+    path = Path(name)
+    if path.suffix == ".json":
+        return path
+    known = sorted(one.stem for one in (CONF / "cost_models").glob("*.json"))
+    if name not in known:
+        raise ConfigError(
+            f"no cost model named cost={name}.{near_miss(name, known)} Available: {', '.join(known)}; "
+            "or give a .json file, or fit=FOLDER with a benchmark's records"
+        )
+    return CONF / "cost_models" / f"{name}.json"
+
+
+def cost_name(tree: Mapping[str, Any]) -> str:
+    """Where the cost model came from, in a word."""
+    if tree.get("fit") is not None:
+        return f"fit={tree['fit']}"
+    return "given" if isinstance(tree.get("cost"), Mapping) else str(tree.get("cost"))
+
+
+def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
+    """How fast the simulation itself was, drawing of the loads included."""
+    num_requests, num_steps = (
+        sum(len(run.requests) for run in runs),
+        sum(len(run.steps["end_s"]) for run in runs),
+    )
+    print(
+        f"hookline: simulated {num_requests} requests in {num_steps} steps in {wall_s:.2f} s, "
+        f"{num_requests / wall_s:,.0f} requests/s",
+        file=sys.stderr,
+    )
+    return {"wall_s": round(wall_s, 3), "requests_per_wall_s": round(num_requests / wall_s, 1)}
+
+
+def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, Any]:
+    """What the configuration came to."""
+    return {
+        "device": f"simulated {cost.origin.get('device', 'device')}",
+        "kernels": str(cost.origin.get("kernels", "given")),
+        "captured": {"decodes": cost.captures, "prompts": cost.captures and cost.captures_prompts},
+        "scheduler": bench.config.scheduler.name,
+        "block_size": limits.plan.block_size,
+        "num_blocks": limits.plan.num_blocks,
+        "vocab_size": limits.vocab_size,
+        "overlap": limits.overlap,
+    }

@@ -1,0 +1,221 @@
+"""What a step costs: seconds of the device and of the host, from what the step computes.
+
+Coefficients are fitted to measured steps by `core.simulate.fit`, or given. Knows no engine and no clock; docs/simulation.md
+explains the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import ConfigError
+from hookline.core.step.captured import PromptShape, graph_sizes, holding_shape, prompt_shapes
+from hookline.core.step.counts import StepCounts
+
+FORMAT = 1
+DECODE, CAPTURED, PREFILL, MIXED = "decode", "captured_prefill", "prefill", "mixed"
+KINDS_OF_STEPS = (DECODE, CAPTURED, PREFILL, MIXED)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by tokens: straight lines between points, and the last line goes on.
+
+    tokens: ascending. Below the first point it costs as much as there.
+    Raises: ConfigError for points that are no such curve.
+    """
+
+    tokens: Sequence[float]
+    seconds: Sequence[float]
+
+    def __post_init__(self) -> None:
+        numbers = [*self.tokens, *self.seconds]
+        is_sound = len(self.tokens) == len(self.seconds) > 0 and all(map(_is_cost, numbers))
+        pairs = zip(self.tokens, self.tokens[1:], strict=False)
+        if not is_sound or any(one >= other for one, other in pairs):
+            raise ConfigError(
+                f"tokens={list(self.tokens)}, seconds={list(self.seconds)} is no curve: give as many seconds as "
+                "tokens, none negative, and tokens in ascending order"
+            )
+
+    def at(self, tokens: float) -> float:
+        """The seconds of so many tokens."""
+        last = len(self.tokens) - 1
+        if last == 0 or tokens <= self.tokens[0]:
+            return self.seconds[0]
+        right = min(bisect_right(self.tokens, tokens), last)
+        left = right - 1
+        slope = (self.seconds[right] - self.seconds[left]) / (self.tokens[right] - self.tokens[left])
+        return self.seconds[left] + slope * (tokens - self.tokens[left])
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Seconds of the host for a step: plan, dispatch and commit before the device can begin, and then the launch."""
+
+    step_s: float = 0.0
+    decode_row_s: float = 0.0
+    prefill_chunk_s: float = 0.0
+    prefill_token_s: float = 0.0
+    launch_s: Mapping[str, float] = field(default_factory=dict)
+    """By kind of step; a kind that is not there costs nothing."""
+
+    def before_s(self, counts: StepCounts) -> float:
+        """Before the device can begin."""
+        return (
+            self.step_s
+            + self.decode_row_s * counts.decode_rows
+            + self.prefill_chunk_s * counts.prefill_chunks
+            + self.prefill_token_s * counts.prefill_tokens
+        )
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of a step. The curves are what depends on the number of tokens; attention comes on top.
+
+    decode is over rows, prompt over the tokens of steps that compute prompts; both with the padding of captured steps.
+    captures: whether decodes are captured, and with captures_prompts small steps with prompts. Others take the device
+    at least as long as the host launches them.
+    origin: what it was measured on, and how well it fits; empty if the coefficients were given.
+    Raises: ConfigError naming the coefficient that is not a finite number of at least 0.
+    """
+
+    decode: Curve
+    prompt: Curve
+    prefill_pair_s: float = 0.0
+    """For each pair of a query and a key of a prompt chunk."""
+    context_token_s: float = 0.0
+    """For each token that a decode reads for itself."""
+    shared_token_s: float = 0.0
+    """For each token that a decode reads together with others."""
+    gap_s: float = 0.0
+    """What the device waits between two steps even if the host is ahead."""
+    captures: bool = False
+    captures_prompts: bool = True
+    host: HostCost = field(default_factory=HostCost)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        host = {f"host.{name}": value for name, value in vars(self.host).items() if name != "launch_s"}
+        launches = {f"host.launch_s.{kind}": value for kind, value in self.host.launch_s.items()}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name.endswith("_s")}
+        for name, value in {**own, **host, **launches}.items():
+            if not _is_cost(value):
+                raise ConfigError(f"cost.{name}={value!r} must be a finite number of seconds, at least 0")
+        for kind in self.host.launch_s:
+            if kind not in KINDS_OF_STEPS:
+                known = ", ".join(KINDS_OF_STEPS)
+                raise ConfigError(f"cost.host.launch_s.{kind} names no kind of step; there are {known}")
+
+    def device_s(self, counts: StepCounts, shape: Shape) -> float:
+        """How long the device computes if it need not wait for the host."""
+        curve = self.decode if shape.kind == DECODE else self.prompt
+        own_tokens = counts.decode_context_tokens - counts.decode_shared_tokens
+        return (
+            curve.at(shape.num_tokens)
+            + self.prefill_pair_s * counts.prefill_pairs
+            + self.context_token_s * own_tokens
+            + self.shared_token_s * counts.decode_shared_tokens
+        )
+
+    def launch_s(self, shape: Shape) -> float:
+        """How long the host launches."""
+        return self.host.launch_s.get(shape.kind, 0.0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step is to the device: its kind, its tokens with padding, and whether it is one launch."""
+
+    kind: str
+    num_tokens: int
+    is_captured: bool = False
+
+
+class Shapes:
+    """The shapes of steps. sizes, prompts: of captured decodes and steps with prompts; empty if nothing is captured."""
+
+    def __init__(self, sizes: Sequence[int] = (), prompts: Sequence[PromptShape] = ()) -> None:
+        self._sizes, self._prompts = sizes, prompts
+
+    @classmethod
+    def of(
+        cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool,
+        captures_prompts: bool = True,
+    ) -> Shapes:  # fmt: skip
+        """Those of an engine with these limits; the rest as in CostModel."""
+        if not captures:
+            return cls()
+        prompts = prompt_shapes(max_num_seqs, max_num_batched_tokens, max_model_len) if captures_prompts else []
+        return cls(graph_sizes(max_num_seqs), prompts)
+
+    def shape(self, counts: StepCounts) -> Shape:
+        """The shape of a step."""
+        rows, tokens, sizes = counts.decode_rows, counts.prefill_tokens, self._sizes
+        if not tokens:
+            return Shape(DECODE, sizes[bisect_left(sizes, rows)], is_captured=True) if sizes else Shape(DECODE, rows)
+        if captured := holding_shape(self._prompts, rows, tokens, counts.prefill_chunks):
+            return Shape(CAPTURED, captured.num_tokens, is_captured=True)
+        return Shape(MIXED, rows + tokens) if rows else Shape(PREFILL, tokens)
+
+
+def _is_cost(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def cost_of(values: Mapping[str, Any], where: str) -> CostModel:
+    """The model that a mapping describes, as docs/simulation.md says.
+
+    Raises: ConfigError naming `where` and what is wrong with it.
+    """
+    given = dict(values)
+    if given.pop("format", FORMAT) != FORMAT:
+        raise ConfigError(f"{where}: format={values['format']} is not {FORMAT}; fit the model again")
+    try:
+        curves = {name: Curve(**given.pop(name)) for name in ("decode", "prompt") if name in given}
+        return CostModel(**curves, host=HostCost(**given.pop("host", {})), **given)  # type: ignore[arg-type]
+    except (ConfigError, TypeError) as error:
+        text = " ".join(str(error).replace("CostModel.__init__() ", "").split())
+        raise ConfigError(f"{where} is no cost model: {text}; docs/simulation.md shows one") from None
+
+
+def read_cost(path: Path) -> CostModel:
+    """The model in a .json file.
+
+    Raises: ConfigError naming the file.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cost={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"cost={path} holds no JSON object")
+    return cost_of(values, f"cost={path}")
+
+
+def write_cost(cost: CostModel, path: Path) -> None:
+    """Write a model where `read_cost` finds it.
+
+    Raises: ConfigError if the file cannot be written.
+    """
+    text = json.dumps({"format": FORMAT, **_short(asdict(cost))}, indent=1)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"save={path} cannot be written: {error.strerror or error}") from None
+
+
+def _short(value: Any) -> Any:
+    """Numbers with six digits that count."""
+    if isinstance(value, Mapping):
+        return {key: _short(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

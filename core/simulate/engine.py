@@ -1,0 +1,122 @@
+"""A simulated engine: the real one, its scheduler and its block pool, around an executor that only takes time.
+
+What the machine would decide, the number of KV blocks say, comes from the configuration or from what the cost model was
+measured on. Whatever would change the machine's speed and is not what was measured is refused. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.core.config.settings import Config, chosen_entries, validate
+from hookline.core.contracts import Limits
+from hookline.core.engine.engine import Engine
+from hookline.core.errors import ConfigError
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.simulate.cost import CostModel
+from hookline.core.simulate.executor import BlankExecutor, run_on
+
+VOCAB_SIZE = 1 << 30
+"""Of a cost model that does not say; then whatever a trace holds is a token."""
+OF_THE_MACHINE = ("model", "sampler", "kernels", "tp", "dtype", "device")
+"""Root keys that change what a step costs and nothing else."""
+ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cuda_graphs")
+FREE = ("weights", "tokenizer", "chat")
+"""Fields of a model that change nothing about its speed."""
+
+
+def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engine:
+    """The engine that a configuration describes, on a virtual clock.
+
+    Raises: ConfigError if neither the configuration nor the cost model's origin says how large the pool is.
+    """
+    engine, origin = config.engine, cost.origin
+    block_size = int(engine.block_size or origin.get("block_size") or 0)
+    if not block_size:
+        raise ConfigError("engine.block_size must be set: the cost model does not say what it was measured with")
+    plan = Limits(
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+        block_size=block_size,
+        num_blocks=engine.num_blocks or _measured_blocks(origin, block_size),
+    )
+    vocab_size = int(origin.get("vocab_size") or VOCAB_SIZE)
+    limits = EngineLimits(
+        plan,
+        vocab_size,
+        engine.stall_timeout_s,
+        seed=config.seed,
+        overlap=bool(origin.get("overlap", False)) if engine.overlap is None else engine.overlap,
+        max_queued_requests=engine.max_queued_requests,
+        max_queued_tokens=engine.max_queued_tokens,
+    )
+    entry = config.scheduler.entry
+    assert entry is not None, "a scheduler is always chosen by name"
+    with Blaming(chosen_entries(config, host), "while starting"):
+        simulated = Engine(
+            entry.load()(config.scheduler.config),
+            BlankExecutor(vocab_size, config.seed),
+            BlockPool(plan.num_blocks, block_size, caching=engine.prefix_caching),
+            limits,
+            policy=entry.name,
+            origin=str(entry.origin),
+            observers=Observers(host.manager, make_observers(config.observers)),
+            model_name="simulated",
+            shares_prefixes=engine.prefix_caching and _shares_prefixes(origin, host),
+        )
+    run_on(simulated, cost)
+    return simulated
+
+
+def _measured_blocks(origin: Mapping[str, Any], block_size: int) -> int:
+    """As many blocks as hold what the measured pool held."""
+    num_blocks, measured_size = origin.get("num_blocks"), origin.get("block_size")
+    if not num_blocks or not measured_size:
+        raise ConfigError("engine.num_blocks must be set: the cost model does not say how many the machine had")
+    return max(1, int(num_blocks) * int(measured_size) // block_size)
+
+
+def _shares_prefixes(origin: Mapping[str, Any], host: PluginHost) -> bool:
+    name = origin.get("kernels")
+    entry = host.registry.find("kernels", str(name)) if name else None
+    return entry is not None and entry.needs.shared_prefix
+
+
+def check_machine(tree: Mapping[str, Any], config: Config, cost: CostModel, host: PluginHost) -> None:
+    """Refuse what would make another machine of it than the one that was measured: its speed is not known.
+
+    tree: as composed, and config: as validated. What is left at its default means the machine that was measured.
+    Raises: ConfigError naming the key, its value and what was measured.
+    """
+    measured, default = cost.origin.get("config", {}), validate({}, host)
+    for key in OF_THE_MACHINE:
+        if getattr(config, key) != getattr(default, key):
+            name = cost.origin.get("kernels") if key == "kernels" else None
+            _refuse_other(key, tree[key], measured.get(key), name)
+    for key in ENGINE_OF_THE_MACHINE:
+        if getattr(config.engine, key) != getattr(default.engine, key):
+            _refuse_other(f"engine.{key}", tree["engine"][key], measured.get("engine", {}).get(key))
+
+
+def _refuse_other(key: str, value: Any, measured: Any, measured_name: str | None = None) -> None:
+    if _what_counts(value) == _what_counts(measured) or (measured_name and _name(value) == measured_name):
+        return
+    raise ConfigError(
+        f"{key}={_name(value)}: the cost model was not measured with it but with {_name(measured)}; leave {key} out, "
+        "or fit a model to benchmarks with it"
+    )
+
+
+def _what_counts(value: Any) -> Any:
+    return {key: one for key, one in value.items() if key not in FREE} if isinstance(value, Mapping) else value
+
+
+def _name(value: Any) -> Any:
+    """An option's checkpoint or name; of a plain value, itself."""
+    return value.get("checkpoint") or value.get("name") if isinstance(value, Mapping) else value

@@ -1,0 +1,134 @@
+"""Executors without a device, on a clock that only they advance: times are a cost model's."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hookline.core.engine.engine import Engine
+from hookline.core.simulate.cost import CostModel, Shapes
+from hookline.core.step.counts import StepCounter
+from hookline.core.step.executor import Executor
+from hookline.core.step.message import Step
+from hookline.core.step.timing import Clock, DeviceTime
+from hookline.core.util.arrays import IntArray
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import Limits
+
+
+class VirtualClock:
+    """Seconds from 0; what an engine's `clock` and `sleep` can be set to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        """The time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let that much time pass."""
+        assert seconds >= 0, f"time goes on, not back by {-seconds} s"
+        self.now_s += seconds
+
+    def sleep_until(self, when_s: float) -> None:
+        """Let time pass until then, if that is not over."""
+        self.now_s = max(self.now_s, when_s)
+
+
+class BlankExecutor:
+    """core.step.executor.Executor without a model: tokens are random, and known at once."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._rng, self._vocab_size = np.random.default_rng(seed), vocab_size
+
+    def launch(self, step: Step) -> int:
+        """Count the draws."""
+        assert step.num_logprobs < 0, "there are no log-probabilities without a model"
+        return step.num_sampled
+
+    def collect(self, handle: int) -> IntArray:
+        """As many tokens."""
+        return self._rng.integers(self._vocab_size, size=handle)
+
+    def time_steps(self) -> Clock:
+        """Only what wraps this knows times."""
+        raise AssertionError("nothing takes time here")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimulatedExecutor:
+    """core.step.executor.Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
+
+    def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:
+        self.inner, self.cost, self.clock = inner, cost, clock
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len
+        self._shapes = Shapes.of(*sizes, captures=cost.captures, captures_prompts=cost.captures_prompts)
+        self._counter = StepCounter(limits.max_num_seqs)
+        self._free_s: float | None = None
+        """When the device is done with all it was given; None before the first step."""
+        self._times: SimulatedTimes | None = None
+
+    def launch(self, step: Step) -> tuple[float, Any]:
+        """Let the host's time pass and find out when the device will be done."""
+        cost, counts = self.cost, self._counter.count(step)
+        shape = self._shapes.shape(counts)
+        self.clock.sleep(cost.host.before_s(counts))
+        called_s = self.clock.now()
+        self.clock.sleep(cost.launch_s(shape))
+        ready_s = self.clock.now() if shape.is_captured else called_s
+        begin_s = ready_s if self._free_s is None else max(ready_s, self._free_s + cost.gap_s)
+        end_s = begin_s + cost.device_s(counts, shape)
+        if not shape.is_captured:
+            end_s = max(end_s, self.clock.now())
+        if self._times is not None:
+            self._times.add(DeviceTime(end_s - begin_s, 0.0 if self._free_s is None else begin_s - self._free_s))
+        self._free_s = end_s
+        return end_s, self.inner.launch(step)
+
+    def collect(self, handle: tuple[float, Any]) -> IntArray:
+        """Wait, in virtual time, until the device is done with the step."""
+        done_s, inner = handle
+        self.clock.sleep_until(done_s)
+        return self.inner.collect(inner)
+
+    def time_steps(self) -> Clock:
+        """The modelled times."""
+        self._times = SimulatedTimes()
+        return self._times
+
+    def close(self) -> None:
+        """Close what this wraps."""
+        self.inner.close()
+
+
+class SimulatedTimes:
+    """core.step.timing.Clock of a simulated device."""
+
+    def __init__(self) -> None:
+        self._times: deque[DeviceTime] = deque()
+
+    def add(self, time: DeviceTime) -> None:
+        """Note the times of the next step."""
+        self._times.append(time)
+
+    def read(self) -> DeviceTime | None:
+        """See Clock."""
+        return self._times.popleft() if self._times else None
+
+    def clear(self) -> None:
+        """See Clock."""
+        self._times.clear()
+
+
+def run_on(engine: Engine, cost: CostModel) -> VirtualClock:
+    """Let an engine that has served nothing live on a virtual clock, where its steps take what the model says."""
+    clock = VirtualClock()
+    engine.clock, engine.sleep = clock.now, clock.sleep
+    engine.executor = SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan)
+    return clock

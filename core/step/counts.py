@@ -1,0 +1,51 @@
+"""How much a step computes, in whole numbers that follow from the steps alone: what its time depends on.
+
+Knows no engine and no time; `core.bench.recorder` writes the numbers down, `core.simulate.cost` turns them into seconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hookline.core.step.message import Step
+
+
+class StepCounts(NamedTuple):
+    """What one step computes; docs/benchmarks.md describes each."""
+
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    """Query-key pairs of the prompt chunks."""
+    prefill_chunks: int = 0
+    decode_rows: int = 0
+    decode_context_tokens: int = 0
+    """Sum of the context lengths of the rows that decode, the token included that they compute."""
+    decode_shared_tokens: int = 0
+    """Those among them that the kernels read once for all rows that share them."""
+
+
+class StepCounter:
+    """Follows the steps of an engine from its first on; it counts none out of order."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._lengths = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_sharing = 0
+
+    def count(self, step: Step) -> StepCounts:
+        """The counts of the next step."""
+        ends = step.chunk_starts + step.chunk_lens
+        self._lengths[step.chunk_rows] = ends
+        self._lengths[step.decode_rows] += 1
+        if len(step.shared_rows):
+            self._num_sharing = len(step.shared_rows)
+        pairs = step.chunk_lens * (step.chunk_starts + ends + 1) // 2
+        return StepCounts(
+            prefill_tokens=len(step.token_ids_T),
+            prefill_pairs=int(pairs.sum()),
+            prefill_chunks=len(ends),
+            decode_rows=len(step.decode_rows),
+            decode_context_tokens=int(self._lengths[step.decode_rows].sum()),
+            decode_shared_tokens=self._num_sharing * step.shared_len,
+        )

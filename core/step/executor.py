@@ -1,0 +1,33 @@
+"""Who computes a step: the protocol between the engine and the ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hookline.core.step.message import Step
+from hookline.core.step.timing import Clock
+from hookline.core.util.arrays import IntArray
+
+
+class Executor(Protocol):
+    """Computes steps: one rank, or a group of them."""
+
+    def launch(self, step: Step) -> Any:
+        """Start computing a step; returns a handle for `collect`."""
+        ...
+
+    def collect(self, handle: Any) -> IntArray:
+        """Wait for a launched step and return the drawn tokens (N,).
+
+        If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of the scored prompt
+        tokens, as `core.worker.model_runner` lays them out; the first column holds the tokens.
+        """
+        ...
+
+    def time_steps(self) -> Clock:
+        """Mark on the device when steps begin and end from now on; the clock returned has a time for each step."""
+        ...
+
+    def close(self) -> None:
+        """Release memory and processes; may be called twice."""
+        ...

@@ -1,0 +1,112 @@
+"""The message that describes one step to every rank: plain integers, no tensors, no objects.
+
+The host writes sections of one flat int64 array; a rank copies that array to its device once and takes the sections as
+views. The same bytes are what tensor parallelism broadcasts. Legend: T prompt tokens, one entry each otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from hookline.core.util.arrays import IntArray, no_ints
+
+
+@dataclass(slots=True)
+class Step:
+    """Everything a rank needs to know of a step. Rows are rows of the request table.
+
+    admit_*: rows taken over by new requests, with their seed and temperature (float32 bits).
+    table_*: (row, column, block) entries to write into the block table.
+    decode_rows: requests computing one token. chunk_*: requests computing a prompt chunk, with the position of its
+    first token and its length; token_ids_T are the chunks' tokens, row after row.
+    sampled_chunks: indices of the chunks whose last token is followed by a draw.
+    mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
+    shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
+    processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
+    the other; no values at all put a processor's defaults into a row.
+    scored_*: chunks (by index) whose hidden states give the log-probabilities of prompt tokens: how many of each
+    chunk's tokens are followed by one, and those that follow.
+    known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
+    and those tokens, row after row.
+    """
+
+    admit_rows: IntArray = field(default_factory=no_ints)
+    admit_seeds: IntArray = field(default_factory=no_ints)
+    admit_temperatures: IntArray = field(default_factory=no_ints)
+    table_rows: IntArray = field(default_factory=no_ints)
+    table_columns: IntArray = field(default_factory=no_ints)
+    table_blocks: IntArray = field(default_factory=no_ints)
+    decode_rows: IntArray = field(default_factory=no_ints)
+    chunk_rows: IntArray = field(default_factory=no_ints)
+    chunk_starts: IntArray = field(default_factory=no_ints)
+    chunk_lens: IntArray = field(default_factory=no_ints)
+    token_ids_T: IntArray = field(default_factory=no_ints)
+    sampled_chunks: IntArray = field(default_factory=no_ints)
+    mask_rows: IntArray = field(default_factory=no_ints)
+    mask_tokens: IntArray = field(default_factory=no_ints)
+    shared_rows: IntArray = field(default_factory=no_ints)
+    processor_rows: IntArray = field(default_factory=no_ints)
+    processor_ids: IntArray = field(default_factory=no_ints)
+    processor_lens: IntArray = field(default_factory=no_ints)
+    processor_values: IntArray = field(default_factory=no_ints)
+    scored_chunks: IntArray = field(default_factory=no_ints)
+    scored_lens: IntArray = field(default_factory=no_ints)
+    scored_tokens: IntArray = field(default_factory=no_ints)
+    known_rows: IntArray = field(default_factory=no_ints)
+    known_prompt_lens: IntArray = field(default_factory=no_ints)
+    known_lens: IntArray = field(default_factory=no_ints)
+    known_tokens: IntArray = field(default_factory=no_ints)
+    max_context_len: int = 0
+    """Most tokens any row of the step has in the cache when it ends."""
+    all_greedy: bool = False
+    """Every draw of the step is greedy."""
+    shared_len: int = 0
+    """Tokens that the rows last named in shared_rows share; 0 if this step has nothing to gain from it."""
+    processors: int = 0
+    """Bits of the logits processors that a draw of the step goes through; 0 if it is plain."""
+    num_logprobs: int = -1
+    """Alternatives that every scored token of the step comes back with; -1: nothing is scored."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the model computes."""
+        return len(self.decode_rows) + len(self.token_ids_T)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens drawn."""
+        return len(self.decode_rows) + len(self.sampled_chunks)
+
+
+HEADER = tuple(one.name for one in fields(Step) if one.type in ("int", "bool"))
+"""Names of the plain numbers of a step; in its packed form they come first."""
+SECTIONS = tuple(one.name for one in fields(Step) if one.name not in HEADER)
+"""Names of the array sections, in the order they are packed."""
+
+
+def pack(step: Step) -> IntArray:
+    """All sections of a step in one array, header first: the plain numbers, then each section's length."""
+    sections = [getattr(step, name) for name in SECTIONS]
+    header = [*(int(getattr(step, name)) for name in HEADER), *map(len, sections)]
+    return np.concatenate([np.array(header, dtype=np.int64), *sections])
+
+
+def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
+    """Name the sections of a packed buffer (an array or a tensor) as views, given their lengths."""
+    views, start = {}, len(HEADER) + len(SECTIONS)
+    for name, length in zip(SECTIONS, lengths, strict=True):
+        views[name] = buffer[start : start + length]
+        start += length
+    return views
+
+
+def unpack(buffer: IntArray) -> Step:
+    """The step that `pack` wrote; its sections are views of the buffer."""
+    numbers = buffer[: len(HEADER) + len(SECTIONS)].tolist()
+    plain = dict(zip(HEADER, numbers, strict=False))
+    plain["all_greedy"] = bool(plain["all_greedy"])
+    return Step(**split(buffer, numbers[len(HEADER) :]), **plain)

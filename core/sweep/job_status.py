@@ -1,0 +1,34 @@
+"""Why a job ended as it did: the status and the one-line cause that its record gets.
+
+Statuses: done; failed; out_of_memory; killed, by a signal from outside; timed_out. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from hookline.core.errors import is_out_of_memory
+
+DONE, FAILED, OUT_OF_MEMORY, KILLED, TIMED_OUT = "done", "failed", "out_of_memory", "killed", "timed_out"
+ERROR_MARK = "hookline: error: "
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Status and cause of an exception."""
+    text = " ".join(str(error).split()) or "no message"
+    if is_out_of_memory(error):
+        return {"status": OUT_OF_MEMORY, "error": text}
+    ours = type(error).__module__.startswith("core.")
+    return {"status": FAILED, "error": text if ours else f"{type(error).__name__}: {text}"}
+
+
+def cause_of_exit(exit_code: int, log: str) -> dict[str, Any]:
+    """Status and cause of a process that left no record, from its exit code and what it printed."""
+    if exit_code < 0:
+        hint = ", as the system does when memory runs out" if -exit_code == signal.SIGKILL else ""
+        return {"status": KILLED, "error": f"killed by {signal.Signals(-exit_code).name}{hint}"}
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    ours = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
+    cause = ours[-1] if ours else lines[-1] if lines else "it printed nothing"
+    return {"status": FAILED, "error": f"exit code {exit_code}: {cause}" if not ours else cause}

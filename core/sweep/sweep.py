@@ -1,0 +1,188 @@
+"""Runs the jobs of a sweep, each in a process of its own: a job that fails or leaks takes nothing with it.
+
+Hydra's sweeper chooses the jobs and its launcher the place and time: here, or in worker processes that may run side by
+side. Knows command lines, folders and results; what a job does is its own module's matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hookline.core.cli.stdin import piped_text
+from hookline.core.config.compose import Job, compose
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.run.prompts import SOURCES
+from hookline.core.sweep.job_process import run_child
+from hookline.core.sweep.job_status import DONE, FAILED
+from hookline.core.sweep.results import FORMAT, RESULTS
+from hookline.core.util.json_lines import append_line, read_lines
+
+LOG = "log.txt"
+"""In a job's folder: what the job printed."""
+BENCHES = {"core.bench": "bench", "core.simulate": "simulate"}
+"""Modules that measure a load and write a result line, and their configurations."""
+WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
+"""Keys that change nothing about what a job computes."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What runs each job; Hydra's launcher may send it to another process.
+
+    module: what a job's process runs, core.run or one of BENCHES. file_name: of the result file in a job's folder.
+    text: what was piped in, for every job. notes: a file that collects one line for each job of this very sweep.
+    environ: variables for each job, by which it makes sure that it sees the plugins that this process sees.
+    """
+
+    module: str
+    file_name: str
+    text: str | None
+    notes: Path
+    cwd: str
+    environ: Mapping[str, str]
+
+    def __call__(self, job: Job) -> float | None:
+        """Run a job, or find that an earlier sweep into this folder finished it; returns its objective, if it has one.
+
+        Never raises for a job that fails: its record says so, here and in the sweep's results.
+        """
+        assert job.folder is not None and job.sweep_folder is not None
+        results = job.sweep_folder / RESULTS
+        key, before = self._key(job), read_lines(results)
+        record = next((line for line in reversed(before) if line["key"] == key and line["status"] == DONE), None)
+        if record is None:
+            folder = _free_folder(job, key, before)
+            record = {**self._head(job, key, folder), **self._run(job, folder)}
+            append_line(results, record)
+        else:
+            _say(f"job {job.number} is finished already, in {job.sweep_folder / record['folder']}")
+        append_line(self.notes, {**record, "job": job.number, "sweep_folder": str(job.sweep_folder)})
+        return _objective(record, job.tree.get("objective"))
+
+    def _key(self, job: Job) -> str:
+        """Names what a job computes, whatever the order and spelling of its arguments."""
+        tree = {name: value for name, value in job.tree.items() if name not in WITHOUT_EFFECT}
+        text = json.dumps([self.module, tree, self.text], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _head(self, job: Job, key: str, folder: Path) -> dict[str, Any]:
+        assert job.sweep_folder is not None
+        return {
+            "format": FORMAT,
+            "job": job.number,
+            "key": key,
+            "folder": os.path.relpath(folder, job.sweep_folder),
+            "overrides": list(job.overrides),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _run(self, job: Job, folder: Path) -> dict[str, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        result = (folder / self.file_name).resolve()
+        result.unlink(missing_ok=True)
+        arguments = [*job.arguments, f"{_result_key(self.module)}={result}"]
+        if self.module in BENCHES:
+            arguments += [f"records={folder.resolve()}", "job_timeout_s=null"]
+        _say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
+        command = [sys.executable, "-m", self.module, *arguments]
+        started = time.monotonic()
+        timeout_s = job.tree.get("job_timeout_s")
+        if timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0):
+            ended = run_child(command, self.cwd, self.text, folder / LOG, timeout_s, self.environ)
+        else:
+            error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
+            ended = {"status": FAILED, "error": error, "exit_code": None}
+        if ended["status"] == DONE and not result.exists():  # somebody else than its module ended it
+            ended = {**ended, "status": FAILED, "error": f"exit code 0, but it wrote no {result.name}"}
+        own = read_lines(result) if self.module in BENCHES else []
+        record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
+        _say(_ending(job, record))
+        return record
+
+
+def run_sweep(arguments: Sequence[str], host: PluginHost, module: str = "core.run") -> int:
+    """Run the sweep that the arguments ask for and return the exit code: 1 if any job of it failed.
+
+    Where jobs take prompts, piped input is read once and given to each of them.
+    Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
+    """
+    text = piped_text() if module not in BENCHES and not _gives_prompts(arguments) else None
+    with tempfile.TemporaryDirectory(prefix="hookline-") as scratch:
+        notes = Path(scratch, "jobs.jsonl")
+        sweep = Sweep(module, _file_name(arguments, module), text, notes, os.getcwd(), host.for_children())
+        own = [argument for argument in arguments if not argument.startswith(f"{_result_key(module)}=")]
+        try:
+            compose(own, host, BENCHES.get(module, "config"), sweep)
+        finally:  # what was done before an error or an interrupt is worth showing, too
+            records = read_lines(notes)
+            if records:
+                _summarise(records)
+    return 0 if all(record["status"] == DONE for record in records) else 1
+
+
+def _summarise(records: Sequence[Mapping[str, Any]]) -> None:
+    from hookline.core.sweep.table import table
+
+    for line in table(records):
+        print(line)
+    failed = [record for record in records if record["status"] != DONE]
+    for record in failed:
+        overrides = " ".join(record["overrides"])
+        _say(f"job {record['job']} ({overrides}) {record['status'].replace('_', ' ')}: {record['error']}")
+    folder = Path(records[0]["sweep_folder"])
+    _say(f"{len(records) - len(failed)} of {len(records)} jobs succeeded; results are in {folder / RESULTS}")
+
+
+def _free_folder(job: Job, key: str, before: Sequence[Mapping[str, Any]]) -> Path:
+    """The job's folder; if an earlier sweep put another job there, one beside it."""
+    assert job.folder is not None and job.sweep_folder is not None
+    name = os.path.relpath(job.folder, job.sweep_folder)
+    taken = any(record["folder"] == name and record["key"] != key for record in before)
+    return job.folder.with_name(f"{job.folder.name}-{key}") if taken else job.folder
+
+
+def _objective(record: Mapping[str, Any], name: object) -> float | None:
+    from hookline.core.sweep.results import objective_value
+
+    return objective_value(record["metrics"], str(name)) if name and record["status"] == DONE else None
+
+
+def _result_key(module: str) -> str:
+    return "result" if module in BENCHES else "output"
+
+
+def _file_name(arguments: Sequence[str], module: str) -> str:
+    key = _result_key(module)
+    given = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{key}=")]
+    name = given[-1] if given else f"{key}.jsonl"
+    if Path(name).name != name:
+        raise ConfigError(f"{key}={name}: each job of a sweep has its own folder; give a file name alone")
+    for argument in arguments:
+        if argument.startswith(("records=", "profile=", "save=")):
+            raise ConfigError(f"{argument}: all jobs of a sweep would write there; leave it out")
+    return name
+
+
+def _gives_prompts(arguments: Sequence[str]) -> bool:
+    return any(argument.lstrip("+").partition("=")[0] in SOURCES for argument in arguments)
+
+
+def _ending(job: Job, record: Mapping[str, Any]) -> str:
+    if record["status"] == DONE:
+        return f"job {job.number} is done, in {record['wall_s']:.1f} s"
+    return f"job {job.number} {record['status'].replace('_', ' ')}: {record['error']}; the others run on"
+
+
+def _say(message: str) -> None:
+    print(f"hookline: {message}", file=sys.stderr, flush=True)

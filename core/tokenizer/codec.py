@@ -1,0 +1,206 @@
+"""Between text and token ids: prompts in their three forms, and what the caller reads.
+
+Knows the checkpoint's tokenizer, loaded on first use, and nothing of the engine. Without tokenizer files only token ids
+are taken, and outputs have no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from copy import copy, deepcopy
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hookline.core.checkpoint.checkpoint import load_tokenizer
+from hookline.core.contracts import CheckpointSource
+from hookline.core.errors import RequestError, one_short_line
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.detokenizer import Detokenizer
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or the messages of a chat (role and content)."""
+SHRINKING = {"NoneType": 1, "NFC": 4}
+"""Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
+OTHER_SHRINKING = 16
+"""The same where nothing is known for sure: a tokenizer that drops accents, white space or unknown words."""
+
+
+class Codec:
+    """Encodes prompts and decodes outputs with the tokenizer of a folder or of a model's own source, if it has one.
+
+    chat: a text is a user's message, and the chat template goes around it.
+    max_len: tokens that a prompt has room for; a text that is too long for them whatever its tokens are is refused
+    before it is tokenized, which takes over a second and 200 MB for each million characters. None: any is tokenized.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        source: CheckpointSource | None = None,
+        chat: bool = False,
+        max_len: int | None = None,
+    ) -> None:
+        self._folder, self._source, self._chats, self._max_len = folder, source, chat, max_len
+        self._tokenizer: Any = None
+        self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer (transformers), or None."""
+        if self._tokenizer is None and self._folder is not None:
+            self._tokenizer = load_tokenizer(self._folder)
+            self._folder = self._folder if self._tokenizer is not None else None
+        elif self._tokenizer is None and self._source is not None:
+            self._tokenizer = self._source.tokenizer()
+            self._source = self._source if self._tokenizer is not None else None
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; special tokens in a text are read as such.
+
+        Raises: RequestError if it is of no known form, has more characters than can fit, cannot be tokenized, or needs
+        a tokenizer or chat template that is not there.
+        """
+        if isinstance(prompt, str) and self._chats:
+            return self._chat([{"role": "user", "content": prompt}])
+        if isinstance(prompt, str):
+            return self._tokenize(prompt, "a text prompt")
+        if is_chat(prompt):
+            return self._chat(prompt)
+        if isinstance(prompt, Sequence) or hasattr(prompt, "__array__"):
+            return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
+        raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
+
+    def encode_word(self, word: str) -> list[int]:
+        """Token ids of a piece of text, without the special tokens that begin or end a whole one.
+
+        Raises: RequestError if it needs a tokenizer that is not there.
+        """
+        return self._tokenize(word, "a word in bad_words", add_special_tokens=False)
+
+    def _tokenize(self, text: str, what: str, **options: Any) -> list[int]:
+        tokenizer = self._needed(what)
+        if self._max_len is not None and len(text) > self._max_len and len(text) > self._max_characters:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, and the {self._max_len} tokens that there is room for have at "
+                f"most {self._max_characters}; shorten it, or raise engine.max_model_len (engine.num_blocks, if it is "
+                "the KV cache that holds no more)"
+            )
+        try:
+            ids: list[int] = tokenizer.encode(text, **options)
+        except Exception as error:  # a text with half a surrogate pair, for instance
+            raise RequestError(f"{what} cannot be tokenized: {one_short_line(error)}") from None
+        return ids
+
+    @cached_property
+    def _max_characters(self) -> int:
+        """Most characters of a text of max_len tokens, as far as the vocabulary tells."""
+        assert self._max_len is not None
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        normalizer = type(getattr(backend, "normalizer", None)).__name__
+        # Only tokens that are bytes surely spell all that is in a text.
+        shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self._joins_bytes else OTHER_SHRINKING
+        return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
+        if self.tokenizer is None:
+            return ""
+        text: str = self.tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | None:
+        """For tokens that come one by one; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self._joins_bytes else None)
+
+    @cached_property
+    def _joins_bytes(self) -> bool:
+        """Whether the tokenizer's decoder puts the tokens' bytes together and does nothing else."""
+        decoder = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "decoder", None)
+        return type(decoder).__name__ == "ByteLevel"
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        vocabulary = self.tokenizer.get_vocab()
+        return frozenset(vocabulary[name] for name in names if name in vocabulary)
+
+    def _chat(self, messages: Any) -> list[int]:
+        tokenizer = self._needed("a chat prompt")
+        if not tokenizer.chat_template:
+            raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
+        return self._tokenize(text, "a chat prompt", add_special_tokens=False)
+
+    def _needed(self, what: str) -> Any:
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{what} needs a tokenizer and the checkpoint has none; pass token ids or model.tokenizer"
+            )
+        return self.tokenizer
+
+
+def is_chat(prompt: object) -> bool:
+    """Whether a prompt is a conversation: a sequence of messages."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        return False
+    return all(map(_is_message, prompt))
+
+
+def prompt_size(prompt: object) -> int:
+    """How much there is to encode: characters of a text or of all that messages hold, else token ids; 0 if none."""
+    if isinstance(prompt, Sequence) and is_chat(prompt):
+        parts = (part for message in prompt for part in message.values())
+        try:
+            return sum(len(part if isinstance(part, str) else str(part)) for part in parts)
+        except Exception as error:  # nested too deeply, for instance
+            raise RequestError(f"the chat's messages cannot be read: {one_short_line(error)}") from None
+    return len(prompt) if isinstance(prompt, Sized) else 0
+
+
+def snapshot(prompt: Prompt) -> Prompt:
+    """A prompt that stays as it is, whatever its owner does to the list or the messages."""
+    return deepcopy(prompt) if is_chat(prompt) else copy(prompt)
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts, from one prompt or several."""
+    is_one = isinstance(prompts, str) or is_chat(prompts)
+    is_ids = isinstance(prompts, Sequence) and bool(prompts) and all(isinstance(item, int) for item in prompts)
+    return [prompts] if is_one or is_ids else list(prompts)
+
+
+def _is_message(item: object) -> bool:
+    return isinstance(item, Mapping) and "role" in item
+
+
+def with_word_ids(params: SamplingParams, codec: Codec) -> SamplingParams:
+    """The same with token ids for every text: those of the word at a text's beginning, and after a space.
+
+    Tokenizers write the two in different tokens. A word cut into other tokens than these, as inside of a longer word,
+    is not found.
+    Raises: RequestError if there is no tokenizer.
+    """
+    if not any(isinstance(word, str) for word in params.bad_words):
+        return params
+    found: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        for form in (word.lstrip(), f" {word.lstrip()}") if isinstance(word, str) else ():
+            found[tuple(codec.encode_word(form))] = None
+        if not isinstance(word, str):
+            found[word] = None
+    return replace(params, bad_words=tuple(found))

@@ -1,0 +1,78 @@
+"""From a request's tokens, one by one, to its text: detokenizes and looks for stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hookline.core.outputs import FinishReason
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.detokenizer import Detokenizer
+from hookline.core.tokenizer.stop_strings import StopSearch
+
+
+class Reader:
+    """`core.requests.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
+
+    on_news: called with the reader at the first token since `take`; None if nobody wants news before the end.
+    """
+
+    def __init__(
+        self, params: SamplingParams, detokenizer: Detokenizer | None, on_news: Callable[[Reader], None] | None
+    ) -> None:
+        self._params, self._detokenizer, self._on_news = params, detokenizer, on_news
+        self._stops = StopSearch(params.stop_strings, include=params.include_stop_str_in_output)
+        self._parts: list[str] = []
+        self._num_taken_parts = 0
+        self.num_tokens = 0
+        """Tokens seen."""
+        self._new_ids: list[int] = []
+        self._is_flushed = False
+        self.request_id = -1
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its news are wanted before the end."""
+        return self._on_news is not None
+
+    def see(self, token_id: int, reason: FinishReason | None) -> str | None:
+        """See Watcher."""
+        self.num_tokens += 1
+        if self._on_news is not None:
+            if not self._new_ids:
+                self._on_news(self)
+            self._new_ids.append(token_id)
+        if self._detokenizer is None:
+            return None
+        text = "" if reason is FinishReason.STOP else self._detokenizer.push(token_id)
+        if reason is not None:
+            text += self._detokenizer.flush()
+        return self._show(text)
+
+    def _show(self, text: str) -> str | None:
+        stop = None
+        if self._params.stop:
+            text, stop = self._stops.push(text, may_stop=self.num_tokens >= self._params.min_tokens)
+            self._is_flushed = stop is not None
+        if text:
+            self._parts.append(text)
+        return stop
+
+    def take(self) -> tuple[str, list[int]]:
+        """The text and the tokens that are new since the last call."""
+        text, ids = "".join(self._parts[self._num_taken_parts :]), self._new_ids
+        self._num_taken_parts, self._new_ids = len(self._parts), []
+        return text, ids
+
+    def finish(self) -> str:
+        """The whole text, with what was kept back while more could come."""
+        if not self._is_flushed and self._detokenizer is not None:
+            self._show(self._detokenizer.flush())
+            if not self._is_flushed:
+                self._parts.append(self._stops.flush())
+            self._is_flushed = True
+        return self.text
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._parts)

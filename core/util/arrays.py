@@ -1,0 +1,25 @@
+"""Arrays of int64, the form in which steps and counts travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def no_ints() -> IntArray:
+    """An empty section."""
+    return np.empty(0, dtype=np.int64)
+
+
+def ints(values: Iterable[int]) -> IntArray:
+    """An int64 section from Python integers."""
+    return np.fromiter(values, dtype=np.int64)
+
+
+def float_bits(values: Iterable[float]) -> IntArray:
+    """float32 bit patterns, as integers: how a Step carries floats."""
+    return np.fromiter(values, dtype=np.float32).view(np.int32).astype(np.int64)

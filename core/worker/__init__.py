@@ -1,0 +1,1 @@
+"""One rank on its device: model, kernels, sampler, request table, graphs."""

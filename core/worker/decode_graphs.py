@@ -1,0 +1,160 @@
+"""Decode steps as CUDA graphs: one launch for the whole step, from the request table back into the request table.
+
+A graph's only input is which rows decode; lengths, block tables, sampling parameters and tokens are gathered from the
+table on the device. Rows beyond the step's own are the padding row, which writes to the scratch block.
+Legend: G rows of a graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Batch
+from hookline.core.step.message import Step
+from hookline.core.worker.cuda_graph import record
+from hookline.core.worker.model_runner import PLAIN, Extras, draw_extra
+from hookline.core.worker.request_table import Draws, RequestTable, slot_mapping
+
+if TYPE_CHECKING:
+    from hookline.core.worker.prompt_graphs import PromptGraphs
+    from hookline.core.worker.worker import Worker
+
+logger = logging.getLogger("hookline")
+GIB = 1 << 30
+MAX_EXTRA_GRAPHS = 64
+"""Most graphs of draws that are more than plain. Each keeps some 20 MiB, and requests may combine processors freely."""
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    rows_G: Tensor
+    tokens_G: Tensor
+
+
+@torch.inference_mode()
+def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
+    """Capture all of them into one memory pool and say what it took."""
+    device = decodes.worker.table.device
+    started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
+    pool = torch.cuda.graph_pool_handle()
+    num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
+    torch.cuda.synchronize(device)
+    seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
+    what = f"{num_decodes} graphs of decodes and {num_prompts} with prompts"
+    logger.info("captured %s in %.1f s, %.2f GiB", what, seconds, grown / GIB)
+
+
+class DecodeGraphs:
+    """Captured decode steps of a worker, smallest first."""
+
+    def __init__(
+        self, worker: Worker, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
+    ) -> None:
+        self.worker, self.sizes, self.max_model_len = worker, list(sizes), max_model_len
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
+        self._shares = shares_prefixes
+        self._pool: Any = None
+
+    def capture(self, pool: Any) -> int:
+        """Capture every size, the largest first so that the others fit into its memory; returns how many."""
+        self._pool = pool
+        for size in reversed(self.sizes):
+            for is_shared in (False, True) if self._shares else (False,):
+                self._graphs[size, is_shared] = self._record(size, is_shared, PLAIN)
+        return len(self._graphs)
+
+    def _extra_graph(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
+        """A graph for draws that are more than plain: an earlier one, or a new one in place of the longest unused."""
+        key = (size, is_shared, extras)
+        if key not in self._extra_graphs:
+            started = time.perf_counter()
+            if len(self._extra_graphs) >= MAX_EXTRA_GRAPHS:
+                torch.cuda.synchronize(self.worker.table.device)  # its last replay may still be running
+                self._extra_graphs.popitem(last=False)
+            self._extra_graphs[key] = self._record(*key)
+            seconds = time.perf_counter() - started
+            logger.info("captured a decode graph of %d rows for %s in %.1f s", size, extras, seconds)
+        self._extra_graphs.move_to_end(key)
+        return self._extra_graphs[key]
+
+    def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
+        device = self.worker.table.device
+        rows_G = torch.full((size,), self.worker.table.padding_row, device=device)
+        graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self._pool, device)
+        return _Graph(graph, rows_G, tokens_G)
+
+    def hold(self, step: Step, extras: Extras) -> bool:
+        """Whether a graph can be this step: decodes alone, no token forbidden, and processors that may be captured."""
+        if len(step.chunk_rows) or len(step.mask_rows):
+            return False
+        pipeline = self.worker.pipeline
+        return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
+
+    def launch(self, rows_D: Tensor, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
+        """Replay the smallest graph that holds these rows; returns their tokens or rows, valid until the next launch.
+
+        extras: what the draws need; its graph is captured when a step first needs it.
+        is_shared: rows share a prefix, as shared_len_R of the table says.
+        """
+        count = rows_D.shape[0]
+        size = self.sizes[np.searchsorted(self.sizes, count)]
+        graph = self._graphs[size, is_shared] if extras == PLAIN else self._extra_graph(size, is_shared, extras)
+        graph.rows_G[:count].copy_(rows_D)
+        graph.rows_G[count:].fill_(self.worker.table.padding_row)
+        self.worker.begin()
+        graph.graph.replay()
+        return graph.tokens_G[:count]
+
+    def step(self, rows_G: Tensor, is_shared: bool = False, extras: Extras = PLAIN) -> Tensor:
+        """One decode step of these rows: everything a graph holds. Returns what goes to the host."""
+        worker, table = self.worker, self.worker.table
+        batch = decode_batch(table, rows_G, self.max_model_len)
+        if is_shared:
+            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
+        hidden_GD = worker.forward(batch)
+        drawn = decode_draws(table, rows_G, batch)
+        if extras == PLAIN:
+            results_G = tokens_G = worker.draw(hidden_GD, drawn)
+        else:
+            results_G = draw_extra(worker, hidden_GD, drawn, extras, self.max_model_len)
+            tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
+        table.last_token_R[rows_G] = tokens_G
+        table.length_R[rows_G] = batch.context_lens_B + 1
+        table.reset_padding()
+        return results_G
+
+
+def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> Batch:
+    """The batch of a pure decode step, made on the device alone."""
+    size = rows_G.shape[0]
+    token_ids_G, positions_G, context_G = table.newest(rows_G)
+    block_table_GM = table.block_table_RM.index_select(0, rows_G)
+    return Batch(
+        token_ids_T=token_ids_G,
+        positions_T=positions_G,
+        slot_mapping_T=slot_mapping(block_table_GM, None, positions_G, table.block_size),
+        query_starts_B1=torch.arange(size + 1, dtype=torch.int32, device=table.device),
+        context_lens_B=context_G,
+        block_table_BM=block_table_GM,
+        num_decodes=size,
+        max_query_len=1,
+        max_context_len=max_context_len,
+        query_starts_host=np.arange(size + 1, dtype=np.int32),
+    )
+
+
+def decode_draws(table: RequestTable, rows_G: Tensor, batch: Batch) -> Draws:
+    """A draw for every row of a decode batch."""
+    return Draws(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))

@@ -1,0 +1,129 @@
+"""A rank's half of the logits processors: their per-row arguments on the device, and the logits they change.
+
+Knows no request and no processor by name; `core.requests.logits_processing` says on the host which ones a step runs. Nothing is
+allocated before a request uses a processor.
+Legend: R rows of the request table, N rows of a step, V vocabulary, L tokens of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from hookline.core.plugin.processors import Stage
+from hookline.core.step.message import Step
+
+
+class Processor:
+    """One processor on a rank: its object and its columns, floats_FR float32 and ints_IR int64."""
+
+    def __init__(self, stage: Stage, spec: ProcessorSpec) -> None:
+        self.stage = stage
+        self.processor: Any = stage.cls(spec)
+        self.float_names = [name for name, kind in stage.columns.items() if kind is float]
+        self.int_names = [name for name, kind in stage.columns.items() if kind is int]
+        self.defaults = np.array(stage.column_values(stage.defaults), dtype=np.int64)
+        columns_CR = torch.from_numpy(self.defaults).to(spec.device).unsqueeze(1).repeat(1, spec.num_rows)
+        self.floats_FR = _floats(columns_CR[: len(self.float_names)])
+        self.ints_IR = columns_CR[len(self.float_names) :].contiguous()
+
+    def load(self, row: int, values_X: Tensor) -> None:
+        """Keep the arguments of the request that owns the row from now on; no values mean the defaults."""
+        num_floats, num_columns = len(self.float_names), len(self.defaults)
+        if num_columns:
+            given_C = values_X[:num_columns] if len(values_X) else torch.from_numpy(self.defaults).to(values_X.device)
+            self.floats_FR[:, row] = _floats(given_C[:num_floats])
+            self.ints_IR[:, row] = given_C[num_floats:]
+        load = getattr(self.processor, "load", None)
+        if load is not None:
+            load(row, values_X[num_columns:])
+
+    def columns(self, rows_N: Tensor) -> dict[str, Tensor]:
+        """The columns of some rows, by the names of their fields."""
+        found: dict[str, Tensor] = {}
+        for names, table_CR in ((self.float_names, self.floats_FR), (self.int_names, self.ints_IR)):
+            if names:
+                found.update(zip(names, table_CR.index_select(1, rows_N).unbind(0), strict=True))
+        return found
+
+
+class Pipeline:
+    """The processors of a rank in the order they run, and the tokens of the rows that some of them read."""
+
+    def __init__(self, stages: Sequence[Stage], spec: ProcessorSpec) -> None:
+        self.stages, self.spec = stages, spec
+        self._processors: dict[int, Processor] = {}
+
+    @cached_property
+    def tokens_RL(self) -> Tensor:
+        """int32 tokens of each row, prompt first; allocated when a request first needs it."""
+        shape = (self.spec.num_rows, self.spec.max_model_len + 1)
+        return torch.zeros(shape, dtype=torch.int32, device=self.spec.device)
+
+    @cached_property
+    def num_prompt_tokens_R(self) -> Tensor:
+        """int64 prompt lengths of the rows of tokens_RL."""
+        return torch.zeros(self.spec.num_rows, dtype=torch.int64, device=self.spec.device)
+
+    def processor(self, index: int) -> Processor:
+        """One of them; made on first use, never inside a graph's capture."""
+        if index not in self._processors:
+            self._processors[index] = Processor(self.stages[index], self.spec)
+        return self._processors[index]
+
+    def running(self, processors: int) -> list[Processor]:
+        """Those whose bits are set."""
+        return [self.processor(index) for index in range(len(self.stages)) if processors >> index & 1]
+
+    def reads_tokens(self, processors: int) -> bool:
+        """Whether any of them needs its rows' tokens."""
+        return any(one.stage.reads_tokens for one in self.running(processors))
+
+    def is_graph_safe(self, processors: int) -> bool:
+        """Whether all of them may be captured."""
+        return all(one.stage.entry.needs.graph_safe for one in self.running(processors))
+
+    def receive(self, step: Step, views: Any) -> None:
+        """Keep what a step brings for its new rows; `views` are its sections on the device."""
+        starts = np.concatenate([[0], np.cumsum(step.processor_lens)])
+        for place, (row, index) in enumerate(zip(step.processor_rows, step.processor_ids, strict=True)):
+            values_X = views["processor_values"][starts[place] : starts[place + 1]]
+            self.processor(int(index)).load(int(row), values_X)
+        if len(step.known_rows):
+            self.num_prompt_tokens_R[views["known_rows"]] = views["known_prompt_lens"]
+            pieces = views["known_tokens"].to(torch.int32).split(step.known_lens.tolist())
+            for row, piece in zip(step.known_rows.tolist(), pieces, strict=True):
+                self.tokens_RL[row, : len(piece)] = piece
+
+    def process(
+        self, logits_NV: Tensor, processors: int, rows_N: Tensor, params: SamplingBatch, max_num_tokens: int
+    ) -> Tensor:
+        """Logits (N, V) float32 as the processors leave them; may overwrite its input."""
+        for one in self.running(processors):
+            reads = one.stage.reads_tokens
+            rows = LogitsRows(
+                rows_N=rows_N,
+                columns=one.columns(rows_N),
+                sampling=params,
+                tokens_RL=self.tokens_RL if reads else None,
+                num_prompt_tokens_N=self.num_prompt_tokens_R.index_select(0, rows_N) if reads else None,
+                max_num_tokens=max_num_tokens,
+            )
+            logits_NV = one.processor.process(logits_NV, rows)
+        return logits_NV
+
+    def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:
+        """Keep the drawn tokens where the next draw's processors read them. Device: no host sync; graph-safe."""
+        if self.reads_tokens(processors):
+            self.tokens_RL[rows_N, params.position_N] = tokens_N.to(torch.int32)
+
+
+def _floats(bits: Tensor) -> Tensor:
+    """float32 values from their bits in int64."""
+    return bits.to(torch.int32).contiguous().view(torch.float32)

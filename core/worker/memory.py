@@ -1,0 +1,109 @@
+"""How many KV-cache blocks fit: from a stated budget on a CPU, from what is left after the largest step on a GPU.
+
+Knows sizes and devices, not requests. Every refusal holds the arithmetic and the key to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.config.settings import MAX_COUNT, EngineConfig
+from hookline.core.contracts import AttentionSpec
+from hookline.core.errors import CapacityError
+
+GIB = 1 << 30
+MIN_BLOCKS = 2
+"""Fewer cannot serve a request of more than one block."""
+
+
+def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
+    """Bytes of one block over all layers, keys and values, on this rank."""
+    per_token = 2 * num_layers * spec.num_kv_heads * spec.head_dim * torch.empty(0, dtype=spec.dtype).element_size()
+    return per_token * spec.block_size
+
+
+def count_blocks(
+    engine: EngineConfig, num_layers: int, spec: AttentionSpec, rehearsals: Sequence[Callable[[], None]]
+) -> int:
+    """Blocks of the pool: engine.num_blocks if set, else what the device's memory allows.
+
+    rehearsals: compute the largest steps the limits allow; on a GPU the sum of their peaks is left free, since a
+    captured graph keeps its memory while other steps run.
+    Raises: CapacityError if not even a request of two blocks fits.
+    """
+    if engine.num_blocks is not None:
+        return engine.num_blocks
+    size = block_bytes(num_layers, spec)
+    if spec.device.type == "cpu":
+        budget = int(engine.cpu_cache_gib * GIB)
+        found = f"engine.cpu_cache_gib={engine.cpu_cache_gib}"
+    else:
+        budget, found = _left_on_gpu(engine, spec.device, rehearsals)
+    count = budget // size - 1  # one more block is scratch for padding
+    if count < MIN_BLOCKS:
+        raise CapacityError(
+            f"no room for a KV cache: {found} leaves {budget / GIB:.2f} GiB, and {MIN_BLOCKS + 1} blocks of "
+            f"{spec.block_size} tokens take {(MIN_BLOCKS + 1) * size / GIB:.2f} GiB; raise it, or lower "
+            "engine.block_size, engine.max_num_batched_tokens or engine.max_num_seqs"
+        )
+    return min(count, MAX_COUNT)
+
+
+def _left_on_gpu(
+    engine: EngineConfig, device: torch.device, rehearsals: Sequence[Callable[[], None]]
+) -> tuple[int, str]:
+    peak = sum(_peak_bytes(device, rehearsal) for rehearsal in rehearsals)
+    free, total = torch.cuda.mem_get_info(device)
+    budget = int(total * engine.memory_fraction) - (total - free) - peak
+    found = (
+        f"{total / GIB:.2f} GiB x engine.memory_fraction={engine.memory_fraction}, less {(total - free) / GIB:.2f} GiB "
+        f"in use and {peak / GIB:.2f} GiB for the largest steps,"
+    )
+    return max(budget, 0), found
+
+
+def _peak_bytes(device: torch.device, rehearsal: Callable[[], None]) -> int:
+    """Most bytes that a rehearsal holds at a time, beyond what is held already."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    rehearsal()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Tensor:
+    """The KV cache, all zeros: [2, layers, blocks + 1, block_size, K, E]; the last block is scratch."""
+    shape = (2, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
+    if spec.device.type == "cpu":
+        return _zeros_on_cpu(shape, spec)
+    try:
+        return torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+    except torch.OutOfMemoryError:
+        free = torch.cuda.mem_get_info(spec.device)[0]
+        raise CapacityError(
+            f"the KV cache of {num_blocks} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB and "
+            f"{free / GIB:.2f} GiB are free; lower engine.num_blocks or engine.memory_fraction"
+        ) from None
+
+
+def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
+    """Zeros whose pages cost nothing until somebody writes them, so a large budget does not slow the start."""
+    try:
+        return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.dtype).view(shape)
+    except (MemoryError, ValueError):  # the latter for more than any address could reach
+        raise CapacityError(
+            f"the KV cache of {shape[2] - 1} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB, more than this "
+            "machine gives; lower engine.num_blocks or engine.cpu_cache_gib"
+        ) from None
+
+
+def _num_bytes(shape: tuple[int, ...], spec: AttentionSpec) -> int:
+    return math.prod(shape) * torch.empty(0, dtype=spec.dtype).element_size()

@@ -1,0 +1,181 @@
+"""Small steps with prompts as CUDA graphs, one for each of a few shapes: their eager launches outlast the work.
+
+A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
+and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
+beyond the step's own are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed
+step the first decodes are decodes to the kernels too, as many as the graph has; the others are chunks of one token.
+Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Batch
+from hookline.core.step.captured import PromptShape, holding_shape
+from hookline.core.step.message import Step
+from hookline.core.util.arrays import IntArray
+from hookline.core.worker.cuda_graph import record
+from hookline.core.worker.request_table import Draws, RequestTable, slot_mapping
+
+if TYPE_CHECKING:
+    from hookline.core.worker.worker import Worker
+
+
+LAST_DRAWN = -1
+"""Stands for a token that only the device knows: the last one of its row."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The input of a graph, all int64: decodes, then chunks, then rows that have no queries and draws for padding.
+
+    token_ids_T may be LAST_DRAWN. token_rows_T: which of the B rows a token belongs to. table_rows_B, draw_rows_N: rows
+    of the request table. draw_tokens_N: which of the T tokens a draw follows.
+    """
+
+    token_ids_T: Any
+    positions_T: Any
+    token_rows_T: Any
+    draw_positions_N: Any
+    draw_rows_N: Any
+    draw_tokens_N: Any
+    context_lens_B: Any
+    table_rows_B: Any
+    query_starts_B1: Any
+
+    @classmethod
+    def of(cls, inputs_X: Tensor, shape: PromptShape) -> Inputs:
+        """Views of the flat array."""
+        num_tokens, num_draws = shape.num_tokens, shape.num_decodes + shape.num_rows
+        lengths = [*[num_tokens] * 3, *[num_draws] * 3, *[num_draws + 1] * 2, num_draws + 2]
+        return cls(*torch.split(inputs_X, lengths))
+
+    def flat(self) -> IntArray:
+        """All of them in one array."""
+        return np.concatenate([getattr(self, one.name) for one in fields(self)])
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs_X: Tensor
+    tokens_N: Tensor
+
+
+class PromptGraphs:
+    """Captured steps with prompts of a worker, of these shapes: of steps that several hold, the first takes them."""
+
+    def __init__(self, worker: Worker, shapes: Sequence[PromptShape], max_model_len: int) -> None:
+        self.worker, self.shapes, self.max_model_len = worker, list(shapes), max_model_len
+        self._graphs: dict[PromptShape, _Graph] = {}
+
+    def capture(self, pool: Any) -> int:
+        """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
+        for shape in reversed(self.shapes):
+            inputs_X = self.inputs(Step(), shape).to(self.worker.table.device)
+            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device)
+            self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
+        return len(self._graphs)
+
+    def shape(self, step: Step) -> PromptShape | None:
+        """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly drawn."""
+        if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
+            return None
+        return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
+
+    def launch(self, step: Step, shape: PromptShape) -> Tensor:
+        """Replay a graph that holds this step; returns its tokens, valid until the next launch.
+
+        The table must not mirror the step yet.
+        """
+        graph = self._graphs[shape]
+        graph.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
+        self.worker.begin()
+        graph.graph.replay()
+        return graph.tokens_N[: step.num_sampled]
+
+    def inputs(self, step: Step, shape: PromptShape) -> Tensor:
+        """A step as the input of the graph of this shape, on the host."""
+        return torch.from_numpy(lay_out(step, shape, self.worker.table).flat())
+
+    def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
+        """One step with prompts: everything a graph holds."""
+        worker, table = self.worker, self.worker.table
+        inputs = Inputs.of(inputs_X, shape)
+        batch = prompt_batch(table, inputs, shape.num_decodes, self.max_model_len)
+        drawn = prompt_draws(table, inputs)
+        hidden_ND = worker.forward(batch, drawn.token_indices_N)
+        tokens_N = worker.draw(hidden_ND, drawn)
+        table.write_back(drawn, tokens_N)
+        table.reset_padding()
+        return tokens_N
+
+
+def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
+    """A step's decodes and chunks as the first of the shape's rows; the tokens that are missing form the last one.
+
+    Decodes beyond those of the shape are chunks of one token; only an empty step may have fewer. The table must not
+    mirror the step yet.
+    """
+    num_draws, padding_row = shape.num_decodes + shape.num_rows, table.padding_row
+    decode_rows = _filled(max(shape.num_decodes, len(step.decode_rows)), padding_row, step.decode_rows)
+    count = len(decode_rows)
+    rows = np.concatenate([decode_rows, step.chunk_rows])
+    token_ids = np.concatenate([np.full(count, LAST_DRAWN), step.token_ids_T])
+    drawn = np.concatenate([np.arange(count), step.sampled_chunks + count])
+    lens_B = _filled(num_draws + 1, 0, np.concatenate([np.ones(count, dtype=np.int64), step.chunk_lens]))
+    lens_B[-1] = shape.num_tokens - len(token_ids)
+    past_B = _filled(num_draws + 1, 0, np.concatenate([table.host_length_R[decode_rows] - 1, step.chunk_starts]))
+    starts_B1 = np.concatenate([[0], np.cumsum(lens_B)])
+    contexts_B = np.maximum(past_B + lens_B, 1)
+    token_rows_T = np.repeat(np.arange(num_draws + 1), lens_B)
+    return Inputs(
+        token_ids_T=_filled(shape.num_tokens, 0, token_ids),
+        positions_T=np.arange(shape.num_tokens) + (past_B - starts_B1[:-1])[token_rows_T],
+        token_rows_T=token_rows_T,
+        draw_positions_N=_filled(num_draws, 1, contexts_B[drawn]),
+        draw_rows_N=_filled(num_draws, padding_row, rows[drawn]),
+        draw_tokens_N=_filled(num_draws, 0, starts_B1[drawn + 1] - 1),
+        context_lens_B=contexts_B,
+        table_rows_B=_filled(num_draws + 1, padding_row, rows),
+        query_starts_B1=starts_B1,
+    )
+
+
+def _filled(size: int, padding: int, values: IntArray) -> IntArray:
+    """The values, then padding up to this size."""
+    filled = np.full(size, padding, dtype=np.int64)
+    filled[: len(values)] = values
+    return filled
+
+
+def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_context_len: int) -> Batch:
+    """The batch of a captured step with prompts, made on the device alone."""
+    block_table_BM = table.block_table_RM.index_select(0, inputs.table_rows_B)
+    last_T = table.last_token_R.index_select(0, inputs.table_rows_B.index_select(0, inputs.token_rows_T))
+    return Batch(
+        token_ids_T=torch.where(inputs.token_ids_T == LAST_DRAWN, last_T, inputs.token_ids_T),
+        positions_T=inputs.positions_T,
+        slot_mapping_T=slot_mapping(block_table_BM, inputs.token_rows_T, inputs.positions_T, table.block_size),
+        query_starts_B1=inputs.query_starts_B1.to(torch.int32),
+        context_lens_B=inputs.context_lens_B.to(torch.int32),
+        block_table_BM=block_table_BM,
+        num_decodes=num_decodes,
+        max_query_len=inputs.token_ids_T.shape[0] - num_decodes,
+        max_context_len=max_context_len,
+        query_starts_host=None,
+    )
+
+
+def prompt_draws(table: RequestTable, inputs: Inputs) -> Draws:
+    """The draws of a captured step with prompts: those of its decodes, then those of chunks."""
+    rows_N = inputs.draw_rows_N
+    return Draws(rows_N, inputs.draw_tokens_N, table.sampling(rows_N, inputs.draw_positions_N))

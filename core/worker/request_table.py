@@ -1,0 +1,167 @@
+"""Per-request state on the device, in rows that stay put, and the batch a step makes of them.
+
+The last token, the length and the block table of a request never travel back to the host between steps: a step names
+rows, and everything a decode needs is gathered from them. Knows no requests and no model.
+Legend: R rows of the table, B requests of a step, D of them decoding, T tokens, N draws, M blocks of a table row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Batch, SamplingBatch
+from hookline.core.step.message import SECTIONS, Step, pack, split
+
+
+class RequestTable:
+    """One row per running request, and one more that only padding uses: it writes to the scratch block.
+
+    Shapes: last_token_R int64, length_R int32 (tokens known, the last one not yet in the cache), temperature_R float32,
+    seed_R int64, block_table_RM int32, shared_len_R int32 (tokens of a prefix shared with other rows). host_length_R
+    mirrors length_R on the host.
+    """
+
+    def __init__(
+        self, num_rows: int, max_blocks: int, block_size: int, scratch_block: int, device: torch.device
+    ) -> None:
+        size, self.block_size, self.device = num_rows + 1, block_size, device
+        self.padding_row = num_rows
+        self.last_token_R = torch.zeros(size, dtype=torch.int64, device=device)
+        self.length_R = torch.ones(size, dtype=torch.int32, device=device)
+        self.temperature_R = torch.zeros(size, dtype=torch.float32, device=device)
+        self.seed_R = torch.zeros(size, dtype=torch.int64, device=device)
+        self.block_table_RM = torch.full((size, max_blocks), scratch_block, dtype=torch.int32, device=device)
+        self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
+        self.host_length_R = np.ones(size, dtype=np.int32)
+
+    def receive(self, step: Step) -> DeviceStep:
+        """Copy a step to the device in one transfer and write its admissions and blocks into the table."""
+        packed = torch.from_numpy(pack(step))
+        if self.device.type == "cuda":
+            packed = packed.pin_memory().to(self.device, non_blocking=True)
+        views = split(packed, [len(getattr(step, name)) for name in SECTIONS])
+        if len(step.admit_rows):
+            self.seed_R[views["admit_rows"]] = views["admit_seeds"]
+            self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
+        if len(step.table_rows):
+            self.block_table_RM[views["table_rows"], views["table_columns"]] = views["table_blocks"].to(torch.int32)
+        if len(step.shared_rows):
+            self.shared_len_R.zero_()
+            self.shared_len_R[views["shared_rows"]] = step.shared_len
+        return DeviceStep(step, views)
+
+    def batch(self, device_step: DeviceStep) -> Batch:
+        """Lay a step out for the kernels: decodes first, then the chunks."""
+        step, views = device_step.step, device_step.views
+        num_decodes, num_chunks = len(step.decode_rows), len(step.chunk_rows)
+        rows_B = torch.cat([views["decode_rows"], views["chunk_rows"]]) if num_chunks else views["decode_rows"]
+        num_columns = -(-step.max_context_len // self.block_size)
+        block_table_BM = self.block_table_RM[:, :num_columns].index_select(0, rows_B)
+        token_ids_T, positions_T, context_B = self.newest(views["decode_rows"])
+        batch_rows_T = None
+        if num_chunks:
+            chunk_rows_T, chunk_positions_T = _chunk_tokens(views, len(step.token_ids_T))
+            arange_D = torch.arange(num_decodes, device=self.device)
+            batch_rows_T = torch.cat([arange_D, chunk_rows_T + num_decodes])
+            positions_T = torch.cat([positions_T, chunk_positions_T])
+            token_ids_T = torch.cat([token_ids_T, views["token_ids_T"]])
+            context_B = torch.cat([context_B, (views["chunk_starts"] + views["chunk_lens"]).to(torch.int32)])
+        starts = np.concatenate([np.arange(num_decodes + 1), num_decodes + np.cumsum(step.chunk_lens)]).astype(np.int32)
+        return Batch(
+            token_ids_T=token_ids_T,
+            positions_T=positions_T,
+            slot_mapping_T=slot_mapping(block_table_BM, batch_rows_T, positions_T, self.block_size),
+            query_starts_B1=torch.from_numpy(starts).to(self.device, non_blocking=True),
+            context_lens_B=context_B,
+            block_table_BM=block_table_BM,
+            num_decodes=num_decodes,
+            max_query_len=int(step.chunk_lens.max(initial=1)),
+            max_context_len=step.max_context_len,
+            query_starts_host=starts,
+            context_lens_host=np.concatenate(
+                [self.host_length_R[step.decode_rows], step.chunk_starts + step.chunk_lens]
+            ).astype(np.int32),
+        )
+
+    def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What decodes of these rows compute: token ids and positions (int64), and lengths with these tokens (int32).
+
+        Device: no host sync; graph-safe.
+        """
+        context_N = self.length_R.index_select(0, rows_N)
+        return self.last_token_R.index_select(0, rows_N), context_N.long() - 1, context_N
+
+    def write_back(self, drawn: Draws, tokens_N: Tensor) -> None:
+        """Keep the drawn tokens, so that the next step can start from them. Device: no host sync; graph-safe."""
+        self.last_token_R[drawn.rows_N] = tokens_N
+        self.length_R[drawn.rows_N] = (drawn.params.position_N + 1).to(torch.int32)
+
+    def reset_padding(self) -> None:
+        """Have the padding row hold one token again, whatever a step drew for it. Device: graph-safe."""
+        self.length_R[self.padding_row : self.padding_row + 1].fill_(1)
+
+    def mirror(self, step: Step) -> None:
+        """Bring host_length_R up to what a launched step leaves on the device."""
+        self.host_length_R[step.decode_rows] += 1
+        chunks = step.sampled_chunks
+        self.host_length_R[step.chunk_rows[chunks]] = step.chunk_starts[chunks] + step.chunk_lens[chunks] + 1
+
+    def draws(self, device_step: DeviceStep, batch: Batch) -> Draws:
+        """Which tokens' hidden states are drawn from, and with which parameters."""
+        step, views = device_step.step, device_step.views
+        rows_N, context_N = views["decode_rows"], batch.context_lens_B
+        tokens_N = None
+        if len(step.chunk_rows):
+            batch_rows_N = torch.cat(
+                [torch.arange(batch.num_decodes, device=self.device), views["sampled_chunks"] + batch.num_decodes]
+            )
+            rows_N = torch.cat([rows_N, views["chunk_rows"].index_select(0, views["sampled_chunks"])])
+            context_N = context_N.index_select(0, batch_rows_N)
+            tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N).long() - 1
+        return Draws(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
+
+    def sampling(self, rows_N: Tensor, position_N: Tensor, *, all_greedy: bool = False) -> SamplingBatch:
+        """The sampling parameters of these rows, for draws at these positions. Device: no host sync; graph-safe."""
+        temperature_N, seed_N = (values_R.index_select(0, rows_N) for values_R in (self.temperature_R, self.seed_R))
+        return SamplingBatch(temperature_N, seed_N, position_N, all_greedy=all_greedy)
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """A step, and its sections on the device."""
+
+    step: Step
+    views: Any
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of a step. token_indices_N: which of the step's T tokens, int64; None if every one of them."""
+
+    rows_N: Tensor
+    token_indices_N: Tensor | None
+    params: SamplingBatch
+
+
+def slot_mapping(block_table_BM: Tensor, batch_rows_T: Tensor | None, positions_T: Tensor, block_size: int) -> Tensor:
+    """Flat cache slot of each token; batch_rows_T None means that token t belongs to row t."""
+    column_T = positions_T // block_size
+    if batch_rows_T is None:
+        block_T = block_table_BM.gather(1, column_T.unsqueeze(1)).squeeze(1)
+    else:
+        block_T = block_table_BM[batch_rows_T, column_T]
+    return torch.add(positions_T, block_T - column_T, alpha=block_size)
+
+
+def _chunk_tokens(views: Any, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """For each chunk token, its chunk's index and its position."""
+    lens = views["chunk_lens"]
+    indices = torch.arange(lens.shape[0], device=lens.device)
+    rows_T = torch.repeat_interleave(indices, lens, output_size=num_tokens)
+    offsets = views["chunk_starts"] - (lens.cumsum(0) - lens)
+    return rows_T, torch.arange(num_tokens, device=lens.device) + offsets.index_select(0, rows_T)

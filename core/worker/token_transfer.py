@@ -1,0 +1,70 @@
+"""Drawn tokens on their way to the host: one asynchronous copy per step into a ring of pinned buffers.
+
+Knows neither steps nor requests. On a CPU there is nothing to wait for, and the tokens are simply kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.util.arrays import IntArray
+
+RING = 4
+"""Buffers of the ring; the engine has at most two steps in flight."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The tokens of one launched step, or the rows that they come in with their log-probabilities."""
+
+    tokens_N: Tensor
+    event: Any = None
+
+    def wait(self) -> IntArray:
+        """Wait for the copy and return the tokens; the only place where the host waits for the device.
+
+        On a GPU they lie in the ring, which comes round after RING steps.
+        """
+        if self.event is not None:
+            self.event.synchronize()
+        tokens: IntArray = self.tokens_N.numpy()
+        return tokens
+
+
+class Arrivals:
+    """The ring, for steps of at most `max_tokens` draws."""
+
+    def __init__(self, max_tokens: int, device: torch.device) -> None:
+        self._next = 0
+        self._buffers: list[tuple[Tensor, Any]] = []
+        if device.type == "cuda":
+            self._buffers = [
+                (torch.empty(max_tokens, dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+                for _ in range(RING)
+            ]
+
+    def send(self, tokens_N: Tensor) -> Arrival:
+        """Start copying tokens to the host; they must stay as they are until the device has got to it."""
+        if not self._buffers:
+            return Arrival(tokens_N)
+        if tokens_N.ndim > 1:
+            return _send_apart(tokens_N)
+        buffer, event = self._buffers[self._next]
+        self._next = (self._next + 1) % RING
+        arriving_N = buffer[: tokens_N.shape[0]]
+        arriving_N.copy_(tokens_N, non_blocking=True)
+        event.record()
+        return Arrival(arriving_N, event)
+
+
+def _send_apart(rows_NX: Tensor) -> Arrival:
+    """Scored rows: of any size, and few enough requests ask for them that each step may have a buffer of its own."""
+    arriving_NX = torch.empty(rows_NX.shape, dtype=torch.int64, pin_memory=True)
+    arriving_NX.copy_(rows_NX, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return Arrival(arriving_NX, event)

@@ -1,0 +1,232 @@
+"""One rank: a model, its kernels, a sampler, the KV cache and the request table.
+
+Computes steps and knows nothing of requests, policies or text. Launching never waits for the device; collecting does.
+Legend: as in core/worker/request_table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec, Batch, Kernels, Model, Sampler, SamplingBatch
+from hookline.core.distributed.ranks import ALONE, Ranks
+from hookline.core.step.captured import PromptShape
+from hookline.core.step.message import Step
+from hookline.core.util.arrays import IntArray
+from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
+from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.model_runner import PLAIN, Extras, PagedAttention, draw_extra, score_prompt
+from hookline.core.worker.prompt_graphs import PromptGraphs
+from hookline.core.worker.request_table import DeviceStep, Draws, RequestTable
+from hookline.core.worker.token_transfer import Arrival, Arrivals
+
+
+class Worker:
+    """The executor of a single rank. kv_cache: [2, layers, blocks + 1, block_size, K, E], the last block is scratch.
+
+    blaming: entered around each step, to say whose code failed in it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        sampler: Sampler,
+        table: RequestTable,
+        kv_cache: Tensor,
+        *,
+        ranks: Ranks = ALONE,
+        vocab_size: int,
+        shards_vocabulary: bool = False,
+        pipeline: Pipeline | None = None,
+        blaming: AbstractContextManager[None] | None = None,
+    ) -> None:
+        self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
+        self.kv_cache: Tensor | None = kv_cache
+        self.kv_layers = list(kv_cache.unbind(1))
+        self.vocab_size = vocab_size
+        self.shards_vocabulary = shards_vocabulary
+        self.pipeline = pipeline
+        self.blaming = nullcontext() if blaming is None else blaming
+        self.graphs: DecodeGraphs | None = None
+        self.prompt_graphs: PromptGraphs | None = None
+        self.arrivals = Arrivals(table.padding_row, table.device)
+        self.clock: StepClock | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can hold; the scratch block is not counted."""
+        return self.kv_layers[0].shape[1] - 1
+
+    @torch.inference_mode()
+    def rehearse(self, spec: AttentionSpec) -> None:
+        """Compute the largest step the limits allow, into the scratch block: for measuring its memory.
+
+        Then draw from each number of rows that the kernels compile products for by themselves.
+        """
+        num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
+        lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
+        lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
+        hidden_TD = self.forward(self._padding_batch(lens))
+        index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
+        self.draw(hidden_TD.index_select(0, index_N), self._padding_draws(index_N))
+        del hidden_TD
+        for count in getattr(self.kernels, "own_row_counts", ()):
+            few = self._padding_batch(np.minimum(lens[:1], 2 * count))
+            index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
+            self.draw(self.forward(few, index_N), self._padding_draws(index_N))
+
+    def _padding_batch(self, lens: IntArray) -> Batch:
+        """Prompts of these lengths, all of the padding row."""
+        step = Step(
+            chunk_rows=np.full(len(lens), self.table.padding_row),
+            chunk_starts=np.zeros(len(lens), dtype=np.int64),
+            chunk_lens=lens,
+            token_ids_T=np.zeros(lens.sum(), dtype=np.int64),
+            max_context_len=int(lens.max()),
+        )
+        return self.table.batch(self.table.receive(step))
+
+    def _padding_draws(self, index_N: Tensor) -> Draws:
+        """Draws of the padding row from these tokens, at no temperature of zero."""
+        rows_N = torch.full_like(index_N, self.table.padding_row)
+        params = SamplingBatch(self.table.temperature_R[rows_N] + 1, self.table.seed_R[rows_N], rows_N)
+        return Draws(rows_N, index_N, params)
+
+    @torch.inference_mode()
+    def rehearse_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
+        """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
+        rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
+        DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
+        prompts = PromptGraphs(self, (), spec.max_model_len)
+        largest = max(shapes, key=lambda shape: (shape.num_decodes, shape.num_tokens), default=None)
+        for shape in {largest, shapes[-1]} if largest else ():
+            prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
+
+    def capture(
+        self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
+    ) -> None:
+        """Capture decode steps of so many rows, ascending, and steps with prompts of these shapes as CUDA graphs.
+
+        `launch` then replays them.
+        """
+        self.graphs = DecodeGraphs(self, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
+        self.prompt_graphs = PromptGraphs(self, shapes, spec.max_model_len)
+        capture_graphs(self.graphs, self.prompt_graphs)
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Arrival:
+        """Start a step; its drawn tokens are on their way to the host."""
+        tokens_N = self.compute(step)
+        if self.clock is not None:
+            self.clock.end()
+        return self.arrivals.send(tokens_N)
+
+    def time_steps(self) -> StepClock:
+        """See Executor."""
+        self.clock = StepClock(self.table.device)
+        return self.clock
+
+    def begin(self) -> None:
+        """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""
+        if self.clock is not None:
+            self.clock.begin()
+
+    def compute(self, step: Step) -> Tensor:
+        """The drawn tokens (N,) of a step or their scored rows, on the device; valid until the next step.
+
+        Raises: PluginError naming the plugin whose code failed.
+        """
+        with self.blaming:
+            return self._compute(step)
+
+    def _compute(self, step: Step) -> Tensor:
+        device_step = self.table.receive(step)
+        if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
+            self.pipeline.receive(step, device_step.views)
+        extras = Extras(step.processors, min(step.num_logprobs, self.vocab_size))
+        if self.graphs is not None and self.graphs.hold(step, extras):
+            self.table.mirror(step)
+            return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
+        if self.prompt_graphs is not None and (shape := self.prompt_graphs.shape(step)) is not None:
+            tokens_N = self.prompt_graphs.launch(step, shape)
+            self.table.mirror(step)
+            return tokens_N
+        self.begin()
+        batch = self.table.batch(device_step)
+        if step.shared_len:
+            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
+        drawn = self.table.draws(device_step, batch)
+        results_N = self._draw_all(batch, drawn, device_step, extras)
+        self.table.write_back(drawn, results_N if results_N.ndim == 1 else results_N[: len(drawn.rows_N), 0])
+        self.table.mirror(step)
+        return results_N
+
+    def _draw_all(self, batch: Batch, drawn: Draws, device_step: DeviceStep, extras: Extras) -> Tensor:
+        """What a step that no graph holds sends to the host: see Executor.collect."""
+        step, tokens_N = device_step.step, drawn.token_indices_N
+        scores_prompts = len(step.scored_chunks) > 0
+        hidden_TD = hidden_ND = self.forward(batch, None if scores_prompts else tokens_N)
+        if scores_prompts and tokens_N is not None:
+            hidden_ND = hidden_TD.index_select(0, tokens_N)
+        mask = device_step.views if len(step.mask_rows) else None
+        results_N = drawn.rows_N
+        if len(drawn.rows_N) and (mask is not None or extras != PLAIN):
+            results_N = draw_extra(self, hidden_ND, drawn, extras, step.max_context_len, mask)
+        elif len(drawn.rows_N):
+            results_N = self.draw(hidden_ND, drawn)
+        if not scores_prompts:
+            return results_N
+        prompt_PX = score_prompt(self, hidden_TD, step, extras.num_logprobs)
+        return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
+
+    def collect(self, handle: Arrival) -> IntArray:
+        """Wait for a launched step and return its tokens, or their scored rows."""
+        return handle.wait()
+
+    def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
+        """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
+
+        A model may compute no more than these in its last layer; where nothing is drawn, one is computed in vain.
+        """
+        self.kernels.prepare(batch)
+        rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
+        if rows_N is not None and len(rows_N) >= batch.num_tokens:
+            rows_N = None  # so that the number of rows says which came back
+        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
+        hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+        if tokens_N is None:
+            return hidden_TD
+        is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
+        return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
+
+    def draw(self, hidden_ND: Tensor, drawn: Draws) -> Tensor:
+        """Tokens (N,) drawn plainly from these hidden states."""
+        logits_NV = self.model.logits(hidden_ND)
+        return self._sample(logits_NV, drawn.params, self.ranks.rank * logits_NV.shape[1])
+
+    def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
+        if self.ranks.size == 1:
+            return self.sampler.sample(logits_NV[:, : self.vocab_size], params)
+        if not self.shards_vocabulary:
+            return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
+        scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
+        return self.ranks.best_tokens(scores_N, tokens_N)
+
+    def close(self) -> None:
+        """Drop the cache, the weights and what processors keep."""
+        self.pipeline = None
+        self.graphs = None
+        self.prompt_graphs = None
+        self.kv_cache = None
+        self.kv_layers = []
+        self.__dict__.pop("model", None)
+        self.ranks.close()
+        if self.table.device.type == "cuda":
+            torch.cuda.empty_cache()

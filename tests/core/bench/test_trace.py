@@ -1,0 +1,67 @@
+"""Recorded requests: the three forms of a prompt, and every mistake named with its line."""
+
+import json
+
+import pytest
+
+from hookline.core.bench.trace import read_trace
+from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.errors import ConfigError
+
+
+@pytest.fixture
+def trace(tmp_path):
+    def write(*lines):
+        path = tmp_path / "trace.jsonl"
+        path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        return WorkloadConfig(trace=str(path))
+
+    return write
+
+
+def test_prompts_come_as_ids_as_text_and_as_a_number_of_tokens(trace):
+    workload = trace(
+        {"arrival_s": 1, "output_tokens": 4, "prompt_token_ids": [7, 8]},
+        {"arrival_s": 0.5, "output_tokens": 5, "prompt": "text"},
+        {"arrival_s": 2, "output_tokens": 6, "prompt_tokens": 30},
+        "",
+    )
+    ids, text, drawn = read_trace(workload, 100, encode=lambda text: [len(text)]).requests
+    assert (ids.tokens, ids.arrival_s, ids.params.max_tokens) == ([7, 8], 1.0, 4)
+    assert (text.tokens, text.arrival_s) == ([4], 0.5)
+    assert len(drawn.tokens) == 30 and max(drawn.tokens) < 100
+    assert drawn.params.ignore_eos and drawn.params.temperature == workload.temperature
+
+
+def test_drawn_prompts_differ_from_repetition_to_repetition(trace):
+    workload = trace({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 8})
+    assert read_trace(workload, 100).requests == read_trace(workload, 100).requests
+    assert read_trace(workload, 100).requests != read_trace(workload, 100, 1).requests
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: "),
+        ("[]", "line 2: not a JSON object"),
+        ({"output_tokens": 1, "prompt_tokens": 1}, "line 2: arrival_s=None must be a number of seconds, at least 0"),
+        ({"arrival_s": -1, "output_tokens": 1, "prompt_tokens": 1}, "arrival_s=-1 must be"),
+        ({"arrival_s": 0, "prompt_tokens": 1}, "output_tokens=None must be a whole number of at least 1"),
+        ({"arrival_s": 0, "output_tokens": 1}, "no prompt; give one of prompt_token_ids, prompt, prompt_tokens"),
+        ({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 0}, "prompt_tokens=0 must be"),
+        ({"arrival_s": 0, "output_tokens": 1, "prompt_token_ids": [1.5]}, "must be a list of whole numbers"),
+        ({"arrival_s": 0, "output_tokens": 1, "prompt": "x"}, "a prompt as text needs a tokenizer"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(trace, line, message):
+    workload = trace({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 1}, line)
+    with pytest.raises(ConfigError, match=r"trace.jsonl, line 2") as caught:
+        read_trace(workload, 100)
+    assert message in str(caught.value)
+
+
+def test_a_missing_or_empty_file_is_named(trace, tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.jsonl cannot be read: No such file"):
+        read_trace(WorkloadConfig(trace=str(tmp_path / "nowhere.jsonl")), 100)
+    with pytest.raises(ConfigError, match="holds no request"):
+        read_trace(trace(), 100)

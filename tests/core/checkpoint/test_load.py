@@ -1,0 +1,256 @@
+"""Loading: every byte where it belongs, only this rank's slice, and each broken folder refused with its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hookline.core.checkpoint.load import RANDOM_STD, load_checkpoint, random_weights
+from hookline.core.contracts import Part, WeightTarget
+from hookline.core.errors import CheckpointError
+
+WHOLE = Part(64, 0, 64)
+
+
+def stored(*names: str, shape: tuple[int, ...] = (4, 6)) -> dict[str, Tensor]:
+    return {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, name in enumerate(names)}
+
+
+def targets_for(tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, WeightTarget]:
+    return {name: WeightTarget.whole(torch.empty(tensor.shape, dtype=dtype)) for name, tensor in tensors.items()}
+
+
+def view(targets: dict[str, WeightTarget], name: str) -> Tensor:
+    found = targets[name].view
+    assert found is not None
+    return found
+
+
+def save_sharded(folder: Path, *shards: dict[str, Tensor]) -> None:
+    weight_map = {}
+    for number, shard in enumerate(shards):
+        file = f"model-{number}.safetensors"
+        save_file(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def refusal(folder: Path, targets: dict[str, WeightTarget]) -> str:
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(folder, targets)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_single_file_is_loaded_exactly(tmp_path: Path) -> None:
+    tensors = stored("a", "b")
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = targets_for(tensors)
+    assert load_checkpoint(tmp_path, targets) == 2 * 4 * 6 * 4
+    assert all(torch.equal(view(targets, name), tensors[name]) for name in tensors)
+
+
+def test_sharded_files_are_loaded_through_their_index(tmp_path: Path) -> None:
+    tensors = stored("a", "b", "c")
+    save_sharded(tmp_path, {"a": tensors["a"]}, {"b": tensors["b"], "c": tensors["c"]})
+    save_file(stored("not_ours"), tmp_path / "consolidated.safetensors")
+    targets = targets_for(tensors)
+    load_checkpoint(tmp_path, targets)
+    assert all(torch.equal(view(targets, name), tensors[name]) for name in tensors)
+
+
+def test_several_files_without_an_index_are_all_read(tmp_path: Path) -> None:
+    tensors = stored("a", "b")
+    save_file({"a": tensors["a"]}, tmp_path / "one.safetensors")
+    save_file({"b": tensors["b"]}, tmp_path / "two.safetensors")
+    targets = targets_for(tensors)
+    load_checkpoint(tmp_path, targets)
+    assert all(torch.equal(view(targets, name), tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_rank_gets_its_slice_of_a_sharded_dimension(tmp_path: Path, dim: int) -> None:
+    tensors = stored("a")
+    save_file(tensors, tmp_path / "model.safetensors")
+    part = Part(tensors["a"].shape[dim], 1, 3)
+    shape = [2 if axis == dim else size for axis, size in enumerate(tensors["a"].shape)]
+    targets = {"a": WeightTarget.shard(torch.empty(shape), dim, part)}
+    load_checkpoint(tmp_path, targets)
+    assert torch.equal(view(targets, "a"), tensors["a"].narrow(dim, 1, 2))
+
+
+def test_a_rank_whose_slice_is_all_padding_reads_nothing(tmp_path: Path) -> None:
+    tensors = stored("a")
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = {"a": WeightTarget.shard(torch.empty(0, 6), 0, Part(4, 4, 4))}
+    assert load_checkpoint(tmp_path, targets) == 0
+
+
+def test_targets_may_be_views_in_any_layout(tmp_path: Path) -> None:
+    tensors = stored("a")
+    save_file(tensors, tmp_path / "model.safetensors")
+    packed = torch.zeros(6, 10).t()
+    load_checkpoint(tmp_path, {"a": WeightTarget.whole(packed[3:7])})
+    assert torch.equal(packed[3:7], tensors["a"])
+    assert packed[:3].count_nonzero() == 0 and packed[7:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes_are_converted(tmp_path: Path, kept: torch.dtype, to: torch.dtype) -> None:
+    tensors = {name: tensor.to(kept) for name, tensor in stored("a").items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = targets_for(tensors, to)
+    load_checkpoint(tmp_path, targets)
+    assert torch.equal(view(targets, "a"), tensors["a"].to(to))
+
+
+def test_parameters_made_in_inference_mode_can_be_filled(tmp_path: Path) -> None:
+    tensors = stored("a")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with torch.inference_mode():
+        targets = targets_for(tensors)
+    load_checkpoint(tmp_path, targets)
+    assert torch.equal(view(targets, "a"), tensors["a"])
+
+
+def test_missing_tensors_are_named_up_to_five_and_counted(tmp_path: Path) -> None:
+    save_file(stored("a"), tmp_path / "model.safetensors")
+    message = refusal(tmp_path, targets_for(stored("a", *(f"layer{i}" for i in range(7)))))
+    assert "7 missing tensors: layer0, layer1, layer2, layer3, layer4 and 2 more" in message
+
+
+def test_surplus_tensors_are_named(tmp_path: Path) -> None:
+    save_file(stored("a", "extra"), tmp_path / "model.safetensors")
+    assert "1 surplus tensor: extra" in refusal(tmp_path, targets_for(stored("a")))
+
+
+def test_misshaped_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
+    save_file(stored("a"), tmp_path / "model.safetensors")
+    message = refusal(tmp_path, targets_for(stored("a", shape=(4, 7))))
+    assert "1 misshaped tensor: a has [4, 6] and needs [4, 7]" in message
+
+
+def test_nothing_is_written_before_everything_is_checked(tmp_path: Path) -> None:
+    save_file(stored("a", "extra"), tmp_path / "model.safetensors")
+    targets = {"a": WeightTarget.whole(torch.zeros(4, 6))}
+    refusal(tmp_path, targets)
+    assert view(targets, "a").count_nonzero() == 0
+
+
+def test_an_ignored_tensor_may_be_there_or_not(tmp_path: Path) -> None:
+    save_file(stored("a", "copy"), tmp_path / "model.safetensors")
+    targets = targets_for(stored("a")) | {"copy": WeightTarget.ignored(), "absent": WeightTarget.ignored()}
+    assert load_checkpoint(tmp_path, targets) == 4 * 6 * 4
+
+
+def test_a_corrupt_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    message = refusal(tmp_path, targets_for(stored("a")))
+    assert str(tmp_path / "model.safetensors") in message and "again" in message
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(stored("a"), file)
+    file.write_bytes(file.read_bytes()[:-8])
+    assert str(file) in refusal(tmp_path, targets_for(stored("a")))
+
+
+def test_a_shard_that_the_index_lists_and_the_folder_lacks_is_named(tmp_path: Path) -> None:
+    tensors = stored("a", "b")
+    save_sharded(tmp_path, {"a": tensors["a"]}, {"b": tensors["b"]})
+    (tmp_path / "model-1.safetensors").unlink()
+    assert "lists model-1.safetensors, which is not in the folder" in refusal(tmp_path, targets_for(tensors))
+
+
+def test_an_index_that_points_outside_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    save_file(stored("a"), tmp_path / "a.safetensors")
+    index = {"weight_map": {"a": "../a.safetensors"}}
+    (tmp_path / "outside" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "not in the folder" in refusal(tmp_path / "outside", targets_for(stored("a")))
+
+
+def test_an_unreadable_index_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    assert "model.safetensors.index.json is not a readable index" in refusal(tmp_path, {})
+
+
+def test_a_tensor_stored_twice_is_refused(tmp_path: Path) -> None:
+    save_file(stored("a"), tmp_path / "one.safetensors")
+    save_file(stored("a"), tmp_path / "two.safetensors")
+    assert "tensor 'a' is in one.safetensors and in" in refusal(tmp_path, targets_for(stored("a")))
+
+
+def test_only_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    message = refusal(tmp_path, {})
+    assert "pytorch_model.bin" in message and "only safetensors is read" in message
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    assert "has no *.safetensors file" in refusal(tmp_path, {})
+    assert "is not a folder" in refusal(tmp_path / "absent", {})
+
+
+def test_a_quantised_checkpoint_is_refused_by_its_config(tmp_path: Path) -> None:
+    save_file(stored("a"), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
+    message = refusal(tmp_path, targets_for(stored("a")))
+    assert "gptq" in message and "not supported" in message
+
+
+def test_a_tensor_of_a_quantised_dtype_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4, 6, dtype=torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    assert "tensor 'a'" in refusal(tmp_path, targets_for(stored("a")))
+    assert "F8_E4M3" in refusal(tmp_path, targets_for(stored("a")))
+
+
+def draw(seed: int = 0, name: str = "a", part: Part = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
+    target = WeightTarget.shard(torch.empty(part.size, 32, dtype=dtype), 0, part)
+    random_weights({name: target}, seed)
+    assert target.view is not None
+    return target.view
+
+
+def test_random_weights_depend_on_seed_and_name_alone() -> None:
+    assert torch.equal(draw(), draw())
+    assert not torch.equal(draw(), draw(seed=1))
+    assert not torch.equal(draw(), draw(name="b"))
+
+
+def test_random_weights_are_the_same_whatever_else_is_drawn() -> None:
+    targets = {name: WeightTarget.whole(torch.empty(64, 32)) for name in ("first", "a")}
+    random_weights(targets, 0)
+    assert torch.equal(view(targets, "a"), draw())
+
+
+def test_random_shards_are_slices_of_one_model() -> None:
+    halves = [draw(part=Part(64, start, start + 32)) for start in (0, 32)]
+    assert torch.equal(torch.cat(halves), draw())
+
+
+def test_random_weights_in_bfloat16_are_the_rounded_float32_ones() -> None:
+    assert torch.equal(draw(dtype=torch.bfloat16), draw().bfloat16())
+
+
+def test_random_normal_weights_have_the_stated_spread() -> None:
+    weights = draw()
+    assert abs(float(weights.mean())) < RANDOM_STD / 10
+    assert abs(float(weights.std()) / RANDOM_STD - 1) < 0.1
+
+
+def test_ones_and_zeros_are_filled_as_asked_and_ignored_targets_are_left_out() -> None:
+    targets = {
+        "norm": WeightTarget.whole(torch.empty(8), init="ones"),
+        "bias": WeightTarget.whole(torch.empty(8), init="zeros"),
+        "copy": WeightTarget.ignored(),
+    }
+    random_weights(targets, 0)
+    assert torch.equal(view(targets, "norm"), torch.ones(8)) and torch.equal(view(targets, "bias"), torch.zeros(8))

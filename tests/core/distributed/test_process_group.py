@@ -1,0 +1,111 @@
+"""Sums aside, without a GPU: a stand-in for the stream computes a sum as late as it may, when somebody waits for it."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec, Runtime
+from hookline.core.distributed import chunking as rows
+from hookline.core.distributed.process_group import ProcessRanks
+from hookline.core.layers import RowParallelLinear
+from hookline.core.testing.plain_kernels import PlainKernels
+
+KERNELS = PlainKernels(None, cast(AttentionSpec, None))
+WIDTH, EPS = 6, 1e-6
+
+
+class Doubling:
+    """A torch.distributed backend over two ranks that hold the same."""
+
+    def allreduce(self, tensors: list[Tensor], options: Any) -> None:
+        tensors[0].mul_(2)
+
+
+class LateAside:
+    """Does all work when it is waited for, unless it is never waited for."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def __call__(self, work: Any) -> Any:
+        index = sum(entry.startswith("start") for entry in self.log)
+        self.log.append(f"start {index}")
+
+        def wait() -> None:
+            self.log.append(f"wait {index}")
+            work()
+
+        return wait
+
+
+def make(aside: LateAside | None) -> tuple[ProcessRanks, RowParallelLinear]:
+    ranks = ProcessRanks(0, 2, Doubling(), aside=cast(Any, aside))
+    layer = RowParallelLinear(2 * WIDTH, WIDTH, Runtime(torch.device("cpu"), torch.float64, ranks, KERNELS), bias=True)
+    generator = torch.Generator().manual_seed(1)
+    for weight in (layer.weight_OD, layer.bias_O):
+        assert weight is not None
+        weight.copy_(torch.randint(-3, 4, weight.shape, generator=generator))  # so that products are exact
+    return ranks, layer
+
+
+class Aborted:
+    """A torch.distributed backend that is ended, as often as one likes."""
+
+    def abort(self) -> None:
+        pass
+
+
+def test_what_ranks_share_is_given_back_once() -> None:
+    given_back: list[str] = []
+    shared = [lambda name=name: given_back.append(name) for name in ("exchange", "copies")]
+    ranks = ProcessRanks(0, 2, Aborted(), shared=cast(Any, shared))
+    ranks.close()
+    ranks.close()
+    assert given_back == ["copies", "exchange"]
+
+
+@settings(deadline=None)
+@given(num_rows=st.integers(0, 20), num_chunks=st.integers(1, 5), tile=st.integers(1, 4))
+def test_chunks_whose_sums_are_taken_aside_equal_the_whole(num_rows: int, num_chunks: int, tile: int) -> None:
+    x_TD, residual_TO = torch.randint(-3, 4, (2, num_rows, WIDTH)).double()
+    weight_O = torch.linspace(0.5, 1.5, WIDTH).double()
+    _, plain = make(None)
+    expected_TO, expected_sum_TO = plain.add_rms_norm(x_TD, residual_TO.clone(), weight_O, EPS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "ROW_TILE", tile)
+        _, layer = make(LateAside())
+        residual = rows.cut(residual_TO, num_chunks)
+        normed_TO = rows.whole(layer.add_rms_norm_each(rows.cut_like(x_TD, residual), residual, weight_O, EPS))
+    torch.testing.assert_close(normed_TO, expected_TO)
+    assert torch.equal(rows.whole(residual), expected_sum_TO)
+
+
+def test_every_sum_starts_before_the_first_is_waited_for_and_none_is_waited_for_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows, "ROW_TILE", 1)
+    aside = LateAside()
+    _, layer = make(aside)
+    residual = rows.cut(torch.zeros(3, WIDTH).double(), 3)
+    chunks = rows.cut_like(torch.ones(3, WIDTH).double(), residual)
+    for index, _ in enumerate(layer.add_rms_norm_each(chunks, residual, torch.ones(WIDTH).double(), EPS)):
+        aside.log.append(f"took {index}")
+    starts = [f"start {index}" for index in range(3)]
+    assert aside.log == [*starts, "wait 0", "took 0", "wait 1", "took 1", "wait 2", "took 2"]
+
+
+def test_few_rows_and_cpu_ranks_are_not_cut() -> None:
+    aside, _ = make(LateAside())
+    plain, _ = make(None)
+    assert [aside.num_chunks(num_rows) for num_rows in (0, 4095, 4096, 12288, 1 << 30)] == [
+        1,
+        1,
+        2,
+        3,
+        rows.MOST_CHUNKS,
+    ]
+    assert plain.num_chunks(1 << 30) == 1

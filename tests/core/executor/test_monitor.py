@@ -1,0 +1,188 @@
+"""What the monitor takes for stuck, and what for slow: judged by hand, tick by tick, without processes."""
+
+import numpy as np
+import pytest
+
+from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.errors import RankError
+from hookline.core.executor.monitor import COMPILE_S, Monitor, Timeouts
+
+TICK_S = 0.5
+COMPILES = 3
+"""The word of a pulse that says so."""
+
+
+class FakeProcess:
+    def __init__(self):
+        self.is_killed = self.is_gone = False
+
+    def kill(self):
+        self.is_killed = True
+
+    def wait(self, timeout):
+        self.is_gone = self.is_killed
+
+
+class FakeChild:
+    def __init__(self, rank):
+        self.rank, self.process = rank, FakeProcess()
+
+    def __str__(self):
+        return "a fake"
+
+
+class Group:
+    """Ranks whose pulses a test moves, inside of a step."""
+
+    def __init__(self, size=3, all_s=60.0):
+        self.words = np.zeros(size * PULSE_WORDS, dtype=np.int64)
+        self.pulses = [Pulse(self.words, rank) for rank in range(size)]
+        self.children = [FakeChild(rank) for rank in range(1, size)]
+        self.monitor = Monitor(self.children, self.pulses, Timeouts(1e9, 5.0, all_s))
+        self.monitor._started = True
+
+    def reach(self, *ranks):
+        for rank in ranks:
+            self.pulses[rank].reach_collective()
+
+    def compile(self, rank, *, is_compiling):
+        self.words[rank * PULSE_WORDS + COMPILES] = is_compiling
+
+    def pass_time(self, seconds):
+        """Seconds until the group ended, at most these."""
+        for tick in range(int(seconds / TICK_S)):
+            self.monitor._judge(TICK_S)
+            if self.monitor.failure is not None:
+                return (tick + 1) * TICK_S
+        return None
+
+
+@pytest.fixture
+def group():
+    group = Group()
+    with group.monitor.in_step():
+        group.reach(0, 1, 2)
+        yield group
+
+
+def test_whoever_is_waited_for_too_long_is_named_and_all_are_ended(group):
+    group.pass_time(2.0)
+    group.reach(0, 2)
+    assert 5.0 < group.pass_time(60) <= 8.0
+    assert "rank 1 of 3 (a fake) got no further in a step for" in group.monitor.failure
+    assert "rank 0" not in group.monitor.failure and "rank 2" not in group.monitor.failure
+    assert all(child.process.is_killed for child in group.children)
+
+
+def test_a_late_rank_gets_as_long_as_the_others_took_and_the_limit_on_top(group):
+    group.pass_time(20.0)
+    group.reach(0)
+    assert group.pass_time(3.0) is None
+    group.reach(2)
+    assert group.pass_time(24.0) is None, "slow like the others"
+    group.reach(1)
+    assert group.pass_time(0.5) is None
+    group.reach(0, 2)
+    assert 5.0 < group.pass_time(60) <= 7.0, "the long stretch is over"
+
+
+def test_ranks_none_of_which_is_ahead_get_the_long_limit(group):
+    assert group.pass_time(59.0) is None
+    assert group.pass_time(5.0) is not None
+    assert "rank 0 of 3 (this process) and rank 1 of 3 (a fake) and rank 2" in group.monitor.failure
+
+
+def test_compiling_does_not_count_but_not_for_ever(group):
+    group.pass_time(1.0)
+    group.reach(0, 2)
+    group.compile(1, is_compiling=True)
+    assert group.pass_time(8.0) is None
+    group.compile(1, is_compiling=False)
+    assert group.pass_time(4.0) is None
+    group.reach(1)
+    assert group.pass_time(1.0) is None
+    group.compile(2, is_compiling=True)
+    group.reach(0, 1)
+    assert COMPILE_S < group.pass_time(2 * COMPILE_S) < COMPILE_S + 10
+
+
+def test_outside_of_a_step_and_while_starting_nobody_has_to_get_further():
+    group = Group()
+    group.reach(0)
+    assert group.pass_time(100) is None
+    group.monitor._started = False
+    with group.monitor.in_step():
+        assert group.pass_time(100) is None
+
+
+def test_a_device_that_gets_further_counts_and_one_that_does_not_is_behind():
+    class Marks:
+        reached = 0
+
+        def mark(self):
+            pass
+
+        def num_reached(self):
+            return self.reached
+
+    group = Group(2, all_s=5.0)
+    marks = [Marks(), Marks()]
+    for pulse, mark in zip(group.pulses, marks, strict=True):
+        pulse.follow(mark)
+    with group.monitor.in_step():
+        for _ in range(6):
+            for rank in (0, 1):
+                marks[rank].reached += 1
+                group.pulses[rank].beat()
+            assert group.pass_time(4.0) is None, "the host has nothing to say, the device computes"
+        marks[0].reached += 1
+        assert group.pass_time(60) <= 10.0
+        assert "rank 1 of 2" in group.monitor.failure and "rank 0" not in group.monitor.failure
+
+
+def test_rank_0_is_broken_off_where_it_is_stuck_and_its_caller_logs_why(caplog):
+    group, calls = Group(2), []
+    group.monitor.breaker.break_off = lambda: calls.append("rank 0")
+    with group.monitor.in_step():
+        group.reach(1)
+        group.pass_time(60)
+    assert len(calls) == 1 and "rank 0 of 2 (this process) got no further" in caplog.text
+
+
+def test_rank_0_is_left_alone_while_it_waits_for_another():
+    group, calls = Group(2), []
+    group.monitor.breaker.break_off = lambda: calls.append("rank 0")
+    with group.monitor.in_step():
+        group.reach(0)
+        group.pass_time(60)
+    assert group.monitor.failure is not None and calls == []
+
+
+def test_rank_0_is_broken_off_before_its_device_is_freed_which_may_fail(caplog):
+    group, calls = Group(2), []
+    group.monitor.breaker.break_off = lambda: calls.append("broken off")
+
+    def release():
+        calls.append("freed")
+        raise RuntimeError("no such device")
+
+    group.monitor.release = release
+    with group.monitor.in_step():
+        group.reach(1)
+        group.pass_time(60)
+    assert calls == ["broken off", "freed", "freed"] and "no such device" in caplog.text
+
+
+def test_no_step_begins_once_the_group_has_ended(group):
+    group.monitor.fail("rank 1 is gone")
+    with pytest.raises(RankError, match="rank 1 is gone"), group.monitor.in_step():
+        raise AssertionError
+    assert not group.monitor._in_step
+
+
+def test_rank_0_is_let_go_at_once_and_again_when_no_other_can_undo_it(group):
+    """A killed rank's GPU goes on for a moment, and writes over what lets rank 0 go."""
+    were_gone = []
+    group.monitor.release = lambda: were_gone.append([child.process.is_gone for child in group.children])
+    group.monitor.fail("some cause")
+    assert were_gone == [[False, False], [True, True]]

@@ -1,0 +1,118 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookline.core.contracts import Needs
+from hookline.core.errors import ConfigError
+from hookline.core.info.command import inventory, main, only
+from hookline.core.info.layout import show_all, show_one
+from hookline.core.plugin.host import PluginHost
+from tests.core.plugin_fakes import full_plugin, plugin_module, registering, scheduler_plugin, source
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
+    needy = plugin_module(
+        register_samplers=registering("sampler", "exotic", needs=Needs(packages=("no_such_package",)), help="rare")
+    )
+    sources = [
+        source(full_plugin(), "base"),
+        source(needy, "needy", "needy-dist", "0.3"),
+        source(scheduler_plugin("wanted", target="nonsense"), "broken", "broken-dist", "2"),
+        source(plugin_module(), "noisy"),
+    ]
+    host = PluginHost.load(sources, {"HOOKLINE_BLOCK": "noisy"})
+    host.presets.clear()
+    monkeypatch.setattr(PluginHost, "load", classmethod(lambda cls: host))
+    return host
+
+
+def test_each_option_is_shown_with_kind_summary_origin_and_fields(host: PluginHost) -> None:
+    text = show_all(inventory(host))
+    rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("scheduler")}
+    assert rows["patient"] == ["scheduler", "patient", "yes", "their-dist", "1.2", "waits", "a", "little"]
+    assert "    scheduler.max_wait_ms: float = 1.0" in text.splitlines()
+    assert "    model.hf_overrides: dict[str, Any] = {}" in text.splitlines()
+
+
+def test_an_option_that_cannot_run_here_says_why(host: PluginHost) -> None:
+    assert "no: package 'no_such_package' is not installed  needy-dist 0.3" in show_all(inventory(host))
+
+
+def test_broken_and_blocked_plugins_are_shown_with_their_cause(host: PluginHost) -> None:
+    lines = show_all(inventory(host)).splitlines()
+    assert lines[lines.index("not loaded") + 1 :] == [
+        "broken (broken-dist 2), register: scheduler 'wanted': target 'nonsense' is not of the form "
+        "'package.module:Class'",
+        "    wanted: scheduler 'wanted'",
+        "noisy (their-dist 1.2), block: blocked by HOOKLINE_BLOCK",
+    ]
+
+
+def test_loaded_plugins_are_shown_with_their_hooks(host: PluginHost) -> None:
+    lines = [line.split() for line in show_all(inventory(host)).splitlines()]
+    assert ["needy", "needy-dist", "0.3", "needy_module", "register_samplers"] in lines
+
+
+def test_one_name_is_shown_in_full(host: PluginHost) -> None:
+    text = show_one(only(inventory(host), "exotic"))
+    assert text.splitlines() == [
+        "sampler=exotic: rare",
+        "  available: no: package 'no_such_package' is not installed",
+        "  from:      plugin 'needy' of needy-dist 0.3",
+        "  target:    fake_package.fake:Fake",
+        "  file:      not found",
+        "  priority:  0",
+        "  needs:     packages=('no_such_package',)",
+        "  fields: none",
+    ]
+
+
+@pytest.mark.parametrize("name", ["wanted", "broken"])
+def test_a_name_that_a_broken_plugin_wanted_shows_the_plugin(host: PluginHost, name: str) -> None:
+    assert "target 'nonsense'" in show_one(only(inventory(host), name))
+
+
+def test_an_unknown_name_gets_the_near_miss(host: PluginHost) -> None:
+    with pytest.raises(ConfigError, match=r"nothing is named 'patiant'\. Did you mean 'patient'\? Available: base, "):
+        only(inventory(host), "patiant")
+
+
+def test_an_unknown_name_exits_with_2_and_one_line(host: PluginHost, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patiant"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("hookline: error: nothing is named 'patiant'") and err.count("\n") == 1
+
+
+def test_json_holds_the_same_facts(host: PluginHost, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["api_version"] == 1
+    patient = next(one for one in facts["options"] if one["name"] == "patient")
+    assert patient["fields"][0] == {"name": "max_wait_ms", "type": "float", "default": "1.0", "doc": ""}
+    assert [one["plugin"] for one in facts["problems"]] == ["broken", "noisy"]
+    assert facts["problems"][0]["wanted"] == [["scheduler", "wanted"]]
+
+
+def test_a_preset_shows_its_option_and_what_it_sets(host: PluginHost, tmp_path: Path) -> None:
+    from hookline.core.plugin.presets import presets_in
+
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "eager.yaml").write_text("# eager: no waiting\ndefaults: [patient, _self_]\nlimit: 3\n")
+    (tmp_path / "scheduler" / "lost.yaml").write_text("defaults: [gone, _self_]\n")
+    host.presets.extend(presets_in(tmp_path, "their-dist"))
+    facts = inventory(host)
+    assert "  option:    patient\n  sets:\n    scheduler.limit: 3" in show_one(only(facts, "eager"))
+    assert "available: no: its option 'gone' is not there" in show_one(only(facts, "lost"))
+    assert "scheduler  eager  yes" in show_all(facts)
+
+
+def test_the_command_runs_and_imports_no_torch() -> None:
+    code = "import sys; from core.info import main; assert main([]) == 0; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["kind", "name", "available", "from", "summary"]

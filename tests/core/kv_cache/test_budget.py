@@ -1,0 +1,71 @@
+"""The ledger foresees what the pool will be: compared while an engine carries out what was counted on it."""
+
+import random
+
+import pytest
+
+from hookline.core.contracts import Plan
+from hookline.core.scheduling import plan_mixed
+from hookline.core.testing.fakes import FakeExecutor
+from hookline.core.testing.scheduler_suite import Load, look
+
+
+class Foreseeing:
+    """Plans at random, counted on the ledger in the order in which they are carried out; sensible ones in between."""
+
+    def __init__(self, rng):
+        self.rng, self.foreseen = rng, None
+
+    def plan(self, view):
+        self.foreseen = None
+        plan = self.at_random(view) if self.rng.random() < 0.5 else Plan()
+        if plan.prefill or plan.decode:
+            self.foreseen = view.budget.num_free, self.computed
+            return plan
+        return plan_mixed(look(self.engine), 0.0)
+
+    def at_random(self, view):
+        budget, rng, running = view.budget, self.rng, list(view.running)
+        preempt = [running.pop() for _ in range(rng.choice([0, 0, 0, 1, 2])) if running]
+        for request in preempt:
+            budget.give_back(request)
+        decode = [one.id for one in running if not one.is_prefilling and rng.random() < 0.9 and budget.take(one, 1)]
+        self.computed, prefill, tokens = {}, [], view.limits.max_num_batched_tokens - len(decode)
+        seats = view.limits.max_num_seqs - len(running)
+        waiting = rng.sample(view.waiting[:], min(seats, len(view.waiting)))
+        for request in [*[one for one in running if one.is_prefilling], *waiting]:
+            left = budget.num_uncomputed_tokens(request)
+            count = min(tokens, rng.choice([left, rng.randint(1, left)]))
+            cached = request.num_tokens - left
+            if count and budget.take(request, count):
+                self.computed[request.id] = cached + count
+                prefill.append((request.id, count))
+                tokens -= count
+        return Plan(prefill=prefill, decode=decode, preempt=[one.id for one in preempt])
+
+
+class Comparing(FakeExecutor):
+    """Looks at the pool when a plan has been carried out and nothing has ended yet."""
+
+    num_compared = 0
+
+    def launch(self, step):
+        foreseen = self.engine.scheduler.foreseen
+        if foreseen is not None:
+            num_free, computed = foreseen
+            assert self.engine.pool.num_free == num_free
+            assert {id_: self.engine.queue.live[id_].num_computed_tokens for id_ in computed} == computed
+            self.num_compared += 1
+        return super().launch(step)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_pool_is_what_the_ledger_said_it_would_be(seed):
+    rng = random.Random(seed)
+    policy = Foreseeing(rng)
+    load = Load(policy, rng)
+    engine = policy.engine = load.engine
+    executor = engine.executor = Comparing(engine.limits.plan, engine.limits.vocab_size)
+    executor.engine = engine
+    load.run(abort_chance=0.02)
+    assert executor.num_compared > 5

@@ -1,0 +1,194 @@
+"""Tensor-parallel layers: concatenated or summed over hand-made ranks they equal the plain layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hookline.core.contracts import AttentionSpec, Runtime, WeightTarget
+from hookline.core.distributed.partition import even_part, head_parts
+from hookline.core.distributed.ranks import Ranks
+from hookline.core.errors import ConfigError
+from hookline.core.layers import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.core.testing.thread_ranks import on_ranks
+
+SIZES = [1, 2, 4]
+TOKENS, HIDDEN = 5, 24
+
+
+@dataclass(frozen=True)
+class SilentRanks(Ranks):
+    """A rank whose collectives do nothing but remember what they were given."""
+
+    sent: list[Tensor] = field(default_factory=list)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.sent.append(x)
+        return x
+
+
+def runtime(rank: int = 0, size: int = 1, dtype: torch.dtype = torch.float64) -> Runtime:
+    return Runtime(torch.device("cpu"), dtype, SilentRanks(rank, size), PlainKernels(None, cast(AttentionSpec, None)))
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def fill(targets: dict[str, WeightTarget], whole: dict[str, Tensor]) -> None:
+    """Load as core/weights does, from tensors in memory."""
+    for name, target in targets.items():
+        assert target.view is not None and target.shape == tuple(whole[name].shape)
+        target.view.copy_(target.cut(whole[name]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_column_shards_concatenate_to_the_plain_layer(size: int, bias: bool) -> None:
+    x, whole = random(TOKENS, HIDDEN, seed=1), {"w.weight": random(16, HIDDEN), "w.bias": random(16, seed=2)}
+    shards = []
+    for rank in range(size):
+        layer = ColumnParallelLinear(HIDDEN, 16, runtime(rank, size), bias=bias)
+        fill(layer.targets("w"), whole)
+        shards.append(layer(x))
+    expected = functional.linear(x, whole["w.weight"], whole["w.bias"] if bias else None)
+    torch.testing.assert_close(torch.cat(shards, -1), expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_merged_shards_hold_their_part_of_each_matrix(size: int) -> None:
+    x = random(TOKENS, HIDDEN, seed=1)
+    whole = {"gate.weight": random(8, HIDDEN), "up.weight": random(8, HIDDEN, seed=2)}
+    gates, ups = [], []
+    for rank in range(size):
+        layer = MergedColumnParallelLinear(HIDDEN, [8, 8], runtime(rank, size), what="inner")
+        fill(layer.targets("gate", "up"), whole)
+        gate, up = layer(x).chunk(2, -1)
+        gates.append(gate)
+        ups.append(up)
+    torch.testing.assert_close(torch.cat(gates, -1), x @ whole["gate.weight"].T)
+    torch.testing.assert_close(torch.cat(ups, -1), x @ whole["up.weight"].T)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_rank_has_its_query_heads_and_the_kv_heads_they_read(size: int, num_kv_heads: int, bias: bool) -> None:
+    num_heads, head_dim, x = 8, 4, random(TOKENS, HIDDEN, seed=1)
+    rows = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * head_dim}
+    whole = {f"{name}.weight": random(count, HIDDEN, seed=ord(name)) for name, count in rows.items()}
+    whole |= {f"{name}.bias": random(count, seed=count) for name, count in rows.items()}
+    plain = {
+        name: functional.linear(x, whole[f"{name}.weight"], whole[f"{name}.bias"] if bias else None) for name in "qkv"
+    }
+    heads = {name: plain[name].unflatten(-1, (-1, head_dim)) for name in "qkv"}
+    for rank in range(size):
+        layer = QKVParallelLinear(HIDDEN, num_heads, num_kv_heads, head_dim, runtime(rank, size), bias=bias)
+        fill(layer.targets("q", "k", "v"), whole)
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, head_dim)).split((layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), 1)
+        )
+        for local in range(layer.num_heads):
+            head = rank * layer.num_heads + local
+            kv_head, local_kv_head = (
+                head // (num_heads // num_kv_heads),
+                local // (layer.num_heads // layer.num_kv_heads),
+            )
+            torch.testing.assert_close(q[:, local], heads["q"][:, head])
+            torch.testing.assert_close(k[:, local_kv_head], heads["k"][:, kv_head])
+            torch.testing.assert_close(v[:, local_kv_head], heads["v"][:, kv_head])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_row_shards_sum_to_the_plain_layer_with_one_bias(size: int, bias: bool) -> None:
+    x, whole = random(TOKENS, HIDDEN, seed=1), {"w.weight": random(16, HIDDEN), "w.bias": random(16, seed=2)}
+    total = torch.zeros(TOKENS, 16, dtype=torch.float64)
+    for rank, mine in enumerate(x.chunk(size, -1)):
+        layer = RowParallelLinear(HIDDEN, 16, runtime(rank, size), bias=bias)
+        fill(layer.targets("w"), whole)
+        total += layer.local(mine)
+    torch.testing.assert_close(total, functional.linear(x, whole["w.weight"], whole["w.bias"] if bias else None))
+
+
+def test_row_parallel_layer_adds_its_partial_sums_over_the_ranks() -> None:
+    layer = RowParallelLinear(HIDDEN, 16, runtime(1, 2))
+    layer.weight_OD.zero_()
+    out = layer(random(TOKENS, HIDDEN // 2))
+    assert isinstance(layer.ranks, SilentRanks)
+    assert len(layer.ranks.sent) == 1 and layer.ranks.sent[0] is out
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("vocab_size", [5, 8, 11])
+def test_embedding_shards_sum_to_the_plain_embedding(size: int, vocab_size: int) -> None:
+    whole, total = {"e.weight": random(vocab_size, HIDDEN)}, torch.zeros(vocab_size, HIDDEN, dtype=torch.float64)
+    for rank in range(size):
+        layer = VocabParallelEmbedding(vocab_size, HIDDEN, runtime(rank, size))
+        fill(layer.targets("e"), whole)
+        total += layer.local(torch.arange(vocab_size))
+    torch.testing.assert_close(total, whole["e.weight"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_head_shards_concatenate_to_the_plain_head_and_its_padding_never_wins(size: int, is_tied: bool) -> None:
+    vocab_size, x, whole = 11, random(TOKENS, HIDDEN, seed=1), {"h.weight": random(11, HIDDEN)}
+    shards, firsts = [], []
+    for rank in range(size):
+        embedding = VocabParallelEmbedding(vocab_size, HIDDEN, runtime(rank, size)) if is_tied else None
+        head = ParallelHead(vocab_size, HIDDEN, runtime(rank, size), tied_to=embedding)
+        fill(embedding.targets("h") if embedding else head.targets("h"), whole)
+        shards.append(head(x))
+        firsts.append(head.first_token)
+    logits = torch.cat(shards, -1)
+    assert firsts == [rank * shards[0].shape[-1] for rank in range(size)]
+    assert logits.shape[-1] % size == 0
+    torch.testing.assert_close(logits[:, :vocab_size], x @ whole["h.weight"].T)
+    assert bool((logits[:, vocab_size:] == -torch.inf).all())
+
+
+def test_tied_head_shares_the_embedding_and_ignores_a_stored_copy() -> None:
+    embedding = VocabParallelEmbedding(8, HIDDEN, runtime())
+    head = ParallelHead(8, HIDDEN, runtime(), tied_to=embedding)
+    assert head.embedding.weight_VD is embedding.weight_VD
+    assert head.targets("lm_head")["lm_head.weight"].view is None
+
+
+def test_row_parallel_layers_that_really_sum_give_every_rank_the_plain_result() -> None:
+    x, whole = random(TOKENS, HIDDEN, seed=1), {"w.weight": random(16, HIDDEN)}
+
+    def work(ranks: Ranks) -> Tensor:
+        place = Runtime(torch.device("cpu"), torch.float64, ranks, PlainKernels(None, cast(AttentionSpec, None)))
+        layer = RowParallelLinear(HIDDEN, 16, place)
+        fill(layer.targets("w"), whole)
+        return layer(x.chunk(2, -1)[ranks.rank])
+
+    first, second = on_ranks(2, work)
+    torch.testing.assert_close(first, x @ whole["w.weight"].T)
+    assert torch.equal(first, second)
+
+
+def test_an_indivisible_size_is_refused_with_the_tp_values_that_work() -> None:
+    with pytest.raises(ConfigError) as error:
+        even_part(8, Ranks(0, 3), "inner")
+    assert str(error.value) == "tp=3 does not divide inner 8. Valid tp values: 1, 2, 4, 8"
+
+
+def test_indivisible_heads_are_refused_with_the_tp_values_that_work() -> None:
+    with pytest.raises(ConfigError) as error:
+        head_parts(12, 2, Ranks(0, 3))
+    assert str(error.value) == ("tp=3 cannot split 12 attention heads and 2 kv heads. Valid tp values: 1, 2, 4, 6, 12")

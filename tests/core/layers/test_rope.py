@@ -1,0 +1,126 @@
+"""Rope tables equal those of transformers for every supported scaling, in both forms a config.json takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from hookline.core.errors import ConfigError
+from hookline.core.layers import rope_settings, rope_table
+
+HEAD_DIM, LENGTH = 32, 64
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH},
+    "yarn without original length": {"rope_type": "yarn", "factor": 2.0},
+    "yarn with attention factor": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.7},
+    "yarn with betas": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 2.0},
+    "yarn with mscale": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.3},
+    "yarn untruncated": {"rope_type": "yarn", "factor": 4.0, "truncate": False},
+    "yarn by lengths": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": LENGTH // 4},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+}
+
+
+def theirs(scaling: dict[str, Any], length: int, theta: float = 10_000.0) -> Tensor:
+    """Cosines then sines of positions below `length`, as one forward of transformers computes them."""
+    config = Qwen3Config(
+        head_dim=HEAD_DIM, max_position_embeddings=LENGTH, rope_parameters={"rope_theta": theta, **scaling}
+    )
+    cos, sin = Qwen3RotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
+    return torch.cat((cos[0, :, : HEAD_DIM // 2], sin[0, :, : HEAD_DIM // 2]), -1)
+
+
+def ours(config: dict[str, Any], length: int) -> Tensor:
+    return rope_table(rope_settings({"max_position_embeddings": LENGTH, **config}), HEAD_DIM, length)
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_the_table_equals_the_one_of_transformers(name: str, theta: float) -> None:
+    scaling = SCALINGS[name]
+    length = LENGTH if name == "dynamic" else 4 * LENGTH
+    table = ours({"rope_parameters": {"rope_theta": theta, **scaling}}, length)
+    # Same formulas in the same precision: what is left is the order of YaRN's two products.
+    torch.testing.assert_close(table, theirs(dict(scaling), length, theta), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_the_old_form_means_the_same_as_the_new(name: str, key: str) -> None:
+    scaling = dict(SCALINGS[name])
+    old = {"rope_theta": 5_000.0, "rope_scaling": {key: scaling.pop("rope_type"), **scaling}}
+    new = {"rope_parameters": {"rope_theta": 5_000.0, **SCALINGS[name]}}
+    assert rope_settings({"max_position_embeddings": LENGTH, **old}) == rope_settings(
+        {"max_position_embeddings": LENGTH, **new}
+    )
+
+
+def test_scaling_laid_over_a_new_config_keeps_its_theta() -> None:
+    config = {"rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0}, "rope_scaling": SCALINGS["linear"]}
+    settings = rope_settings({"max_position_embeddings": LENGTH, **config})
+    assert (settings.rope_type, settings.rope_theta) == ("linear", 5_000.0)
+
+
+def test_a_config_without_rope_keys_gets_the_defaults() -> None:
+    settings = rope_settings({"max_position_embeddings": LENGTH, "rope_scaling": None})
+    assert (settings.rope_type, settings.rope_theta, settings.max_position) == ("default", 10_000.0, LENGTH)
+
+
+def test_dynamic_rows_beyond_the_window_equal_transformers_for_a_prompt_that_ends_there() -> None:
+    table = ours({"rope_scaling": SCALINGS["dynamic"]}, 3 * LENGTH)
+    for last in (LENGTH, LENGTH + 1, 2 * LENGTH, 3 * LENGTH - 1):
+        expected = theirs(SCALINGS["dynamic"], last + 1)[last]
+        torch.testing.assert_close(table[last], expected, rtol=0, atol=1e-4)
+
+
+def test_a_dynamic_row_does_not_depend_on_the_length_of_the_table() -> None:
+    config = {"rope_scaling": SCALINGS["dynamic"]}
+    assert torch.equal(ours(config, 3 * LENGTH)[: 2 * LENGTH], ours(config, 2 * LENGTH))
+
+
+def test_position_zero_is_not_rotated() -> None:
+    half = HEAD_DIM // 2
+    assert torch.equal(ours({}, 1), torch.cat((torch.ones(1, half), torch.zeros(1, half)), -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("default", LENGTH),
+        ("linear", int(2.5 * LENGTH)),
+        ("yarn", 4 * LENGTH),
+        ("yarn without original length", 2 * LENGTH),
+        ("yarn by lengths", LENGTH),
+        ("dynamic", 3 * LENGTH),
+    ],
+)
+def test_scaling_stretches_the_longest_position(name: str, expected: int) -> None:
+    config = {"max_position_embeddings": LENGTH, "rope_scaling": SCALINGS[name]}
+    assert rope_settings(config).max_position == expected
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0}, ["'llama3'", "default, linear, dynamic, yarn"]),
+        ({"rope_type": "yarm", "factor": 8.0}, ["'yarm'", "Did you mean 'yarn'?"]),
+        ({"rope_type": "linear"}, ["'factor'", "None"]),
+        ({"rope_type": "linear", "factor": 0.5}, ["'factor'", "0.5"]),
+        ({"rope_type": "linear", "factor": "2"}, ["'factor'", "'2'"]),
+        ({"rope_type": "linear", "factor": 2.0, "short_factor": [1.0]}, ["'short_factor'", "linear"]),
+        ({"rope_type": "default", "factor": 2.0}, ["'factor'", "default"]),
+        ({"rope_type": "default", "mrope_section": [1, 2, 3]}, ["'mrope_section'"]),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(scaling: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        rope_settings({"max_position_embeddings": LENGTH, "rope_scaling": scaling})
+    assert all(word in str(error.value) for word in words)

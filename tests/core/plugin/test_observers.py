@@ -1,0 +1,203 @@
+"""Observers that a configuration names: how they are chosen, made, called and blamed."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from hookline.core.config.settings import validate
+from hookline.core.contracts import Needs
+from hookline.core.errors import ConfigError, PluginError
+from hookline.core.outputs import FinishReason
+from hookline.core.plugin.check_plugin import new_manager
+from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.testing.fakes import completion, fake_engine
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.testing.scheduler_suite import drain
+from tests.core.plugin_fakes import OPTIONS, full_plugin, host_with, plugin_module, registering
+
+
+@dataclass
+class TallyConfig:
+    step: int = 1
+
+
+class Tally:
+    """Counts what it sees; has no method for the start."""
+
+    def __init__(self, config):
+        self.config, self.num_steps, self.ends, self.is_stopped = config, 0, [], False
+        self.generated, self.prompt = 0, 0
+
+    def on_step_end(self, stats):
+        self.num_steps += self.config.step
+        self.generated += stats.num_generated_tokens
+        self.prompt += stats.num_prompt_tokens
+
+    def on_request_end(self, output):
+        self.ends.append(output.finish_reason)
+
+    def on_engine_stop(self, engine):
+        self.is_stopped = True
+
+
+class Clumsy:
+    made: ClassVar = []
+
+    def __init__(self, config):
+        if not self.made:
+            raise KeyError("oops")
+
+    def on_step_end(self, stats):
+        raise KeyError("oops")
+
+
+HERE = "tests.core.test_observers"
+
+
+def host():
+    return host_with(
+        full_plugin(),
+        plugin_module(
+            register_observers=registering("observer", "tally", "other", target=f"{HERE}:Tally", config=TallyConfig)
+        ),
+        plugin_module(register_observers=registering("observer", "clumsy", target=f"{HERE}:Clumsy")),
+        plugin_module(
+            register_observers=registering("observer", "absent", target="no:No", needs=Needs(packages=("no_such",)))
+        ),
+    )
+
+
+def chosen(observers):
+    return validate({**OPTIONS, "observers": observers}, host()).observers
+
+
+@pytest.mark.parametrize("value", ["tally", ["tally"], [{"name": "tally"}], ("tally",)])
+def test_an_observer_is_a_name_or_a_mapping_with_one(value):
+    [option] = chosen(value)
+    assert option.name == "tally" and option.config == TallyConfig(step=1)
+
+
+def test_observers_have_fields_and_there_may_be_several_or_none():
+    assert [option.config.step for option in chosen([{"name": "tally", "step": 3}, "other"])] == [3, 1]
+    assert chosen([]) == chosen(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (
+            ["taly"],
+            PluginError,
+            "no observer named 'taly'. Did you mean 'tally'? Available: absent, clumsy, other",
+        ),
+        ([{"name": "tally", "stp": 1}], ConfigError, "unknown key 'observers.tally.stp'. Did you mean 'step'?"),
+        ([{"name": "tally", "step": "x"}], ConfigError, "observers.tally.step='x' is not an int"),
+        ([{"name": "clumsy", "step": 1}], ConfigError, "unknown key 'observers.clumsy.step'. Available: none"),
+        ([{"step": 1}], ConfigError, "observers: {'step': 1} has no name"),
+        (["tally", {"name": "tally"}], ConfigError, "observers names 'tally' twice"),
+        ({"name": "tally"}, ConfigError, "observers={'name': 'tally'} is not a list of names"),
+        ([3], ConfigError, "observers=3 is not a mapping of fields"),
+    ],
+)
+def test_a_mistake_names_the_key_and_the_value(value, error, message):
+    with pytest.raises(error) as caught:
+        chosen(value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_observer_that_cannot_be_used_or_made_says_why_before_anything_is_loaded():
+    with pytest.raises(PluginError, match=r"observer 'absent' of .* cannot be used here: package 'no_such' is not"):
+        make_observers(chosen(["absent"]))
+    with pytest.raises(PluginError, match=r"observer 'clumsy' of .* cannot be made: KeyError: 'oops'"):
+        make_observers(chosen(["clumsy"]))
+
+
+class Misspelt:
+    def __init__(self, config):
+        pass
+
+    def on_step_end(self, stats):
+        pass
+
+    def on_step_start(self):
+        pass
+
+
+class Blind:
+    def __init__(self, config):
+        pass
+
+
+class Deaf:
+    def __init__(self, config):
+        pass
+
+    def on_step_end(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("Misspelt", "nothing calls its on_step_start"),
+        ("Blind", "it has none of the methods on_engine_start, on_step_end, on_request_end, on_engine_stop"),
+        ("Deaf", "its on_step_end cannot be called with (stats)"),
+        ("HERE", "it is a str, not a class"),
+    ],
+)
+def test_a_class_that_would_not_be_called_as_it_thinks_is_refused(target, message):
+    plugin = plugin_module(register_observers=registering("observer", "odd", target=f"{HERE}:{target}"))
+    options = validate({**OPTIONS, "observers": ["odd"]}, host_with(full_plugin(), plugin)).observers
+    with pytest.raises(PluginError) as caught:
+        make_observers(options)
+    assert f"does not keep its contract: {message}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_chosen_observer_sees_its_engine_and_no_other():
+    made = make_observers(chosen([{"name": "tally", "step": 2}]))
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), made))
+    other = fake_engine(PlainScheduler(), observers=Observers(new_manager()))
+    for one in engine, other:
+        one.add([1, 2, 3], SamplingParams(max_tokens=4, seed=1))
+        drain(one)
+        one.close()
+    tally = engine.observers.chosen["tally"]
+    assert (tally.num_steps, tally.ends, tally.is_stopped) == (8, [FinishReason.LENGTH], True)
+    assert (tally.generated, tally.prompt) == (4, 3)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_generated_tokens_are_those_of_the_outputs_and_not_the_discarded_ones(overlap):
+    free = completion(1, [1, 2, 3], 8, 50)
+    made = make_observers(chosen(["tally"]))
+    options = {"overlap": overlap, "eos_token_ids": [free[4]], "num_blocks": 12}
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), made), **options)
+    for seed in range(6):
+        engine.add([1, 2, 3], SamplingParams(max_tokens=20, seed=seed))
+    outputs = drain(engine)
+    assert made["tally"].generated == sum(len(output.token_ids) for output in outputs)
+    assert made["tally"].prompt == 18
+
+
+def test_a_chosen_observer_that_raises_is_named(monkeypatch):
+    monkeypatch.setattr(Clumsy, "made", [1])
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), make_observers(chosen(["clumsy"]))))
+    engine.add([1], SamplingParams(max_tokens=1))
+    with pytest.raises(PluginError, match="on_step_end of observer 'clumsy' raised KeyError: 'oops'"):
+        engine.step()
+    engine.close()
+
+
+def test_ends_that_an_observer_made_fail_are_not_lost(monkeypatch):
+    monkeypatch.setattr(Clumsy, "made", [1])
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), make_observers(chosen(["clumsy"]))))
+    engine.add([1, 2], SamplingParams(max_tokens=1, seed=1))
+    engine.add([3, 4], SamplingParams(max_tokens=9, seed=1))
+    with pytest.raises(PluginError):
+        engine.step()
+    done, broken = engine.step()
+    assert done.token_ids == completion(1, [1, 2], 1, 50) and done.finish_reason is FinishReason.LENGTH
+    assert broken.finish_reason is FinishReason.ERROR and "observer 'clumsy' raised" in broken.error
+    assert engine.step() == [] and not engine.has_work

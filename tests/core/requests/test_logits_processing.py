@@ -1,0 +1,187 @@
+"""Logits processors on the host: who takes what, what is refused, and what a step brings to the ranks."""
+
+import tracemalloc
+from dataclasses import dataclass, field
+
+import pytest
+
+from hookline.core.contracts import FromSamplingParams, Needs, RequestFacts
+from hookline.core.engine.step_builder import ArgumentWriter
+from hookline.core.errors import RequestError
+from hookline.core.plugin.needs import Facts
+from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
+from hookline.core.requests.logits_processing import MAX_CACHED_KEY_BYTES, MAX_CACHED_KEYS_BYTES, NOTHING, Processing
+from hookline.core.requests.request import Request
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.step.message import Step
+from tests.core.faulty_processors import PlainProcessorArguments
+from tests.core.plugin_fakes import host_with, plugin_module, registering
+
+FACTS = RequestFacts(3, 1.0, frozenset(), 50)
+PLAIN = "tests.core.faulty_processors:PlainProcessor"
+
+
+@dataclass
+class TopArguments(FromSamplingParams):
+    top_k: int = 0
+
+
+class NoEncode:
+    def __init__(self, spec):
+        self.spec = spec
+
+    def process(self, logits_NV, rows):
+        return logits_NV
+
+
+@dataclass
+class ListArguments:
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class TextArguments:
+    text: str = ""
+
+
+def entry(name, config=PlainProcessorArguments, target=PLAIN, **options):
+    return Entry(PROCESSOR, name, target, Origin("theirs", "m", "their-dist", "1"), config, **options)
+
+
+def prepare(params, *entries, facts=None):
+    return Processing.of(entries, facts).prepare(params.resolved({}), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "message"),
+    [
+        ({"shfit": {}}, "unknown key 'sampling.extra_args.shfit'. Did you mean 'shift'? Available: shift"),
+        ({"shift": {"amuont": 1.0}}, "unknown key 'sampling.extra_args.shift.amuont'. Did you mean 'amount'?"),
+        ({"shift": {"amount": "much"}}, "sampling.extra_args.shift.amount='much' is not a float"),
+        ({"top": {"top_k": 1}}, "unknown key 'sampling.extra_args.top'"),
+    ],
+)
+def test_unknown_names_and_wrong_values_are_refused_with_the_near_miss(extra_args, message):
+    entries = [entry("shift"), entry("top", TopArguments)]
+    with pytest.raises(RequestError) as caught:
+        prepare(SamplingParams(extra_args=extra_args), *entries)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(RequestError):
+        Processing.of(entries).check(SamplingParams(extra_args=extra_args))
+
+
+def test_a_parameter_that_no_processor_takes_is_refused():
+    with pytest.raises(RequestError, match=r"sampling.top_k=3: no logits processor that takes it is loaded here"):
+        prepare(SamplingParams(top_k=3), entry("shift"))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (entry("shift", target="nowhere:Nothing"), "processor 'shift' of plugin 'theirs'"),
+        (entry("shift", target="tests.core.test_processing:TopArguments"), "does not keep its contract"),
+        (entry("shift", needs=Needs(devices=("cuda",))), "does not fit: device is cpu, needs cuda"),
+        (entry("shift", ListArguments, "tests.core.test_processing:NoEncode"), "needs encode and load"),
+    ],
+)
+def test_a_processor_that_cannot_be_used_is_named_and_only_when_asked_for(broken, message):
+    facts = Facts("cpu", "float32")
+    assert prepare(SamplingParams(), broken, facts=facts) is NOTHING
+    with pytest.raises(RequestError, match=message):
+        given = {"tokens": [1]} if broken.config is ListArguments else {"amount": 1.0}
+        prepare(SamplingParams(extra_args={"shift": given}), broken, facts=facts)
+
+
+def test_arguments_travel_as_columns_floats_first_then_what_was_encoded():
+    prepared = prepare(SamplingParams(extra_args={"shift": {"amount": 1.0, "token": 7}}), entry("shift"))
+    assert [(index, values.tolist()) for index, values in prepared.records] == [(0, [0x3F800000, 7, 7])]
+    assert prepared.used(0) == prepared.used(99) == 1
+
+
+def test_processors_run_in_descending_priority():
+    stages = Processing.of([entry("a"), entry("b", priority=5), entry("c", priority=-1)]).stages
+    assert [stage.entry.name for stage in stages] == ["b", "a", "c"]
+
+
+def test_a_processor_may_end_after_some_draws(monkeypatch):
+    from tests.core.faulty_processors import PlainProcessor
+
+    monkeypatch.setattr(PlainProcessor, "num_draws", staticmethod(lambda arguments, request: 2), raising=False)
+    prepared = prepare(SamplingParams(extra_args={"shift": {"amount": 1.0}}), entry("shift"))
+    assert [prepared.used(count) for count in range(4)] == [1, 1, 0, 0]
+
+
+def make_request(id, *extra, row=0, entries=None):
+    params = SamplingParams(extra_args=dict(extra)).resolved({})
+    prepared = Processing.of(entries or [entry("one"), entry("two")]).prepare(params, FACTS)
+    request = Request(id, [1, 2, 3], params, max_tokens=4, block_size=4, seed=0, prepared=prepared)
+    request.row = row
+    return request
+
+
+def test_a_row_that_changes_hands_gets_defaults_for_what_its_last_owner_used():
+    writer = ArgumentWriter(4)
+    first = make_request(0, ("one", {"amount": 1.0}), ("two", {"amount": 2.0}))
+    step = Step()
+    writer.write(step, [first], [], [first])
+    assert (step.processor_rows.tolist(), step.processor_ids.tolist()) == ([0, 0], [0, 1])
+    assert step.processor_lens.tolist() == [2, 2] and step.processors == 3
+    writer.forget(first)
+    second, step = make_request(1, ("two", {"amount": 5.0})), Step()
+    writer.write(step, [second], [], [second])
+    assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([0, 1], [0, 2], 2)
+    writer.forget(second)
+    third, step = make_request(2), Step()
+    writer.write(step, [third], [], [third])
+    assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([1], [0], 0)
+    step = Step()
+    writer.write(step, [make_request(3)], [], [])
+    assert not len(step.processor_rows)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "config must be the dataclass of a request's arguments; it is None"),
+        (dict, "config dict is not a dataclass"),
+    ],
+)
+def test_a_registration_without_arguments_is_refused(config, message):
+    host = host_with(plugin_module(register_processors=registering("processor", "shift", config=config)))
+    assert message in host.problems[0].cause
+
+
+def test_arguments_from_sampling_params_must_be_fields_of_it():
+    @dataclass
+    class Wrong(FromSamplingParams):
+        top_q: int = 0
+
+    host = host_with(plugin_module(register_processors=registering("processor", "shift", config=Wrong)))
+    assert "config Wrong extends FromSamplingParams, which has no field 'top_q'" in host.problems[0].cause
+
+
+def test_a_plugin_may_register_processors_alone():
+    host = host_with(
+        plugin_module(register_processors=registering("processor", "shift", config=PlainProcessorArguments))
+    )
+    assert not host.problems and host.registry.find(PROCESSOR, "shift") is not None
+
+
+def test_what_is_kept_of_ended_requests_is_bounded_in_bytes():
+    processing = Processing.of([entry("text", TextArguments)])
+    tracemalloc.start()
+    for seed in range(300):
+        processing.check(SamplingParams(extra_args={"text": {"text": f"{seed:04}" * 4000}}))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert processing._built and kept < 3 * MAX_CACHED_KEYS_BYTES
+
+
+def test_large_arguments_are_not_kept_and_small_ones_are_built_once(monkeypatch):
+    built = []
+    monkeypatch.setattr("core.config.schema.build", lambda cls, given, prefix: built.append(given) or cls(**given))
+    processing = Processing.of([entry("text", TextArguments)])
+    small, large = {"text": "a"}, {"text": "a" * MAX_CACHED_KEY_BYTES}
+    for given in (small, large, small, large):
+        processing.check(SamplingParams(extra_args={"text": given}))
+    assert built == [small, large, large]

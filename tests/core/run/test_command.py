@@ -1,0 +1,702 @@
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookline.core.cli.command import is_sweep
+from hookline.core.cli.stdin import piped_text
+from hookline.core.config import settings as config_module
+from hookline.core.config.compose import compose
+from hookline.core.config.hydra_options import quote_raw_values
+from hookline.core.config.settings import validate
+from hookline.core.errors import ConfigError, PlanError, PluginError
+from hookline.core.frontend.progress import Progress, progress_bar
+from hookline.core.outputs import FinishReason, RequestOutput, Timings
+from hookline.core.plugin.host import PluginHost
+from hookline.core.run.command import main
+from hookline.core.run.prompts import DEFAULT_PROMPTS, read_prompts
+from hookline.core.run.results import write_json_lines
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.sweep import sweep
+from hookline.core.sweep.results import read_results
+from tests.core.plugin_fakes import (
+    OPTIONS,
+    PatientConfig,
+    full_plugin,
+    host_with,
+    offering_presets,
+    plugin_module,
+    preset_package,
+    registering,
+)
+
+CHOSEN = [f"{kind}={name}" for kind, name in OPTIONS.items()]
+ORDINARY_PROMPTS = [
+    "Hello, world",
+    "it's",
+    'say "hi"',
+    "a=b",
+    "What is 1 + 1?",
+    "{'a': 1}",
+    "[1, 2",
+    "${HOME}",
+    "${oops",
+    "\\${x}",
+    "C:\\dir\\",
+    "50% of $100",
+    "def f(x):\n    return x",
+    "# comment",
+    "",
+    " ",
+    "null",
+    "???",
+    "1e3",
+    "~!@#^&*()",
+    "été 你好",
+]
+
+
+@pytest.fixture(autouse=True)
+def work_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+@pytest.fixture
+def host() -> PluginHost:
+    broken = plugin_module(register_schedulers=registering("scheduler", "theirs", target="nonsense"))
+    return host_with(full_plugin(), broken)
+
+
+def output(index: int, text: str = " done", error: str | None = None) -> RequestOutput:
+    reason = FinishReason.ERROR if error else FinishReason.LENGTH
+    token_ids = [] if error else [5, 6]
+    return RequestOutput(index, f"prompt {index}", [1, 2], token_ids, reason, text="" if error else text, error=error)
+
+
+class FakeLLM:
+    """Notes what it is asked; returns `outputs` or raises what it finds there."""
+
+    calls: list[tuple[list[Any], list[SamplingParams]]]
+    outputs: Any
+
+    @classmethod
+    def from_config(cls, config: Any, host: Any) -> "FakeLLM":
+        return cls()
+
+    def __enter__(self) -> "FakeLLM":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        pass
+
+    def generate(self, prompts: list[Any], params: list[SamplingParams], progress: Any) -> Any:
+        self.calls.append((prompts, params))
+        if isinstance(self.outputs, BaseException):
+            raise self.outputs
+        return self.outputs if self.outputs is not None else [output(index) for index in range(len(prompts))]
+
+
+@pytest.fixture
+def llm(host: PluginHost, monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
+    fake = type("Fresh", (FakeLLM,), {"calls": [], "outputs": None})
+    module = ModuleType("core.frontend.llm")
+    vars(module)["LLM"] = fake
+    monkeypatch.setitem(sys.modules, "core.frontend.llm", module)
+    monkeypatch.setattr(PluginHost, "load", classmethod(lambda cls: host))
+    monkeypatch.setattr("core.cli.stdin.piped_text", lambda: None)
+    monkeypatch.setattr("core.cli.stdin.piped_text", lambda: None)
+    return fake
+
+
+def fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([*CHOSEN, *arguments]) == 2
+    out, err = capsys.readouterr()
+    last = err.strip().splitlines()[-1]
+    assert out == ""
+    assert "Traceback" not in err
+    assert last.startswith("hookline: error: ")
+    assert err.count("hookline: error: ") == 1
+    return last.removeprefix("hookline: error: ")
+
+
+# --- results
+
+
+def test_text_goes_to_standard_output_under_a_header(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CHOSEN, "prompts=[a,b]"]) == 0
+    assert capsys.readouterr().out == (
+        "=== 1/2: 2 tokens, length\nprompt 0 done\n\n=== 2/2: 2 tokens, length\nprompt 1 done\n\n"
+    )
+
+
+def test_an_answer_begins_a_line_of_its_own_in_a_chat(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CHOSEN, "prompt=a", "model.chat=true"]) == 0
+    assert capsys.readouterr().out == "=== 1/1: 2 tokens, length\nprompt 0\n done\n\n"
+
+
+def test_a_refused_request_is_one_line_and_exit_code_2(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.outputs = [output(0), output(1, error="prompt has 9000 tokens,\nengine.max_model_len is 4096")]
+    assert main([*CHOSEN, "prompts=[a,b]"]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("=== 1/2") and "2/2" not in out
+    assert err.splitlines()[-1] == (
+        "hookline: request 2/2 was refused: prompt has 9000 tokens, engine.max_model_len is 4096"
+    )
+
+
+def test_several_completions_are_numbered_below_their_prompt(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = output(0)
+    several.others = [RequestOutput(1, "prompt 0", [1, 2], [7], FinishReason.STOP, text=" other", index=1)]
+    llm.outputs = [several]
+    assert main([*CHOSEN, "prompt=a", "sampling.n=2"]) == 0
+    assert capsys.readouterr().out == (
+        "=== 1/1, completion 1: 2 tokens, length\nprompt 0 done\n\n"
+        "=== 1/1, completion 2: 1 tokens, stop\nprompt 0 other\n\n"
+    )
+    assert main([*CHOSEN, "prompt=a", "sampling.n=2", "output=out.jsonl"]) == 0
+    [line] = Path("out.jsonl").read_text().splitlines()
+    assert json.loads(line)["others"] == [
+        {"text": " other", "token_ids": [7], "finish_reason": "stop", "stop_reason": None}
+    ]
+
+
+def test_usage_is_said_on_standard_error_when_asked_for(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.outputs = [output(0), output(1)]
+    llm.outputs[1].timings = Timings(10.0, 10.5, 11.0, 14.0)
+    assert main([*CHOSEN, "prompts=[a,b]", "usage=true"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "hookline: 4 prompt tokens (0 cached), 4 completion tokens; "
+        "means: queued 0.500 s, first token 1.000 s, end 4.000 s"
+    )
+    assert main([*CHOSEN, "prompts=[a,b]"]) == 0
+    assert "prompt tokens" not in capsys.readouterr().err
+
+
+def test_usage_must_be_a_bool(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails(["prompt=a", "usage=3"], capsys) == "usage=3 is not a bool"
+
+
+def test_output_writes_json_lines_in_order(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.outputs = [output(0), output(1, error="too long")]
+    assert main([*CHOSEN, "prompts=[a,b]", "output=out, it's.jsonl"]) == 2
+    lines = [json.loads(line) for line in Path("out, it's.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == [0, 1]
+    assert lines[0] == {
+        "index": 0,
+        "request_id": 0,
+        "prompt": "prompt 0",
+        "prompt_token_ids": [1, 2],
+        "text": " done",
+        "token_ids": [5, 6],
+        "finish_reason": "length",
+        "stop_reason": None,
+        "num_cached_tokens": 0,
+        "error": None,
+    }
+    assert lines[1]["error"] == "too long"
+    assert capsys.readouterr().out == ""
+    assert os.listdir() == ["out, it's.jsonl"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+
+    def no_space(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("core.run.results.os.replace", no_space)
+    with pytest.raises(ConfigError, match=r"output=.*out.jsonl cannot be written: No space left on device"):
+        write_json_lines([output(0)], path)
+    assert path.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["out.jsonl", "work"]
+
+
+def test_a_plain_run_leaves_no_file_behind(llm: type[FakeLLM]) -> None:
+    assert main([*CHOSEN, "prompt=x"]) == 0
+    assert os.listdir() == []
+
+
+def test_an_interrupt_exits_with_130_and_no_traceback(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.outputs = KeyboardInterrupt()
+    assert main([*CHOSEN, "prompt=x"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_error_of_ours_is_one_line(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.outputs = PlanError("scheduler 'patient'\nplans nothing")
+    assert fails(["prompt=x"], capsys) == "scheduler 'patient' plans nothing"
+
+
+def test_a_bug_of_ours_keeps_its_traceback(llm: type[FakeLLM]) -> None:
+    llm.outputs = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        main([*CHOSEN, "prompt=x"])
+
+
+# --- prompts
+
+
+@pytest.mark.parametrize("prompt", ORDINARY_PROMPTS)
+def test_a_prompt_arrives_as_it_was_typed(llm: type[FakeLLM], prompt: str) -> None:
+    assert main([*CHOSEN, f"prompt={prompt}"]) == 0
+    assert llm.calls[0][0] == [prompt]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.sampled_from("a'\"\\${},= []:()#\n\té"), max_size=10))
+def test_quoting_survives_hydra_and_omegaconf(value: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    override = OverridesParser.create().parse_override(quote_raw_values([f"prompt={value}"])[0])
+    node = OmegaConf.create({"prompt": None})
+    OmegaConf.update(node, "prompt", override.value())
+    assert OmegaConf.to_container(node, resolve=True) == {"prompt": value}
+
+
+def test_other_arguments_keep_hydras_grammar(llm: type[FakeLLM]) -> None:
+    assert main([*CHOSEN, 'prompts=["a, b", [1, 2]]']) == 0
+    assert llm.calls[0][0] == ["a, b", [1, 2]]
+
+
+def test_without_any_source_the_default_prompts_run(llm: type[FakeLLM]) -> None:
+    assert main(CHOSEN) == 0
+    assert llm.calls[0][0] == list(DEFAULT_PROMPTS)
+
+
+def test_an_open_and_silent_standard_input_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("core.cli.stdin.PATIENCE_S", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stream:
+        assert piped_text(stream) is None
+        assert "open and silent" in caplog.text
+        os.write(writing, b"late\n")
+        os.close(writing)
+        assert piped_text(stream) == "late\n"
+
+
+def test_piped_text_is_one_prompt_a_line(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.cli.stdin.piped_text", lambda: "one\n\n  \ntwo, three\n")
+    assert main(CHOSEN) == 0
+    assert llm.calls[0][0] == ["one", "two, three"]
+
+
+def test_standard_input_is_left_alone_when_there_is_a_source() -> None:
+    def read() -> str:
+        raise AssertionError("read")
+
+    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [("x", SamplingParams())]
+
+
+def test_a_text_file_holds_one_prompt_a_line(llm: type[FakeLLM]) -> None:
+    Path("a, b.txt").write_text("one\n\ntwo's\n")
+    assert main([*CHOSEN, "prompts_file=a, b.txt"]) == 0
+    assert llm.calls[0][0] == ["one", "two's"]
+
+
+def test_json_lines_hold_three_forms_and_their_own_sampling(llm: type[FakeLLM]) -> None:
+    rows = [
+        {"prompt": "a\u2028b", "max_tokens": 3},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"prompt_token_ids": [1, 2], "stop_token_ids": [7]},
+    ]
+    Path("p.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    assert main([*CHOSEN, "prompts_file=p.jsonl", "sampling.temperature=0"]) == 0
+    prompts, params = llm.calls[0]
+    assert prompts == ["a\u2028b", [{"role": "user", "content": "hi"}], [1, 2]]
+    assert params == [
+        SamplingParams(temperature=0, max_tokens=3),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, stop_token_ids=(7,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("{", "p.jsonl:2: not JSON: "),
+        ("3", "p.jsonl:2: not a JSON object but int"),
+        (
+            '{"prompt": "a", "max_token": 3}',
+            "p.jsonl:2: unknown key 'max_token'. Did you mean 'max_tokens'? Available:",
+        ),
+        ('{"max_tokens": 3}', "p.jsonl:2: needs one of prompt, messages, prompt_token_ids; it has none"),
+        (
+            '{"prompt": "a", "messages": []}',
+            "p.jsonl:2: needs one of prompt, messages, prompt_token_ids; it has prompt",
+        ),
+        ('{"prompt": 3}', "p.jsonl:2: prompt=3 is not a text"),
+        ('{"prompt_token_ids": ["a"]}', "p.jsonl:2: prompt_token_ids=['a'] is not a list of token ids"),
+        ('{"messages": "hi"}', "p.jsonl:2: messages is not a list of objects with role and content"),
+        ('{"prompt": "a", "max_tokens": 0}', "p.jsonl:2: sampling.max_tokens=0 must be at least 1"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], line: str, error: str
+) -> None:
+    Path("p.jsonl").write_text('{"prompt": "fine"}\n' + line + "\n")
+    assert fails(["prompts_file=p.jsonl"], capsys).startswith(error)
+    assert llm.calls == []
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["scheduler=patiant"], "no scheduler named 'patiant'. Did you mean 'patient'? Available: hasty, patient"),
+        (["scheduler=theirs"], "scheduler 'theirs' of plugin 'plugin1' (their-dist 1.2) cannot be used: scheduler "),
+        (["kernels=quik"], "no kernels named 'quik'. Did you mean 'quick'? Available: auto, quick, slow"),
+        (["experiment=latncy"], "no experiment named 'latncy'. Did you mean 'latency'? Available: "),
+        (["workload=smoke"], "this command takes no 'workload'; python -m core.bench takes it"),
+        (["modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
+        (["+modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
+        (
+            ["scheduler.max_wait=3"],
+            "unknown key 'scheduler.max_wait'. Did you mean 'max_wait_ms'? Available: max_wait_ms",
+        ),
+        (["scheduler.max_nun_seqs=3"], "unknown key 'scheduler.max_nun_seqs'. Did you mean 'engine.max_num_seqs'?"),
+        (["+scheduler.foo=3"], "unknown key 'scheduler.foo'. Available: max_wait_ms, fair, limit"),
+        (["engine.max_num_seq=3"], "unknown key 'engine.max_num_seq'. Did you mean 'max_num_seqs'? Available: "),
+        (["+engine.foo=3"], "unknown key 'engine.foo'. Available: max_num_seqs"),
+        (["scheduler.max_wait_ms=soon"], "scheduler.max_wait_ms='soon' is not a float"),
+        (["engine.max_num_seqs=abc"], "engine.max_num_seqs='abc' is not an int"),
+        (["engine.max_num_seqs="], "engine.max_num_seqs='' is not an int"),
+        (["engine.block_size=${nowhere}"], "engine.block_size: Interpolation key 'nowhere' not found"),
+        (["dtype=${nowhere}"], "dtype: Interpolation key 'nowhere' not found"),
+        (["engine.max_num_seqs=???"], "engine.max_num_seqs='???' stands for a value that is missing; set engine."),
+        (
+            ["scheduler.name=hasty"],
+            "'scheduler.name=hasty' would change a name and not the option; write scheduler=hasty",
+        ),
+        (["scheduler=null"], "scheduler needs an option; it can be neither null nor deleted"),
+        (["scheduler=hasty,patient"], "scheduler=hasty,patient has several values; add -m to run one job for each"),
+        (["device=cpu x"], "device='cpu x' is not one of auto, cpu, cuda, cuda:N"),
+        (["device={cpu"], "cannot read the value of device={cpu; put it in quotes: \"device='...'\""),
+        (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
+        (["--cfg", "jab"], "argument --cfg/-c: invalid choice: 'jab'"),
+        (["device"], "cannot read argument 'device'; arguments have the form key=value"),
+        (["sampling.temprature=1"], "unknown key 'sampling.temprature'. Did you mean 'temperature'?"),
+        (["sampling.temperature=-1"], "sampling.temperature=-1 must be a finite number of at least 0"),
+        (["sampling.max_tokens=0"], "sampling.max_tokens=0 must be at least 1"),
+        (["sampling=5"], "sampling=5 is not a mapping of sampling parameters"),
+        (["prompt=a", "prompts=[b]"], "prompt and prompts are both set; give the prompts one way"),
+        (["prompts=hello"], "prompts='hello' is not a list; write prompts='[\"a\", \"b\"]', or prompt= for one"),
+        (["prompts=[]"], "prompts=[] holds no prompt"),
+        (["prompts=[1,2]"], "prompts[0]=1 is neither a text nor a list of token ids; quote a text"),
+        (["prompts_file=none.txt"], "prompts_file=none.txt cannot be read: No such file or directory"),
+        (["prompts_file=p.csv"], "prompts_file=p.csv: the name must end in .txt (a prompt a line) or .jsonl"),
+        (["output=a.txt"], "output=a.txt: the name must end in .jsonl; leave output out to print text"),
+        (["output=no/such/a.jsonl"], "output=no/such/a.jsonl: the folder no/such does not exist; make it first"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    assert fails(arguments, capsys).startswith(error)
+    assert llm.calls == []
+    assert os.listdir() == []
+
+
+def test_a_deleted_option_is_refused(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*(one for one in CHOSEN if "scheduler" not in one), "~scheduler"]) == 2
+    assert capsys.readouterr().err.endswith("python -m core.info lists them\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"\n \n", "prompts_file=p.txt holds no prompt"),
+        (b"\xff\xfe", "prompts_file=p.txt cannot be read: 'utf-8' codec can't decode"),
+    ],
+)
+def test_an_unusable_prompts_file_is_named(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], content: bytes, error: str
+) -> None:
+    Path("p.txt").write_bytes(content)
+    assert fails(["prompts_file=p.txt"], capsys).startswith(error)
+
+
+def test_an_output_that_is_a_folder_is_refused(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.jsonl").mkdir()
+    assert fails(["output=a.jsonl"], capsys) == "output=a.jsonl is a folder; name a file"
+
+
+def test_a_broken_plugin_is_mentioned_but_stops_nobody(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CHOSEN, "prompt=x"]) == 0
+    assert "hookline: plugin 'plugin1' (their-dist 1.2): scheduler 'theirs': target" in capsys.readouterr().err
+
+
+# --- Hydra
+
+
+def test_logging_is_left_as_it_was(llm: type[FakeLLM]) -> None:
+    logger = logging.getLogger("hookline")
+    before = (logger.level, list(logger.handlers))
+    main([*CHOSEN, "prompt=x"])
+    assert (logger.level, logger.handlers) == before
+
+
+def test_help_and_cfg_show_options_and_run_nothing(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CHOSEN, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("python -m core.run [option=name | key=value] ...: completes prompts.")
+    assert "scheduler: hasty, patient" in out
+    assert main([*CHOSEN, "scheduler.limit=7", "--cfg", "job"]) == 0
+    assert "limit: 7" in capsys.readouterr().out
+    assert llm.calls == []
+
+
+def test_the_environment_and_argv_are_left_as_they_were(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = list(sys.argv)
+    main([*CHOSEN, "prompt=x"])
+    assert sys.argv == before
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_an_experiment_sets_engine_keys_and_the_command_line_wins(llm: type[FakeLLM], host: PluginHost) -> None:
+    folder = Path("mine")
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "few.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /scheduler: hasty\nengine: {max_num_seqs: 3, block_size: 8}\n"
+    )
+    rest = [one for one in CHOSEN if "scheduler" not in one]
+    tree = compose([*rest, "experiment=few", "engine.block_size=4", "--config-dir", "mine"], host)[0].tree
+    assert tree["scheduler"]["name"] == "hasty"
+    assert (tree["engine"]["max_num_seqs"], tree["engine"]["block_size"]) == (3, 4)
+
+
+@pytest.mark.parametrize("extra", [[], ["hydra.searchpath=[]"], ["hydra.searchpath=[pkg://plugin_presets]"]])
+def test_a_plugins_preset_is_the_same_on_the_command_line_and_in_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("plugin_presets", None)
+    preset_package(
+        tmp_path, "plugin_presets", {"scheduler/eager": "defaults: [patient, _self_]\nlimit: 3\nfair: false\n"}
+    )
+    host = host_with(full_plugin(), offering_presets("plugin_presets"))
+    arguments = [*(one for one in CHOSEN if "scheduler" not in one), "scheduler=eager", "scheduler.max_wait_ms=2"]
+    tree = compose([*arguments, *extra], host)[0].tree
+    composed = validate({key: tree[key] for key in config_module.ENGINE_KEYS}, host)
+    library = validate({**OPTIONS, "scheduler": {"name": "eager", "max_wait_ms": 2}}, host)
+    assert composed == library
+    assert composed.scheduler.config == PatientConfig(2.0, False, 3)
+
+
+def test_a_frozen_config_can_be_overridden() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Frozen:
+        limit: int = 1
+
+    plugin = plugin_module(register_schedulers=registering("scheduler", "frozen", config=Frozen))
+    host = host_with(full_plugin(), plugin)
+    rest = [one for one in CHOSEN if "scheduler" not in one]
+    tree = compose([*rest, "scheduler=frozen", "scheduler.limit=5"], host)[0].tree
+    assert tree["scheduler"] == {"name": "frozen", "limit": 5}
+
+
+@pytest.mark.parametrize("argument", ["={a: 1}", ".a=1"])
+def test_a_mapping_takes_keys_of_its_own_but_no_other_place_does(host: PluginHost, argument: str) -> None:
+    tree = compose([*CHOSEN, f"model.hf_overrides{argument}"], host)[0].tree
+    assert tree["model"]["hf_overrides"] == {"a": 1}
+    with pytest.raises(ConfigError, match=r"unknown key 'model.hf_override'\. Did you mean 'hf_overrides'"):
+        compose([*CHOSEN, f"model.hf_override{argument}"], host)
+
+
+def test_options_of_an_earlier_host_are_gone(host: PluginHost) -> None:
+    other = host_with(plugin_module(register_schedulers=registering("scheduler", "only")))
+    for kind in ("model", "sampler", "kernels"):
+        other.registry.add(host.choose(kind, OPTIONS[kind]))
+    compose(CHOSEN, host)
+    with pytest.raises(PluginError, match="no scheduler named 'patient'"):
+        compose(CHOSEN, other)
+
+
+# --- sweeps
+
+
+def started_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
+    """Stands in for the jobs' processes; notes the arguments and the standard input of each."""
+    started: list[tuple[list[str], str | None]] = []
+
+    def run_child(
+        command: Sequence[str], cwd: str, text: str | None, log: Path, timeout_s: Any, environ: Any
+    ) -> dict[str, Any]:
+        started.append((list(command[3:]), text))
+        if "scheduler.limit=1" in command:
+            return {"status": "failed", "error": "no such luck", "exit_code": 2}
+        Path(command[-1].removeprefix("output=")).touch()
+        return {"status": "done", "error": None, "exit_code": 0}
+
+    monkeypatch.setattr(sweep, "run_child", run_child)
+    return started
+
+
+def test_each_job_of_a_sweep_gets_its_own_arguments_and_folder(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = started_jobs(monkeypatch)
+    arguments = [*CHOSEN, "-m", "scheduler.limit=1,2", "prompt=it's, ${x", "hydra.sweep.dir=outputs/here"]
+    assert main(arguments) == 1
+    folder = Path.cwd() / "outputs" / "here"
+    assert [job[4] for job, _ in started] == ["scheduler.limit=1", "scheduler.limit=2"]
+    assert all("prompt=it's, ${x" in job for job, _ in started)
+    assert [job[-1] for job, _ in started] == [f"output={folder / str(number) / 'output.jsonl'}" for number in (0, 1)]
+    err = capsys.readouterr().err
+    assert "hookline: job 0 failed: no such luck; the others run on" in err
+    assert "hookline: 1 of 2 jobs succeeded" in err
+    assert llm.calls == []
+
+
+def test_a_sweep_takes_a_file_name_but_no_folder_for_output(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = started_jobs(monkeypatch)
+    assert main(["-m", *CHOSEN, "seed=1,2", "prompt=x", "output=mine.jsonl"]) == 0
+    assert [Path(job[-1]).name for job, _ in started] == ["mine.jsonl"] * 2
+    assert main(["-m", *CHOSEN, "seed=1,2", "prompt=x", "output=a/mine.jsonl"]) == 2
+    assert "output=a/mine.jsonl: each job of a sweep has its own folder; give a file name alone" in (
+        capsys.readouterr().err
+    )
+    assert main(["-m", *CHOSEN, "seed=1,2", "prompt=x", "profile=trace.json"]) == 2
+    assert "profile=trace.json: all jobs of a sweep would write there; leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "given"), [([], "piped"), (["prompt=x"], None), (["prompts=[a]"], None)])
+def test_piped_prompts_are_read_once_for_all_jobs(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str | None
+) -> None:
+    started = started_jobs(monkeypatch)
+    texts = iter(["piped"])
+    monkeypatch.setattr(sweep, "piped_text", lambda: next(texts))
+    assert main(["-m", *CHOSEN, "seed=1,2", *arguments]) == 0
+    assert [text for _, text in started] == [given, given]
+
+
+def test_a_sweep_into_the_same_folder_runs_only_what_is_not_done_yet(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = started_jobs(monkeypatch)
+    common = ["-m", *CHOSEN, "prompt=x", "hydra.sweep.dir=here"]
+    assert main([*common, "scheduler.limit=1,2"]) == 1
+    assert main([*common, "scheduler.limit=3,2,1"]) == 1
+    assert [job[-3] for job, _ in started] == [f"scheduler.limit={limit}" for limit in (1, 2, 3, 1)]
+    err = capsys.readouterr().err
+    assert f"hookline: job 1 is finished already, in {Path.cwd() / 'here' / '1'}" in err
+    assert "hookline: 2 of 3 jobs succeeded" in err
+    records = read_results(Path("here"))
+    assert {record["overrides"][-2]: record["status"] for record in records} == {
+        "scheduler.limit=1": "failed",
+        "scheduler.limit=2": "done",
+        "scheduler.limit=3": "done",
+    }
+    folders = [record["folder"] for record in records]
+    assert len(set(folders)) == 3, "a job took the folder of another one"
+
+
+def test_nobody_but_the_results_own_keys_tells_jobs_apart(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    started = started_jobs(monkeypatch)
+    common = ["-m", *CHOSEN, "hydra.sweep.dir=here", "prompt=x"]
+    assert main([*common, "seed=1", "scheduler.limit=4"]) == 0
+    assert main([*common, "scheduler.limit=4", "seed=1", "output=other.jsonl"]) == 0
+    assert len(started) == 1
+    assert main(["-m", *CHOSEN, "hydra.sweep.dir=here", "prompt=y", "seed=1", "scheduler.limit=4"]) == 0
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["-m"], True), (["--multirun"], True), (["--multi"], True), (["prompt=-m"], False), (["--"], False), ([], False)],
+)
+def test_a_sweep_is_recognised_by_its_flag(arguments: list[str], expected: bool) -> None:
+    assert is_sweep(arguments) is expected
+
+
+DEVELOPED = """
+from core.contracts import ModelConfig
+from core.contracts.hooks import hookimpl
+
+API_VERSION = 1
+
+@hookimpl
+def register_models(register): register("tiny", "nowhere:Tiny", config=ModelConfig)
+
+@hookimpl
+def register_schedulers(register): register("patient", "nowhere:Patient")
+
+@hookimpl
+def register_samplers(register): register("dice", "nowhere:Dice")
+
+@hookimpl
+def register_kernels(register): register("slow", "nowhere:Slow")
+"""
+
+
+def run_command(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    (folder / "developed_plugin.py").write_text(DEVELOPED)
+    path = os.pathsep.join([str(folder), str(Path(sweep.__file__).parents[1])])
+    environ = {**os.environ, "HOOKLINE_PLUGINS": "developed_plugin", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "core.run", *CHOSEN, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, input=text, env=environ, timeout=120)
+
+
+def test_failed_jobs_do_not_stop_the_others_and_give_exit_code_1(tmp_path: Path) -> None:
+    done = run_command(tmp_path, "-m", "engine.max_num_seqs=0,-1", "prompt=x")
+    assert done.returncode == 1, done.stderr
+    assert "engine.max_num_seqs=0 must be at least 1" in done.stderr
+    assert "engine.max_num_seqs=-1 must be at least 1" in done.stderr
+    assert "hookline: 0 of 2 jobs succeeded" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["job", "status"],
+        ["0", "failed"],
+        ["1", "failed"],
+    ]
+
+
+def test_the_command_reads_the_environments_plugins_and_fails_in_one_line(tmp_path: Path) -> None:
+    done = run_command(tmp_path, "sampling.max_tokens=0", text="piped prompt\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "hookline: error: sampling.max_tokens=0 must be at least 1"
+
+
+# --- progress
+
+
+def test_there_is_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert progress_bar(3) is None
+
+
+def test_the_progress_bar_shows_live_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    monkeypatch.setattr("core.frontend.progress.time.monotonic", lambda: now[0])
+    bar = Progress(2)
+    bar.update(0, 100, 0)
+    now[0] = 1.0
+    bar.update(1, 100, 20)
+    bar.update(1, 0, 0)
+    bar._bar.refresh()
+    bar.close()
+    err = capsys.readouterr().err
+    assert "prefill 200 tok/s, decode 20 tok/s" in err
+    assert "2/2" in err

@@ -1,0 +1,27 @@
+"""What others wrote appears in errors in one line of sane length."""
+
+import pytest
+
+from hookline.core.errors import clipped, shown
+
+
+@pytest.mark.parametrize("value", ["much", 1.5, None, [1, 2], {"a": True}])
+def test_short_values_are_shown_whole(value):
+    assert shown(value) == repr(value)
+
+
+@pytest.mark.parametrize("value", ["x" * 10**7, ["y" * 10**5] * 50, {str(i): "z" * 1000 for i in range(1000)}])
+def test_long_values_are_cut(value):
+    assert len(shown(value)) < 500 and "..." in shown(value)
+
+
+def test_a_deep_value_is_shown_without_its_depth():
+    value = []
+    for _ in range(10**5):
+        value = [value]
+    assert len(shown(value)) < 100
+
+
+def test_lines_and_escape_sequences_stay_in_one_line():
+    assert clipped("a\nb\x1b[2J\u2028") == r"a\nb\x1b[2J\u2028"
+    assert clipped("a" * 300) == "a" * 100 + "..." + "a" * 100

@@ -1,0 +1,103 @@
+"""Texts that cannot fit, or cannot be tokenized: refused in one line, the first before any tokenizing."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hookline.core.errors import RequestError
+from hookline.core.frontend.output_processor import Desk
+from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.tokenizer.codec import Codec
+from tests.core.test_desk import outputs, params
+
+MAX_LEN = 16
+LONGEST = 5
+"""Characters of the longest token."""
+
+
+def codec(normalizer=None, *, is_bytes=True, max_len=MAX_LEN, **options):
+    """A tokenizer of bytes, or of words, that counts what it tokenizes."""
+    if is_bytes:
+        names = sorted(pre_tokenizers.ByteLevel.alphabet())
+        merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+        names += ["".join(pair) for pair in merges]
+        tokenizer = Tokenizer(models.BPE(vocab={name: id_ for id_, name in enumerate(names)}, merges=merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    else:
+        tokenizer = Tokenizer(models.WordLevel({"hello": 0, "<unk>": 1}, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    found = Codec(None, max_len=max_len, **options)
+    found._tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    found._tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    found.tokenized, encode = [], found._tokenizer.encode
+    found._tokenizer.encode = lambda text, **options: found.tokenized.append(text) or encode(text, **options)
+    return found
+
+
+def refusal(make):
+    with pytest.raises(RequestError) as caught:
+        make()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    return str(caught.value)
+
+
+def test_a_text_longer_than_so_many_of_the_longest_token_is_refused_untokenized():
+    one = codec()
+    assert len(one.encode("hello" * MAX_LEN)) == MAX_LEN
+    one.tokenized.clear()
+    assert refusal(lambda: one.encode("hello" * MAX_LEN + "h")) == (
+        "the prompt has 81 characters, and the 16 tokens that there is room for have at most 80; shorten it, or raise "
+        "engine.max_model_len (engine.num_blocks, if it is the KV cache that holds no more)"
+    )
+    assert not one.tokenized
+
+
+def test_without_a_limit_any_text_is_tokenized():
+    assert len(codec(max_len=None).encode("hello" * 1000)) == 1000
+
+
+def test_the_messages_of_a_chat_count_as_the_text_that_they_become():
+    messages = [{"role": "user", "content": "hello" * MAX_LEN}, {"role": "user", "content": "h"}]
+    one = codec()
+    assert "81 characters" in refusal(lambda: one.encode(messages)) and not one.tokenized
+    assert "81 characters" in refusal(lambda: codec(chat=True).encode("hello" * MAX_LEN + "h"))
+    assert len(one.encode(messages[:1])) == MAX_LEN
+
+
+def test_a_normalizer_that_joins_characters_has_room_for_those_it_joins():
+    text = "\u03b1\u0313\u0300\u0345" * 20  # four characters that NFC makes one of
+    assert len(codec(normalizers.NFC(), max_len=60).encode(text)) == 60
+    assert refusal(lambda: codec(normalizers.NFC()).encode("h" * (4 * LONGEST * MAX_LEN + 1)))
+
+
+@pytest.mark.parametrize("one", [codec(normalizers.Strip()), codec(is_bytes=False)], ids=["strips", "words"])
+def test_a_tokenizer_that_drops_characters_has_room_for_sixteen_times_as_many(one):
+    size = 16 * LONGEST * MAX_LEN
+    assert one.encode("hello" + " " * (size - 5))
+    assert f"at most {size}" in refusal(lambda: one.encode("hello" + " " * (size - 4)))
+
+
+def test_generate_refuses_the_long_prompt_alone():
+    desk = Desk(fake_engine(PlainScheduler(), vocab_size=300), codec())
+    (refused, served), _ = outputs(desk, ("h" * 1_000_000, params()), ("hello", params()))
+    assert "the prompt has 1000000 characters" in refused.error and served.error is None
+    assert desk.codec.tokenized == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda one: one.encode("a \ud800"), "a text prompt cannot be tokenized: TypeError"),
+        (lambda one: one.encode_word("\ud800"), "a word in bad_words cannot be tokenized: TypeError"),
+        (
+            lambda one: one.encode([{"role": "user", "content": "\ud800"}]),
+            "a chat prompt cannot be tokenized: TypeError",
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_in_one_line(make, message):
+    assert message in refusal(lambda: make(codec()))

@@ -1,0 +1,61 @@
+"""Which captured graph a decode step replays, with a recorder in the place of CUDA's."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hookline.core.step.message import Step
+from hookline.core.util.arrays import ints
+from hookline.core.worker.decode_graphs import DecodeGraphs, _Graph
+from hookline.core.worker.model_runner import PLAIN, Extras
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Graphs of 2 and 4 rows whose replay returns the rows they were given; `recorded` lists what was captured."""
+    device = torch.device("cpu")
+    pipeline = SimpleNamespace(is_graph_safe=lambda processors: processors != 4)
+    worker = SimpleNamespace(table=SimpleNamespace(padding_row=9, device=device), pipeline=pipeline, begin=lambda: None)
+    graphs = DecodeGraphs(worker, [2, 4], 64)
+    graphs.recorded = []
+
+    def record(size, is_shared, extras):
+        rows_G = torch.zeros(size, dtype=torch.int64)
+        graphs.recorded.append((size, extras))
+        return _Graph(SimpleNamespace(replay=lambda: None), rows_G, rows_G)
+
+    monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    graphs.capture(None)
+    return graphs
+
+
+def test_a_step_takes_the_smallest_graph_that_holds_it(graphs):
+    assert graphs.launch(torch.tensor([5, 6, 7])).tolist() == [5, 6, 7]
+    assert graphs.launch(torch.tensor([3])).tolist() == [3]
+    assert graphs.recorded == [(4, PLAIN), (2, PLAIN)]
+
+
+def test_a_graph_with_extras_is_captured_when_it_is_first_needed(graphs):
+    extras = Extras(processors=3, num_logprobs=5)
+    for _ in range(3):
+        graphs.launch(torch.tensor([5, 6, 7]), extras)
+    assert graphs.recorded[2:] == [(4, extras)]
+
+
+def test_the_longest_unused_graph_with_extras_makes_room(graphs, monkeypatch):
+    monkeypatch.setattr("core.worker.decode_graphs.MAX_EXTRA_GRAPHS", 2)
+    one, two, three = (Extras(processors=number) for number in (1, 2, 3))
+    for extras in (one, two, one, three, one, two):
+        graphs.launch(torch.tensor([5]), extras)
+    assert [extras for _, extras in graphs.recorded[2:]] == [one, two, three, two]
+    graphs.launch(torch.tensor([5]))
+    assert len(graphs.recorded) == 6  # plain graphs stay
+
+
+def test_no_graph_holds_chunks_forbidden_tokens_or_processors_that_cannot_be_captured(graphs):
+    assert graphs.hold(Step(decode_rows=ints([1])), Extras(3, 5))
+    assert not graphs.hold(Step(decode_rows=ints([1])), Extras(4))
+    assert not graphs.hold(Step(chunk_rows=ints([1])), PLAIN)
+    assert not graphs.hold(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN)

@@ -1,0 +1,183 @@
+"""Which of a step's tokens a worker asks a model for, and what it takes for the answer."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hookline import LLM, SamplingParams
+from hookline.core.contracts import Attend, AttentionSpec, Batch, wanted_rows
+from hookline.core.step.captured import PromptShape, prompt_shapes
+from hookline.core.step.message import Step
+from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.core.worker.decode_graphs import DecodeGraphs
+from hookline.core.worker.prompt_graphs import PromptGraphs
+from hookline.core.worker.worker import Worker
+from tests.hf_models import one_prompt
+
+
+class EveryRow:
+    """A token's hidden state is its id; notes how many were wanted and given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int | None, int]] = []
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        rows_N = wanted_rows(attend)
+        hidden_ND = self.some(token_ids_T.float().unsqueeze(1), rows_N)
+        self.calls.append((None if rows_N is None else len(rows_N), len(hidden_ND)))
+        return hidden_ND
+
+    def some(self, hidden_TD: Tensor, rows_N: Tensor | None) -> Tensor:
+        return hidden_TD
+
+
+class WantedRows(EveryRow):
+    def some(self, hidden_TD: Tensor, rows_N: Tensor | None) -> Tensor:
+        return hidden_TD if rows_N is None else hidden_TD[rows_N]
+
+
+@pytest.mark.parametrize("model_class", [EveryRow, WantedRows])
+@pytest.mark.parametrize(
+    ("tokens", "num_asked"),
+    [(None, None), ([3], 1), ([], 1), ([4, 0, 0], 3), ([4, 3, 2, 1, 0], None), ([0, 1, 2, 3, 4, 4, 4], None)],
+)
+def test_the_hidden_states_are_those_of_the_tokens_named_whatever_the_model_computes(model_class, tokens, num_asked):
+    model, worker = model_class(), Worker.__new__(Worker)
+    worker.model, worker.kernels, worker.kv_layers = model, PlainKernels(None, cast(Any, None)), []
+    batch = one_prompt([50, 51, 52, 53, 54])
+    hidden_ND = worker.forward(batch, None if tokens is None else torch.tensor(tokens, dtype=torch.int64))
+    assert hidden_ND.squeeze(1).tolist() == [50 + token for token in (range(5) if tokens is None else tokens)]
+    given = num_asked if model_class is WantedRows and num_asked is not None else 5
+    assert model.calls == [(num_asked, given)]
+
+
+@pytest.fixture
+def served():
+    """An engine of the bundled model, its worker, and the forwards to come: tokens, rows asked for and rows given."""
+    sizes = dict(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, block_size=16, num_blocks=16)
+    with LLM(device="cpu", dtype="float32", engine=sizes) as llm:
+        worker: Worker = llm.engine.executor
+        forwards: list[tuple[int, list[int] | None, int]] = []
+        forward = worker.model.forward
+
+        def noted(token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+            hidden_ND, rows_N = forward(token_ids_T, positions_T, attend), wanted_rows(attend)
+            assert rows_N is None or rows_N.dtype == torch.int64
+            forwards.append((len(token_ids_T), None if rows_N is None else rows_N.tolist(), len(hidden_ND)))
+            return hidden_ND
+
+        worker.model.forward = noted
+        yield llm, worker, forwards
+
+
+def test_the_engine_asks_for_the_rows_it_draws_from(served):
+    llm, _, forwards = served
+    prompts = [[1, 2, 3], [4, 5, 6, 7], list(range(20))]
+    llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True, temperature=0))
+    # Prompts first: two whole ones and 9 tokens of the third, the other 11; then all rows of decode steps.
+    assert forwards[:3] == [(16, [2, 6], 2), (11, [10], 1), (3, None, 3)]
+
+
+def test_a_chunk_that_nothing_is_drawn_from_is_asked_for_one_row(served):
+    llm, _, forwards = served
+    llm.generate([list(range(20))], SamplingParams(max_tokens=1, temperature=0))
+    assert forwards == [(16, [0], 1), (4, [3], 1)]
+
+
+def test_prompts_that_are_scored_are_computed_whole(served):
+    llm, _, forwards = served
+    llm.generate([[1, 2, 3, 4]], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert forwards == [(4, None, 4)]
+
+
+def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
+    _, worker, _ = served
+    prompts, shape = PromptGraphs(worker, (), 64), PromptShape(32, 0, 4)
+    step = Step(
+        chunk_rows=np.array([0, 1]),
+        chunk_starts=np.array([0, 0]),
+        chunk_lens=np.array([3, 5]),
+        token_ids_T=np.arange(8),
+        sampled_chunks=np.array([0, 1]),
+        max_context_len=5,
+    )
+    wanted = []
+
+    def forward(batch: Any, tokens_N: Tensor) -> Tensor:
+        wanted.append(tokens_N.tolist())
+        return torch.zeros(len(tokens_N), 256)
+
+    worker.forward = forward
+    with torch.inference_mode():
+        assert len(prompts.step(prompts.inputs(step, shape), shape)) == 4
+    assert wanted == [[2, 7, 0, 0]]
+
+
+def test_a_rehearsal_computes_the_largest_step_and_draws_from_the_row_counts_that_kernels_name(served):
+    _, worker, forwards = served
+    place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
+    worker.rehearse(place)
+    assert forwards == [(16, None, 16)]
+    worker.kernels.own_row_counts = (1, 3)
+    worker.rehearse(place)
+    assert forwards[1:] == [(16, None, 16), (2, [0], 1), (6, [0] * 3, 3)]
+
+
+def test_a_rehearsal_of_graphs_computes_those_that_hold_most(served, monkeypatch):
+    worker, shapes = served[1], []
+    monkeypatch.setattr(DecodeGraphs, "step", lambda _, rows_G: shapes.append(len(rows_G)))
+    monkeypatch.setattr(PromptGraphs, "step", lambda _, inputs, shape: shapes.append(shape))
+    spec = AttentionSpec(4, 2, 64, 16, 100, 384, 4096, torch.device("cpu"), torch.float32)
+    worker.rehearse_graphs(spec, prompt_shapes(100, 384, 4096))
+    assert shapes[0] == 100 and set(shapes[1:]) == {PromptShape(384, 96, 4, 15), PromptShape(384, 0, 31, 15)}
+
+
+class AtOnce(PromptGraphs):
+    """Computes what a graph would replay, and notes which shapes were taken."""
+
+    def __init__(self, worker: Worker, *limits: int) -> None:
+        super().__init__(worker, prompt_shapes(*limits), limits[-1])
+        self.taken: list[tuple[int, int]] = []
+        prepare = worker.kernels.prepare
+
+        def with_lengths(batch: Batch) -> None:
+            """Kernels of the CPU need lengths on the host, and no rows without queries."""
+            if batch.query_starts_host is None:
+                lens_B = np.diff(batch.query_starts_B1.numpy())
+                rows = torch.from_numpy(np.flatnonzero(lens_B))
+                batch.context_lens_B, batch.block_table_BM = batch.context_lens_B[rows], batch.block_table_BM[rows]
+                batch.query_starts_host = np.concatenate([[0], np.cumsum(lens_B[rows])]).astype(np.int32)
+                batch.query_starts_B1 = torch.from_numpy(batch.query_starts_host)
+                batch.context_lens_host = batch.context_lens_B.numpy()
+            prepare(batch)
+
+        worker.kernels.prepare = with_lengths  # type: ignore[method-assign]
+
+    def launch(self, step: Step, shape: PromptShape) -> Tensor:
+        self.taken.append((len(step.decode_rows), shape.num_decodes))
+        tokens_N = self.step(self.inputs(step, shape), shape)
+        assert self.worker.table.length_R[self.worker.table.padding_row] == 1
+        return tokens_N[: step.num_sampled]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("scheduler", ["chunked", "longest_first"])
+def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, overlap):
+    sizes = dict(max_num_batched_tokens=48, max_num_seqs=20, max_model_len=96, block_size=16, num_blocks=60)
+    sizes["overlap"] = overlap
+    prompts = [[(7 * index + place) % 250 for place in range(3 + 11 * index % 60)] for index in range(40)]
+    params = [
+        SamplingParams(max_tokens=4 + index % 25, ignore_eos=True, temperature=index % 2, seed=index)
+        for index in range(40)
+    ]
+    with LLM(device="cpu", dtype="float32", scheduler=scheduler, engine=sizes) as llm:
+        plain = [output.token_ids for output in llm.generate(prompts, params)]
+        llm.engine.pool.reset_cache()
+        worker: Worker = llm.engine.executor
+        graphs = worker.prompt_graphs = AtOnce(worker, 20, 48, 96)
+        assert [output.token_ids for output in llm.generate(prompts, params)] == plain
+        assert {decodes for _, decodes in graphs.taken} == {0, 16}
+        assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)
