@@ -9,7 +9,7 @@ import os
 from hookline.core.contracts import hookimpl
 from hookline.plugins.models import Qwen3Config
 
-API_VERSION = 1
+API_VERSION = 2
 VARIABLE = "FAULTY_RANK"
 
 

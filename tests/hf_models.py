@@ -15,13 +15,13 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, Model, ModelSpec, Runtime
 from hookline.core.distributed.partition import head_parts
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.batches import Row, make_batch
 from hookline.core.worker.model_runner import PagedAttention
 from hookline.plugins.kernels.torch_reference import TorchKernels
 
 BLOCK_SIZE = 8
-ALONE = Ranks()
+ALONE = LocalRanks()
 QWEN3 = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -73,7 +73,7 @@ def _save(
     return model
 
 
-def attention_spec(spec: ModelSpec, ranks: Ranks, **options: Any) -> AttentionSpec:
+def attention_spec(spec: ModelSpec, ranks: LocalRanks, **options: Any) -> AttentionSpec:
     """The spec of one rank's kernels."""
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
     sizes: dict[str, Any] = dict(block_size=BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256)
@@ -81,7 +81,7 @@ def attention_spec(spec: ModelSpec, ranks: Ranks, **options: Any) -> AttentionSp
     return AttentionSpec(heads.size, kv_heads.size, spec.head_dim, **{**sizes, **place, **options})
 
 
-def build(model_class: Any, config: dict[str, Any], ranks: Ranks = ALONE) -> tuple[Model, TorchKernels, Tensor]:
+def build(model_class: Any, config: dict[str, Any], ranks: LocalRanks = ALONE) -> tuple[Model, TorchKernels, Tensor]:
     """A model of one rank with uninitialised weights, its kernels, and a zeroed cache [2, layers, N, S, K, E]."""
     spec = model_class.spec(config)
     attention = attention_spec(spec, ranks)

@@ -21,9 +21,9 @@ BARE = (
     "core.bench",
     "core.simulate",
     "core.info",
-    "core.config.settings",
-    "core.config.compose",
-    "core.sweep.sweep",
+    "hookline.core.config.settings",
+    "hookline.core.config.compose",
+    "hookline.core.sweep.sweep",
     "core.contracts",
 )
 
@@ -73,24 +73,24 @@ def test_importing_it_imports_no_torch(module: str) -> None:
 
 
 def test_importing_the_kernels_imports_no_torch() -> None:
-    assert_bare("import plugins.kernels")
+    assert_bare("import hookline.plugins.kernels")
 
 
 def test_loading_all_plugins_imports_no_torch() -> None:
     assert_bare(
-        "from core.plugin.host import PluginHost\nfrom core.config.settings import validate\n"
+        "from hookline.core.plugin.host import PluginHost\nfrom core.config.settings import validate\n"
         "host = PluginHost.load(environ={})\nassert not host.problems, host.problems\nvalidate({}, host)"
     )
 
 
 def test_the_entry_point_imports_the_standard_library_alone() -> None:
-    assert_bare("import core.run", "omegaconf", "hydra", "pluggy", "numpy")
+    assert_bare("import hookline.core.run", "omegaconf", "hydra", "pluggy", "numpy")
 
 
 def test_reading_the_command_line_imports_no_numpy() -> None:
     """A mistake in an argument is answered before anything large is imported."""
     assert_bare(
-        "from core.run import main\nassert main(['sampling.top_kk=1', 'prompt=x']) == 2\n"
+        "from hookline.core.run import main\nassert main(['sampling.top_kk=1', 'prompt=x']) == 2\n"
         "try: main(['--help'])\nexcept SystemExit: pass",
         "numpy",
     )

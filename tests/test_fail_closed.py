@@ -12,15 +12,14 @@ from hookline.core.run.command import main
 
 FAULTY = """
 from dataclasses import dataclass
-from core.contracts import Needs
-from core.contracts.hooks import hookimpl
-from plugins.schedulers.prefill_first import PrefillFirst
-from plugins.samplers.gumbel import Gumbel
-from plugins.kernels.torch_reference import TorchKernels
-from plugins.models.qwen3 import Qwen3
-from plugins.models import Qwen3Config
+from hookline.core.contracts import Needs, hookimpl
+from hookline.plugins.schedulers.prefill_first import PrefillFirst
+from hookline.plugins.samplers.gumbel import Gumbel
+from hookline.plugins.kernels.torch_reference import TorchKernels
+from hookline.plugins.models.qwen3 import Qwen3
+from hookline.plugins.models import Qwen3Config
 
-API_VERSION = 1
+API_VERSION = 2
 
 @dataclass
 class Config:
@@ -68,9 +67,9 @@ OTHERS = {
     "of_tomorrow": "API_VERSION = 2\n",
     "broken_import": "import no_such_module\n",
     "exits": "raise SystemExit(3)\n",
-    "forgot_the_marker": "API_VERSION = 1\ndef register_schedulers(register): register('unmarked', 'faulty:NoPlan')\n",
+    "forgot_the_marker": "API_VERSION = 2\ndef register_schedulers(register): register('unmarked', 'faulty:NoPlan')\n",
     "clashes": (
-        "from core.contracts.hooks import hookimpl\nAPI_VERSION = 1\n@hookimpl\ndef register_schedulers(register):\n"
+        "from hookline.core.contracts import hookimpl\nAPI_VERSION = 2\n@hookimpl\ndef register_schedulers(register):\n"
         "    register('clashing', 'faulty:NoPlan')\n    register('prefill_first', 'faulty:NoPlan')\n"
     ),
 }
@@ -169,7 +168,7 @@ def test_a_job_of_a_sweep_that_sees_other_plugins_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "moody.py").write_text(
-        "import os\nfrom core.contracts.hooks import hookimpl\nAPI_VERSION = 1\n@hookimpl\n"
+        "import os\nfrom hookline.core.contracts import hookimpl\nAPI_VERSION = 2\n@hookimpl\n"
         "def register_schedulers(register):\n"
         f"    if os.getpid() == {os.getpid()}: register('here_alone', 'faulty:NoPlan')\n"
         "    register('everywhere', 'faulty:NoPlan')\n"
@@ -189,6 +188,6 @@ def test_a_machine_without_enough_memory_is_told_what_to_lower(monkeypatch):
     def full(*arguments):
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    monkeypatch.setattr("core.worker.request_table.RequestTable", full)
+    monkeypatch.setattr("hookline.core.worker.request_table.RequestTable", full)
     with pytest.raises(CapacityError, match=r"lower engine.max_num_seqs, .*: can't allocate memory: you tried to"):
         LLM(device="cpu")

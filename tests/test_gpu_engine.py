@@ -78,7 +78,7 @@ def test_triton_graphs_and_overlap_give_the_tokens_of_plain_torch(plain, engine)
 
 
 def test_a_shared_prefix_is_read_once_and_changes_no_token(plain, monkeypatch):
-    monkeypatch.setattr("core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 100)
+    monkeypatch.setattr("hookline.core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 100)
     llm = make()
     used = []
     launch = llm.engine.executor.graphs.launch

@@ -93,7 +93,7 @@ def test_a_slow_step_of_all_ranks_and_a_compilation_on_one_are_waited_for(make, 
 
 
 def test_ranks_that_all_hang_are_all_named_and_get_longer(make, monkeypatch):
-    monkeypatch.setattr("core.executor.monitor.STEP_TIMEOUTS", 2)
+    monkeypatch.setattr("hookline.core.executor.monitor.STEP_TIMEOUTS", 2)
     with make("all:3:hang", step_timeout_s=1.5) as llm:
         with pytest.raises(RankError, match=r"rank 0 of 2 .* and rank 1 of 2 .* got no further in a step for 3.\d s"):
             llm.generate([[1, 2, 3], [4, 5]], PARAMS)

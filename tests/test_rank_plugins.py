@@ -10,13 +10,13 @@ from hookline.core.errors import RankError
 
 PLUGIN = """
 import os
-from core.contracts.hooks import hookimpl
-API_VERSION = 1
+from hookline.core.contracts import hookimpl
+API_VERSION = 2
 @hookimpl
 def register_schedulers(register):
-    register("everywhere", "plugins.schedulers.prefill_first:PrefillFirst")
+    register("everywhere", "hookline.plugins.schedulers.prefill_first:PrefillFirst")
     if os.environ["ONLY_SEEN_BY"] in ("all", str(os.getpid())):
-        register("somewhere", "plugins.schedulers.prefill_first:PrefillFirst")
+        register("somewhere", "hookline.plugins.schedulers.prefill_first:PrefillFirst")
 """
 
 

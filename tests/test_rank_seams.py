@@ -23,10 +23,9 @@ PROMPTS = [prompt for prompt, _ in LOAD]
 PARAMS = [SamplingParams(max_tokens=24, **options) for _, options in LOAD]
 PLUGIN = """
 import os
-from core.contracts import FromSamplingParams
-from core.contracts.hooks import hookimpl
+from hookline.core.contracts import FromSamplingParams, hookimpl
 from dataclasses import dataclass
-API_VERSION = 1
+API_VERSION = 2
 @dataclass
 class Config:
     value: int = 0
@@ -61,7 +60,7 @@ def processes(monkeypatch):
             super().__init__(*arguments)
             started.append(self.process)
 
-    monkeypatch.setattr("core.executor.child.Child", Noted)
+    monkeypatch.setattr("hookline.core.executor.child.Child", Noted)
     return started
 
 

@@ -355,7 +355,7 @@ def test_plots_are_png_files(sweep, capsys):
 
 
 def test_the_command_imports_no_torch_and_explains_itself():
-    code = "import sys; from core.report.command import main; main(['-h']); print('torch' in sys.modules)"
+    code = "import sys; from hookline.core.report.command import main; main(['-h']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{USAGE}\nFalse\n"
 

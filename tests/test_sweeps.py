@@ -16,10 +16,9 @@ from hookline.core.util.json_lines import read_lines
 ROOT = Path(__file__).parents[1]
 FAULTY = """
 import os, signal
-from core.contracts import Plan
-from core.contracts.hooks import hookimpl
+from hookline.core.contracts import Plan, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 
 class Raising:
     def __init__(self, config): pass

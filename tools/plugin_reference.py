@@ -14,34 +14,56 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "plugins_reference.md"
-HEAD = """# Reference: hooks and contracts
+KINDS = (
+    "model",
+    "weights",
+    "kernels",
+    "batch",
+    "ranks",
+    "exchange",
+    "sampler",
+    "processor",
+    "scheduler",
+    "observer",
+    "needs",
+)
+"""Modules of core/contracts, in the order of the page."""
+LAYERS = ("linear", "vocab", "experts", "rope")
+HEAD = """# Reference: hooks, contracts, layers
 
-Generated from `core/contracts/hooks.py`, `core/contracts.py`, `core/contracts/batch.py` and `core/scheduling.py` by `python
-tools/plugin_reference.py`; a test keeps it true.
-[plugins.md](plugins.md) says how to use them, and what may change when.
+Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says how
+to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
+`hookline.core.layers`, and what policies are made of from `hookline.core.scheduling`.
 """
 
 
 def reference() -> str:
     """The whole file."""
-    hooks, contracts = _module("core/contracts/hooks.py"), _module("core/contracts.py")
+    hooks = _module("core/contracts/hooks.py")
     lines = [HEAD, "## Hooks\n"]
     for node in hooks.body:
         if isinstance(node, ast.FunctionDef) and any(ast.unparse(one) == "hookspec" for one in node.decorator_list):
             lines += _function(node)
     registrar = next(node for node in hooks.body if isinstance(node, ast.ClassDef) and node.name == "Registrar")
-    lines += [*_class(registrar), "## Contracts\n"]
-    for node in [*contracts.body, *_module("core/contracts/batch.py").body]:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            lines += _class(node)
-    moves = _module("core/scheduling.py")
-    lines += ["## Moves of scheduler policies\n", inspect.cleandoc(ast.get_docstring(moves) or ""), ""]
-    for node in moves.body:
-        if isinstance(node, ast.ClassDef):
-            lines += _class(node)
-        elif isinstance(node, ast.FunctionDef):
-            lines += _function(node)
+    lines += _class(registrar)
+    for kind in KINDS:
+        lines += _section(f"Contracts: {kind}", f"core/contracts/{kind}.py")
+    lines += _section("What policies are made of", "core/scheduling.py")
+    for name in LAYERS:
+        lines += _section(f"Layers: {name}", f"core/layers/{name}.py")
+    lines += _section("Outputs", "core/outputs.py")
+    lines += _section("Errors", "core/errors.py")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(title: str, path: str) -> Iterator[str]:
+    module = _module(path)
+    yield from (f"## {title}\n", inspect.cleandoc(ast.get_docstring(module) or ""), "")
+    for node in module.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _class(node)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield from _function(node)
 
 
 def _module(path: str) -> ast.Module:

@@ -13,7 +13,7 @@ from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.config.settings import Config
 from hookline.core.contracts import AttentionSpec, ModelSpec
 from hookline.core.distributed.partition import head_parts
-from hookline.core.distributed.ranks import ALONE, Ranks
+from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet
@@ -29,7 +29,7 @@ class Choice:
     spec: ModelSpec
     attention: AttentionSpec
     kernels: Entry
-    ranks: Ranks
+    ranks: LocalRanks
     facts: Facts
     """What the needs of all entries were compared with."""
     plugins: tuple[str, ...]
@@ -71,7 +71,7 @@ def choose(config: Config, host: PluginHost, rank: int = 0) -> Choice:
     model_class = chosen(config.model).load()
     checkpoint = resolve_model(config.model.config, model_class)
     spec: ModelSpec = model_class.spec(checkpoint.config)
-    ranks = Ranks(rank, config.tp)
+    ranks = LocalRanks(rank, config.tp)
     device = pick_device(config.device, ranks)
     facts = Facts(
         device=device.type,
@@ -102,7 +102,7 @@ def refuse_unmet(entry: Entry, facts: Facts) -> None:
     entry.load()
 
 
-def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+def pick_device(name: str, ranks: LocalRanks = ALONE) -> torch.device:
     """The device a name means; "auto" is the first GPU if there is one. Each further rank has the GPU after.
 
     Raises: ConfigError if one of them is not there.
@@ -133,7 +133,7 @@ def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> str:
 
 
 def attention_spec(
-    config: Config, spec: ModelSpec, ranks: Ranks, facts: Facts, device: torch.device, kernels: Entry
+    config: Config, spec: ModelSpec, ranks: LocalRanks, facts: Facts, device: torch.device, kernels: Entry
 ) -> AttentionSpec:
     """Attention sizes of one rank."""
     engine = config.engine

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Protocol
+
+import torch
 
 from hookline.core.assembly.choice import Choice, choose, chosen
+from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.worker import build_worker
-from hookline.core.config.settings import Config, chosen_entries
+from hookline.core.config.settings import Config, EngineConfig, chosen_entries
 from hookline.core.contracts import Limits
 from hookline.core.distributed.process_group import connect
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import CapacityError, RankError
+from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
 from hookline.core.executor.multiproc import Links, RankGroup
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.blame import Blaming
@@ -24,19 +27,10 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers, make_observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.logits_processing import Processing
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import SizedExecutor
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
-
-
-class SizedExecutor(Executor, Protocol):
-    """An executor that says how large its KV cache turned out."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that requests can hold."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,6 @@ def build_executor(choice: Choice, processing: Processing) -> SizedExecutor:
     """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
     if choice.ranks.size == 1:
         return build_worker(choice, processing)
-    from hookline.core.assembly.engine import start_ranks
-
     return start_ranks(choice, processing)
 
 
@@ -118,8 +110,9 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    links = Links(choice)
-    built: Worker | Ranks = choice.ranks
+    engine = choice.config.engine
+    links = Links(choice.ranks.size, MAIN, task_of(choice), timeouts(engine, choice.device))
+    built: Worker | LocalRanks = choice.ranks
     monitor = links.monitor
     try:
         monitor.wait_until_all("here")
@@ -138,3 +131,9 @@ def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
         built.close()  # else its memory would stay for as long as the error does
         raise error from None
     return RankGroup(worker, links)
+
+
+def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
+    """How long ranks may take. A GPU's marks come often enough that all of them being silent is no better than one."""
+    all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
+    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s)

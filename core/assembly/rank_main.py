@@ -1,28 +1,30 @@
-"""The process of one further rank: builds its plugin host and worker from plain data, then computes what it is sent.
-
-Decides nothing and knows no requests. It ends when it is told to, when it fails, and when its parent is gone.
-"""
+"""The process of one further rank: what rank 0 tells it, and how it builds its plugin host and worker from that."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import sys
-import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
+from hookline.core.assembly.choice import Choice
 from hookline.core.config.settings import Config
 from hookline.core.distributed.heartbeat import Pulse
-from hookline.core.executor.messages import Line, send_message
-from hookline.core.executor.rank_loop import _compute, _live, _report, _shared, _waiter
-from hookline.core.executor.ring import RingReader
+from hookline.core.executor.rank_loop import run_rank
 from hookline.core.plugin.registry import KINDS, Option
+from hookline.core.worker.worker import Worker
+
+MAIN = f"{__name__}:main"
+"""What a further rank's process runs."""
+
+
+def task_of(choice: Choice) -> dict[str, Any]:
+    """What a further rank builds its worker from, as plain data."""
+    return {"config": config_tree(choice.config, choice.kernels.name), "plugins": choice.plugins}
 
 
 def config_tree(config: Config, kernels: str) -> dict[str, Any]:
-    """The configuration as the plain tree that `core.config.settings.validate` reads again in another process; no observers.
+    """The configuration as the plain tree that `config.settings.validate` reads again in another process; no observers.
 
     kernels: the entry that was chosen, since one process chooses for all.
     """
@@ -37,29 +39,12 @@ def _option(option: Option) -> dict[str, Any]:
     return {"name": option.name, **({} if option.config is None else asdict(option.config))}
 
 
-def main(fd: int) -> NoReturn:
-    """Run one rank over the inherited socket `fd`; never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, and what it means is the parent's to say
-    parent = socket.socket(fileno=fd)
-    try:
-        task = Line(parent).first()
-    except ConnectionError:
-        os._exit(1)
-    pulse = Pulse(_shared(task), task["rank"])
-    threading.Thread(target=_live, args=(parent, pulse), daemon=True).start()
-    try:
-        _serve(parent, task, pulse)
-    except BaseException as error:
-        _report(parent, error)
-        os._exit(1)
-    # No destructors: those of collectives wait for ranks that may have ended already.
-    sys.stderr.flush()
-    os._exit(0)
+def main() -> NoReturn:
+    """Run one rank over the inherited socket whose number is the only argument; never returns."""
+    run_rank(int(sys.argv[1]), _build)
 
 
-def _serve(parent: socket.socket, task: dict[str, Any], pulse: Pulse) -> None:
-    import torch
-
+def _build(task: Mapping[str, Any], pulse: Pulse, meet: Callable[[], None]) -> Worker:
     from hookline.core.assembly.choice import choose
     from hookline.core.assembly.worker import build_worker
     from hookline.core.config.settings import chosen_entries, validate
@@ -68,18 +53,11 @@ def _serve(parent: socket.socket, task: dict[str, Any], pulse: Pulse) -> None:
     from hookline.core.plugin.host import PluginHost
     from hookline.core.requests.logits_processing import Processing
 
-    torch.set_num_threads(task["num_threads"])
     host = PluginHost.load()
     host.check_same(task["plugins"], f"rank {task['rank']}")
-    config, wait = validate(task["config"], host), _waiter(parent)
+    config = validate(task["config"], host)
     with Blaming(chosen_entries(config, host), "while starting"):
         choice = choose(config, host, task["rank"])
-        send_message(parent, {"here": True})
-        wait()  # until every rank is there
+        meet()
         ranks = connect(join(task["port"]), choice.ranks, choice.device, pulse)
-        worker = build_worker(replace(choice, ranks=ranks), Processing.of(host.registry, choice.facts))
-    reader = RingReader(_shared(task)[task["ring_start"] :], choice.ranks.size - 1, task["rank"] - 1)
-    send_message(parent, {"ready": True})
-    _compute(worker, reader, wait, pulse)
-    if choice.device.type == "cuda":
-        torch.cuda.synchronize(choice.device)
+        return build_worker(replace(choice, ranks=ranks), Processing.of(host.registry, choice.facts))

@@ -61,7 +61,7 @@ def run_benchmarks(arguments: list[str], name: str = "bench", measure_: Measure 
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
-        return run_sweep(arguments, host, f"core.{name}")
+        return run_sweep(arguments, host, name)
     jobs = compose(arguments, host, config_name=name)
     return execute(jobs[0].tree, host, measure_) if jobs else 0
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def revision() -> str | None:
     """The commit's hash, with "-dirty" if files were changed since; None without a clone or without git."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

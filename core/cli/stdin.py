@@ -7,12 +7,13 @@ import select
 import sys
 from typing import TextIO
 
-from hookline.core.contracts import PROJECT
 from hookline.core.errors import ConfigError
 
+SOURCES = ("prompt", "prompts", "prompts_file")
+"""Keys that give prompts; with any of them standard input is not read."""
 PATIENCE_S = 2.0
 """How long standard input may be silent before it counts as not given."""
-_log = logging.getLogger(PROJECT)
+_log = logging.getLogger("hookline")
 
 
 def piped_text(stream: TextIO | None = None) -> str | None:

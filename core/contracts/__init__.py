@@ -1,4 +1,8 @@
-"""TODO"""
+"""What plugins implement and what they are given: protocols and plain values, and nothing that runs.
+
+A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `testing` and the errors.
+Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.
+"""
 
 from hookline.core.contracts.batch import Batch
 from hookline.core.contracts.exchange import (
@@ -11,11 +15,11 @@ from hookline.core.contracts.exchange import (
     FusedExchange,
     PeerMemory,
 )
-from hookline.core.contracts.hooks import Registrar, hookimpl
+from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
 from hookline.core.contracts.kernels import AttentionSpec, ExpertKernels, FusedKernels, Kernels, QKNorm, Rope
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
-from hookline.core.contracts.observer import Observer, StepStats
+from hookline.core.contracts.observer import EngineView, Observer, StepStats
 from hookline.core.contracts.processor import (
     FromSamplingParams,
     LogitsProcessor,
@@ -23,6 +27,7 @@ from hookline.core.contracts.processor import (
     ProcessorSpec,
     RequestFacts,
 )
+from hookline.core.contracts.ranks import Ranks
 from hookline.core.contracts.sampler import Sampler, SamplingBatch
 from hookline.core.contracts.scheduler import (
     ALL,
@@ -34,7 +39,6 @@ from hookline.core.contracts.scheduler import (
     Scheduler,
     SchedulerView,
 )
-from hookline.core.contracts.version import API_VERSION
 from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
 
 __all__ = [
@@ -50,6 +54,7 @@ __all__ = [
     "Batch",
     "BlockBudget",
     "CheckpointSource",
+    "EngineView",
     "Everyone",
     "Exchange",
     "ExpertKernels",
@@ -72,6 +77,7 @@ __all__ = [
     "Plan",
     "ProcessorSpec",
     "QKNorm",
+    "Ranks",
     "Registrar",
     "RequestFacts",
     "RequestView",

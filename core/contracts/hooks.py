@@ -14,11 +14,12 @@ import pluggy
 from hookline.core.contracts.needs import Needs
 
 if TYPE_CHECKING:
-    from hookline.core.contracts.observer import StepStats
-    from hookline.core.engine.engine import Engine
+    from hookline.core.contracts.observer import EngineView, StepStats
     from hookline.core.outputs import RequestOutput
 
 NO_NEEDS = Needs()
+API_VERSION = 2
+"""Version of this interface, the public names of core; a plugin states the one it was written for."""
 PROJECT = "hookline"
 """pluggy project name, and the entry-point group that plugins are found in."""
 
@@ -139,7 +140,7 @@ def config_packages() -> list[str]:  # type: ignore[empty-body]
 
 
 @hookspec
-def on_engine_start(engine: Engine) -> None:
+def on_engine_start(engine: EngineView) -> None:
     """Observe an engine that is ready to take requests.
 
     When:    once per engine, in the process that plans, after the KV cache is allocated.
@@ -166,7 +167,7 @@ def on_request_end(output: RequestOutput) -> None:
 
 
 @hookspec
-def on_engine_stop(engine: Engine) -> None:
+def on_engine_stop(engine: EngineView) -> None:
     """Observe an engine that is being closed.
 
     When:    once per engine, before its memory is released; also after an error.

@@ -1,7 +1,7 @@
 """The numerical back end of a rank: the operations that models and core compute with.
 
-Legend: T tokens of a step, B requests of a step, D hidden, H heads, K kv heads, E head dim, C = (H + 2K) * E, P positions,
-F intermediate features of this rank, X experts, A experts of a token.
+Legend: T tokens of a step, B requests of a step, D hidden, H heads, K kv heads, E head dim, C = (H + 2K) * E,
+P positions, F intermediate features of this rank, X experts, A experts of a token.
 """
 
 from __future__ import annotations

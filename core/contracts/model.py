@@ -10,15 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
-from hookline.core.contracts.kernels import Kernels, QKNorm, Rope
-
 if TYPE_CHECKING:
-    from torch import device, dtype
+    from torch import Tensor, device, dtype
 
+    from hookline.core.contracts.kernels import Kernels, QKNorm, Rope
+    from hookline.core.contracts.ranks import Ranks
     from hookline.core.contracts.weights import WeightTarget
-    from hookline.core.distributed.ranks import Ranks
 
 
 @dataclass
@@ -56,8 +53,8 @@ class ModelSpec:
 class Attend(Protocol):
     """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer.
 
-    Core's own also has `rows_N`, which `core.contracts.wanted_rows` reads: the tokens whose hidden states are wanted, (N,)
-    int64 on the device, in any order, some perhaps twice; None, or no such attribute, means all.
+    Core's own also has `rows_N`, which `wanted_rows` reads: the tokens whose hidden states are wanted, (N,) int64 on
+    the device, in any order, some perhaps twice; None, or no such attribute, means all.
     """
 
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
@@ -107,7 +104,7 @@ class Model(Protocol):
         """Hidden states after the final norm.
 
         Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D), or (N, D) of the rows that
-        `core.contracts.wanted_rows(attend)` names: what follows the last layer's attention need be computed for those alone.
+        `wanted_rows(attend)` names: what follows the last layer's attention need be computed for those alone.
         Device: no host sync; graph-safe if the kernels are.
         """
         ...

@@ -29,8 +29,8 @@ class Needs:
     """A capability: every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
     graph_prefill: bool = False
     """A capability of kernels that are graph_safe: so may steps with prompts, be there decodes in them or not, whose
-    lengths then only the device knows (`core.contracts.Batch` says what such a batch looks like). Without it, decode steps
-    alone are captured."""
+    lengths then only the device knows (`Batch` says what such a batch looks like). Without it, decode steps alone are
+    captured."""
     shared_prefix: bool = False
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     vocabulary_shards: bool = False

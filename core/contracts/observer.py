@@ -6,8 +6,48 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from hookline.core.engine.engine import Engine
+    from collections.abc import Callable
+
     from hookline.core.outputs import RequestOutput
+
+
+class EngineView(Protocol):
+    """What an observer may read of an engine: live, and never to be changed."""
+
+    @property
+    def model_name(self) -> str:
+        """The checkpoint, as the configuration names it."""
+        ...
+
+    @property
+    def policy(self) -> str:
+        """Name of the scheduler policy."""
+        ...
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds; the clock of all times in StepStats and in a RequestOutput's timings."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are running."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to run, preempted ones among them."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds; their contents may still be found again."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +97,7 @@ class Observer(Protocol):
         """Keep the config."""
         ...
 
-    def on_engine_start(self, engine: Engine) -> None:
+    def on_engine_start(self, engine: EngineView) -> None:
         """See the hook."""
         ...
 
@@ -69,6 +109,6 @@ class Observer(Protocol):
         """See the hook."""
         ...
 
-    def on_engine_stop(self, engine: Engine) -> None:
+    def on_engine_stop(self, engine: EngineView) -> None:
         """See the hook."""
         ...

@@ -28,8 +28,8 @@ class SamplingBatch:
 class Sampler(Protocol):
     """Draws one token per row. Constructed as `Sampler(config)`. Stateless: the same inputs give the same tokens.
 
-    It may have an attribute `score`, a function that does what `core.worker.model_runner.scored` does, faster: core calls it with
-    logits on a GPU, inside of graphs too if the entry is graph_safe.
+    It may have an attribute `score`, a function that does what `core.worker.model_runner.scored` does, faster: core
+    calls it with logits on a GPU, inside of graphs too if the entry is graph_safe.
     """
 
     def __init__(self, config: Any) -> None:

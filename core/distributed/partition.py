@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hookline.core.contracts import Part
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.contracts import Part, Ranks
 from hookline.core.errors import ConfigError
 
 _MOST_RANKS_LISTED = 64

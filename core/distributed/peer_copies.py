@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.core.distributed.chunking import MOST_CHUNKS
 from hookline.core.distributed.cuda_driver import Driver
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Kernels
@@ -97,7 +97,7 @@ class PeerCopies:
     """One rank's part. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
 
     def __init__(
-        self, ranks: Ranks, layout: Layout, addresses: list[int], memory_X: Tensor, driver: Driver, asides: Asides
+        self, ranks: LocalRanks, layout: Layout, addresses: list[int], memory_X: Tensor, driver: Driver, asides: Asides
     ) -> None:
         self.rank, self.size, self.layout, self.driver = ranks.rank, ranks.size, layout, driver
         self.addresses, self.asides, self._memory_X = addresses, asides, memory_X

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, WORD_BYTES, PeerMemory
 from hookline.core.distributed.cuda_driver import HANDLE_BYTES, Driver
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import HooklineError
 
 
@@ -38,13 +38,13 @@ class PeerBlocks:
         self.driver.free(self.addresses[self.rank])
 
 
-def all_reach_each_other(ranks: Ranks, device: torch.device) -> bool:
+def all_reach_each_other(ranks: LocalRanks, device: torch.device) -> bool:
     """Whether each rank's GPU can read every other one's memory; GPUs are numbered as ranks are."""
     others = [device.index - ranks.rank + rank for rank in range(ranks.size) if rank != ranks.rank]
     return bool(ranks.smallest(all(torch.cuda.can_device_access_peer(device, other) for other in others)))
 
 
-def share_blocks(ranks: Ranks, num_bytes: int, device: torch.device, driver: Driver) -> PeerBlocks | None:
+def share_blocks(ranks: LocalRanks, num_bytes: int, device: torch.device, driver: Driver) -> PeerBlocks | None:
     """Allocate a zeroed block on every rank and open all of them everywhere; None if some GPU cannot reach another.
 
     Raises: CapacityError if there is no room.
@@ -63,7 +63,7 @@ def share_blocks(ranks: Ranks, num_bytes: int, device: torch.device, driver: Dri
     return None
 
 
-def _open_others(ranks: Ranks, addresses: list[int], device: torch.device, driver: Driver) -> None:
+def _open_others(ranks: LocalRanks, addresses: list[int], device: torch.device, driver: Driver) -> None:
     """Fill in where the others' blocks are here; 0 if one cannot be reached, or its rank has no handle of it."""
     try:
         mine = driver.handle(addresses[ranks.rank])
@@ -76,7 +76,7 @@ def _open_others(ranks: Ranks, addresses: list[int], device: torch.device, drive
             addresses[rank] = driver.open(bytes(theirs_X.tolist()))
 
 
-def signals_arrive(ranks: Ranks, blocks: PeerBlocks, offsets: list[int]) -> bool:
+def signals_arrive(ranks: LocalRanks, blocks: PeerBlocks, offsets: list[int]) -> bool:
     """Whether a stream of each rank can write words into the others' blocks, and wait for words in its own.
 
     offsets: one for each writing rank.
@@ -118,7 +118,7 @@ def block_bytes(size: int, num_slots: int, slot_bytes: int) -> int:
 
 
 def share_memory(
-    ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.device, driver: Driver
+    ranks: LocalRanks, num_slots: int, slot_bytes: int, device: torch.device, driver: Driver
 ) -> PeerMemory | None:
     """Allocate a block on every rank and open all of them everywhere; None if some GPU cannot be reached.
 
@@ -134,7 +134,9 @@ def share_memory(
         raise
 
 
-def _emptied(ranks: Ranks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks) -> PeerMemory:
+def _emptied(
+    ranks: LocalRanks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks
+) -> PeerMemory:
     """The blocks as memory for exchanges, once every rank's is as it must be before the first."""
 
     def fill_header(value: int) -> None:

@@ -20,7 +20,7 @@ from hookline.core.distributed.cuda_driver import Driver
 from hookline.core.distributed.peer_copies import Asides, Layout, PeerCopies
 from hookline.core.distributed.peer_memory import all_reach_each_other, share_blocks, share_memory, signals_arrive
 from hookline.core.distributed.process_group import ProcessRanks
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.distributed.side_stream import Aside
 
 logger = logging.getLogger("hookline")
@@ -126,7 +126,7 @@ class PeerRanks(ProcessRanks):
         return super().best_tokens(scores_N, tokens_N)
 
 
-def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> Ranks:
+def with_exchange(ranks: LocalRanks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> LocalRanks:
     """The same ranks with an exchange, if they are GPUs that reach each other and the kernels offer one.
 
     Raises: CapacityError if there is no room for what it exchanges.
@@ -147,7 +147,7 @@ def with_exchange(ranks: Ranks, kernels: Kernels, spec: AttentionSpec, hidden_si
     return _extended(ranks, exchange=offered(peers))
 
 
-def with_copies(ranks: Ranks, spec: AttentionSpec, hidden_size: int) -> Ranks:
+def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> LocalRanks:
     """The same ranks with copies for sums of many rows, if they are GPUs that reach each other and steps are so large.
 
     Raises: CapacityError if there is no room for what the copies move.

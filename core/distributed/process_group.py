@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hookline.core.distributed.chunking import sensible_chunks
 from hookline.core.distributed.heartbeat import DeviceMarks, Pulse
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.distributed.side_stream import Aside
 from hookline.core.errors import RankError
 
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class ProcessRanks(Ranks):
+class ProcessRanks(LocalRanks):
     """One rank; `group` is its torch.distributed backend. Device: no host sync on a GPU; safe inside a CUDA graph.
 
     Raises: RankError from any collective if another rank is gone.
@@ -154,7 +154,7 @@ def join(port: int) -> Any:
     return c10d.TCPStore(LOOPBACK, port, is_master=False, timeout=START_TIMEOUT)
 
 
-def connect(store: Any, ranks: Ranks, device: torch.device, pulse: Pulse) -> ProcessRanks:
+def connect(store: Any, ranks: LocalRanks, device: torch.device, pulse: Pulse) -> ProcessRanks:
     """Meet the other ranks.
 
     Raises: RankError if they do not come.
@@ -166,14 +166,14 @@ def connect(store: Any, ranks: Ranks, device: torch.device, pulse: Pulse) -> Pro
         return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), pulse)
 
 
-def _gloo(store: Any, ranks: Ranks) -> Any:
+def _gloo(store: Any, ranks: LocalRanks) -> Any:
     options = c10d.ProcessGroupGloo._Options()
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = NO_TIMEOUT
     return c10d.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
 
 
-def _nccl(store: Any, ranks: Ranks) -> Any:
+def _nccl(store: Any, ranks: LocalRanks) -> Any:
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = NO_TIMEOUT
     # Its own watchdog would end the whole process when a rank is lost, and with it the caller's.

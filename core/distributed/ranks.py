@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class LocalRanks:
     """One rank of a tensor-parallel group; this class itself is the only rank, or stands for one before they meet.
 
     group: whatever a subclass moves tensors with; None here.
@@ -114,5 +114,5 @@ class Ranks:
         return value
 
 
-ALONE = Ranks()
+ALONE = LocalRanks()
 """The group of a single rank."""

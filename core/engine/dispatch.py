@@ -1,7 +1,6 @@
 """Carries out a checked plan: moves requests and blocks, and has the step written that the ranks compute.
 
-Knows no policy and no tensors. Blocks a prompt chunk fills are findable from here on, so requests of the same step
-share them: every layer writes all keys and values of a step before it attends.
+Knows no policy and no tensors.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import numpy as np
 
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, Draft, StepWriter
-from hookline.core.kv_cache.block_pool import BlockPool
-from hookline.core.kv_cache.manager import match_prefix, max_cached_blocks
+from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.running_table import Drawn
@@ -23,18 +21,18 @@ from hookline.core.util.arrays import IntArray, ints
 
 
 class Dispatcher:
-    """Owns the rows of the request table and, with the pool, every block a request holds."""
+    """Owns the rows of the request table; has the KV cache manager hand out blocks."""
 
     def __init__(
         self,
-        pool: BlockPool,
+        cache: KVCacheManager,
         queue: RequestQueue,
         max_num_seqs: int,
         *,
         shares_prefixes: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool = pool
+        self.cache = cache
         self.queue = queue
         self.slots = queue.slots
         self.free_rows = deque(range(max_num_seqs))
@@ -49,14 +47,14 @@ class Dispatcher:
         draft = Draft()
         for request, _ in plan.prefill:
             if not request.blocks:
-                self.hold_prefix(request, match_prefix(self.pool, request))
+                self.cache.touch_prefix(request, self.cache.match_prefix(request))
         self.grow_decodes(plan.decode, draft)
         for request, num_tokens in plan.prefill:
             self.start_chunk(request, num_tokens, draft)
         return self.writer.write(draft, plan.decode)
 
     def preempt(self, requests: Sequence[Request]) -> None:
-        """Take rows and blocks from running requests and queue them again; what they computed stays findable."""
+        """Take rows and blocks from running requests and queue them again; what they computed stays cached."""
         for request in requests:
             self.retire(request)
             request.num_preemptions += 1
@@ -69,7 +67,7 @@ class Dispatcher:
 
         A launched step may still use them: whoever gets them next is computed after it, on the same device queue.
         """
-        self.pool.release(request.drop_blocks())
+        self.cache.release(request)
         self.free_row(request)
 
     def free_row(self, request: Request) -> None:
@@ -88,40 +86,23 @@ class Dispatcher:
             self.queue.end(request)
             self.free_row(request)
 
-    def hold_prefix(self, request: Request, blocks: Sequence[int]) -> None:
-        """Share further findable blocks with a request that has computed nothing beyond them."""
-        self.pool.hold(blocks)
-        request.add_blocks(blocks)
-        if blocks:
-            request.parent_serial = self.pool.serial(blocks[-1])
-        request.num_registered_tokens = request.num_computed_tokens = request.num_block_tokens
-
     def start_chunk(self, request: Request, num_tokens: int, draft: Draft) -> None:
         """Admit the request if it is waiting, then plan its next tokens."""
         if request.row < 0:
-            self.extend_prefix(request)
+            self.cache.extend_prefix(request)
             num_tokens = min(num_tokens, request.num_tokens - request.num_computed_tokens)
-            if self.missing_blocks(request, num_tokens) > self.pool.num_free:
+            if self.cache.missing_blocks(request, num_tokens) > self.cache.pool.num_free:
                 # Only colliding hashes lead here: the ledger foresaw a shared block that turned out to be another's.
                 self.retire(request)
                 request.reset()
                 return
             self.admit(request, draft)
         start = request.num_computed_tokens
-        self.allocate(request, self.missing_blocks(request, num_tokens), draft)
+        draft.table += self.cache.allocate(request, self.cache.missing_blocks(request, num_tokens))
         request.num_computed_tokens += num_tokens
         self.note_progress(ints([request.slot]), draft)
-        self.register(request)
+        self.cache.cache_blocks(request)
         draft.chunks.append((request, start, num_tokens))
-
-    def extend_prefix(self, request: Request) -> None:
-        """Share what earlier chunks of this very step will have computed."""
-        for index in range(len(request.blocks), max_cached_blocks(request) if self.pool.caching else 0):
-            tokens, parent = request.block_tokens(index), request.parent_serial
-            block = self.pool.find(request.block_hash(index), tokens, parent)
-            if block is None:
-                return
-            self.hold_prefix(request, [block])
 
     def admit(self, request: Request, draft: Draft) -> None:
         """Give a waiting request a row; the blocks it shares go into the table."""
@@ -133,48 +114,14 @@ class Dispatcher:
         draft.admitted.append(request)
         draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
 
-    def missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks to allocate before `num_tokens` more tokens have a place."""
-        return max(0, -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks))
-
     def grow_decodes(self, decode: IntArray, draft: Draft) -> None:
         """One more token for each of these slots; those at a block boundary get a block."""
-        slots = self.slots
-        is_full = slots.num_computed_tokens_S[decode] >= slots.num_block_tokens_S[decode]
-        for request in slots.requests(decode[is_full]):
-            self.allocate(request, 1, draft)
-        slots.num_computed_tokens_S[decode] += 1
+        draft.table += self.cache.allocate_next(decode)
+        self.slots.num_computed_tokens_S[decode] += 1
         self.note_progress(decode, draft)
-
-    def allocate(self, request: Request, num_blocks: int, draft: Draft) -> None:
-        """Give a request further blocks."""
-        first, blocks = len(request.blocks), self.pool.allocate(num_blocks)
-        draft.table.extend((request.row, column, block) for column, block in enumerate(blocks, first))
-        request.add_blocks(blocks)
 
     def note_progress(self, slots: IntArray, draft: Draft) -> None:
         """Raise the high-water marks of these slots, and note whether any rose."""
         computed, marks = self.slots.num_computed_tokens_S[slots], self.slots.high_water_S[slots]
         draft.got_further |= bool((computed > marks).any())
         self.slots.high_water_S[slots] = np.maximum(computed, marks)
-
-    def register_each(self, slots_N: IntArray) -> None:
-        """`register` for those of these slots that have filled a block since."""
-        if self.pool.caching:
-            slots = self.slots
-            final_N = np.minimum(slots.num_computed_tokens_S[slots_N], slots.num_known_tokens_S[slots_N])
-            is_filled = final_N - slots.num_registered_tokens_S[slots_N] >= self.pool.block_size
-            for request in slots.requests(slots_N[is_filled]):
-                self.register(request)
-
-    def register(self, request: Request) -> None:
-        """Make the request's full blocks findable, as far as their tokens are known and so final."""
-        if not self.pool.caching:
-            return
-        final = min(request.num_computed_tokens, request.num_known_tokens)
-        while request.num_registered_tokens + request.block_size <= final:
-            index = request.num_registered_tokens // request.block_size
-            tokens, parent = request.block_tokens(index), request.parent_serial
-            block = request.blocks[index]
-            request.parent_serial = self.pool.register(block, request.block_hash(index), tokens, parent)
-            request.num_registered_tokens += request.block_size

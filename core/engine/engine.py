@@ -20,6 +20,7 @@ from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.errors import PASSES, HooklineError, PlanError, PluginError, RequestError
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
+from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
@@ -80,8 +81,9 @@ class Engine:
         """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; whoever drives the engine may have better to do."""
+        self.cache = KVCacheManager(pool, self.queue.slots)
         self.dispatcher = Dispatcher(
-            pool, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
+            self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
         self.last_stats: StepStats | None = None
         self.watch = StepWatch(self._now)
@@ -95,6 +97,28 @@ class Engine:
         self._idle_s = 0.0
         self._is_closed = False
         self._notify("on_engine_start", engine=self)
+
+    # ------------------------------------------------------------------------------------- EngineView, for observers
+
+    @property
+    def num_running(self) -> int:
+        """See EngineView."""
+        return len(self.queue.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """See EngineView."""
+        return len(self.queue.waiting)
+
+    @property
+    def num_blocks(self) -> int:
+        """See EngineView."""
+        return self.pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """See EngineView."""
+        return self.pool.num_free
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -309,13 +333,13 @@ class Engine:
 
     def _ask(self) -> tuple[Plan, CheckedPlan]:
         queue, limits = self.queue, self.limits.plan
-        budget, prefilling = Ledger(self.pool, queue), queue.prefilling()
+        budget, prefilling = Ledger(self.cache, queue), queue.prefilling()
         waiting, running = Views(queue.waiting), Views(queue.running)
         num_steps = queue.num_steps_without_decode
         view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps)
         try:
             plan = self.scheduler.plan(view)
-            return plan, check_plan(plan, queue, Ledger(self.pool, queue), limits, self.policy)
+            return plan, check_plan(plan, queue, Ledger(self.cache, queue), limits, self.policy)
         except (PlanError, *PASSES):
             raise
         except BaseException as error:
@@ -344,7 +368,7 @@ class Engine:
     def _commit(self, slots_N: IntArray, tokens_N: IntArray) -> list[RequestOutput]:
         """Act on new tokens; in Python only for requests that filled a block, are watched, or may have their last."""
         slots = self.queue.slots
-        self.dispatcher.register_each(slots_N)
+        self.cache.cache_filled_blocks(slots_N)
         places = slots.to_look_at(slots_N, tokens_N)
         looked_at = zip(list(slots.requests(slots_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]

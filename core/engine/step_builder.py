@@ -1,4 +1,4 @@
-"""From a plan that is carried out to the step's message: rows, tokens, block tables, and the arguments that rows need."""
+"""From a plan that is carried out to the step's message: rows, tokens, block tables, and the arguments of rows."""
 
 from __future__ import annotations
 

@@ -6,34 +6,30 @@ tensors and judges nobody; `core.executor.monitor` does.
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from hookline.core.executor.messages import Line, send_message
+from hookline.core.util.child_python import python_command
 
 _STANDARD_ERROR = 2
-_BOOT = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from core.executor.rank_loop import main
-main(int(sys.argv[2]))
-"""
 
 
 class Child:
-    """The process of one rank. `line` brings its messages."""
+    """The process of one rank. `line` brings its messages.
 
-    def __init__(self, rank: int, memory_fd: int) -> None:
+    target: what it runs, as "module:function", with its socket's number as argument.
+    """
+
+    def __init__(self, rank: int, memory_fd: int, target: str) -> None:
         self.rank = rank
         self.connection, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
+            command = python_command(target, str(theirs.fileno()))
             # Only results go to standard output, and those are the parent's.
             self.process = subprocess.Popen(
                 command,

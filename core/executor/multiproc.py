@@ -1,7 +1,8 @@
 """The executor over several ranks: rank 0 is this process, the others are its children, and all compute every step.
 
 Rank 0 sends each step through a ring in shared memory and then computes it like the others; the collectives inside keep
-them together. Knows no requests. A group that has lost a rank says so for ever; it does not heal.
+them together. Knows no requests, no configuration and no model: `core.assembly.engine` hands it rank 0's worker and
+says what a child's process runs. A group that has lost a rank says so for ever; it does not heal.
 """
 
 from __future__ import annotations
@@ -9,26 +10,24 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from hookline.core.assembly.choice import Choice
-from hookline.core.assembly.rank_main import config_tree
-from hookline.core.config.settings import EngineConfig
 from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
 from hookline.core.distributed.process_group import listen
 from hookline.core.errors import BrokenOff, HooklineError, RankError
 from hookline.core.executor.child import Child, end, kill
-from hookline.core.executor.monitor import STEP_TIMEOUTS, Monitor, Timeouts
+from hookline.core.executor.interrupt import BrokenOff
+from hookline.core.executor.monitor import Monitor, Timeouts
 from hookline.core.executor.ring import RingWriter, ring_words
 from hookline.core.executor.shared_memory import SharedWords
+from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step, pack
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray, no_ints
-from hookline.core.worker.worker import Worker
 
 RING_WORDS = 1 << 17
 """A mebibyte: a step of 16,384 prompt tokens takes an eighth of it. Larger ones go in pieces."""
@@ -41,7 +40,7 @@ CLOSE_S = 10.0
 class RankGroup:
     """`core.step.executor.Executor` over the ranks of one engine."""
 
-    def __init__(self, worker: Worker, links: Links) -> None:
+    def __init__(self, worker: SizedExecutor, links: Links) -> None:
         self.worker, self.links, self._is_closed = worker, links, False
 
     @property
@@ -110,10 +109,14 @@ class RankGroup:
 
 
 class Links:
-    """What connects rank 0 with the others: processes, shared memory, the monitor."""
+    """What connects rank 0 with the others: processes, shared memory, the monitor.
 
-    def __init__(self, choice: Choice) -> None:
-        size, engine = choice.ranks.size, choice.config.engine
+    target: what a child runs, as "module:function". task: what each child is told,
+    beside what it needs to join the group.
+    """
+
+    def __init__(self, size: int, target: str, task: Mapping[str, Any], timeouts: Timeouts) -> None:
+        self.size = size
         self.ring_start = PULSE_WORDS * size
         self.num_words = self.ring_start + ring_words(size - 1, RING_WORDS)
         self.memory = SharedWords.create(self.num_words)
@@ -123,26 +126,25 @@ class Links:
         self.writer = RingWriter(words[self.ring_start :], size - 1)
         self.store = listen()
         self.children: list[Child] = []
-        self.monitor = Monitor(self.children, pulses, timeouts(engine, choice.device))
+        self.monitor = Monitor(self.children, pulses, timeouts)
         try:
             for rank in range(1, size):
-                self.children.append(Child(rank, self.memory.fd))
-                self.children[-1].tell(self._task(choice, rank))
+                self.children.append(Child(rank, self.memory.fd, target))
+                self.children[-1].tell({**task, **self._membership(rank)})
         except BaseException:
             self.close()
             raise
         self.monitor.start()
 
-    def _task(self, choice: Choice, rank: int) -> dict[str, Any]:
+    def _membership(self, rank: int) -> dict[str, Any]:
         return {
             "rank": rank,
-            "config": config_tree(choice.config, choice.kernels.name),
-            "plugins": choice.plugins,
+            "size": self.size,
             "port": self.store.port,
             "memory_fd": self.memory.fd,
             "num_words": self.num_words,
             "ring_start": self.ring_start,
-            "num_threads": max(1, torch.get_num_threads() // choice.ranks.size),
+            "num_threads": max(1, torch.get_num_threads() // self.size),
         }
 
     def send(self, message: IntArray) -> None:
@@ -174,12 +176,6 @@ class Links:
             self.monitor.stop()
             end(self.children, CLOSE_S if self.monitor.failure is None else 0.0)
             self.memory.close()
-
-
-def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
-    """How long ranks may take. A GPU's marks come often enough that all of them being silent is no better than one."""
-    all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
-    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s)
 
 
 @contextmanager

@@ -1,25 +1,66 @@
-"""What the process of a further rank does once it stands: beats, computes each step that comes, reports and ends."""
+"""What the process of a further rank does: beats, has its worker built, computes each step that comes, and ends.
+
+Decides nothing and knows no requests. It ends when it is told to, when it fails, and when its parent is gone.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
 
 from hookline.core.distributed.heartbeat import BEAT_S, Pulse
 from hookline.core.errors import HooklineError, RankError, show_traceback
-from hookline.core.executor.messages import send_message
+from hookline.core.executor.messages import Line, send_message
 from hookline.core.executor.ring import RingReader, Wait
 from hookline.core.executor.shared_memory import SharedWords
-from hookline.core.step.message import unpack
+from hookline.core.step.message import Step, unpack
 
 _WAKE_UPS = 4096
 
 
-def _shared(task: dict[str, Any]) -> Any:
+class RankWorker(Protocol):
+    """What computes the steps of this rank."""
+
+    def compute(self, step: Step) -> Any:
+        """Start computing a step."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        ...
+
+
+Build = Callable[[Mapping[str, Any], Pulse, Callable[[], None]], RankWorker]
+"""build(task, pulse, meet) -> worker; it calls `meet` before the first collective, which waits for the other ranks."""
+
+
+def run_rank(fd: int, build: Build) -> NoReturn:
+    """Be one rank over the inherited socket `fd`; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, and what it means is the parent's to say
+    parent = socket.socket(fileno=fd)
+    try:
+        task = Line(parent).first()
+    except ConnectionError:
+        os._exit(1)
+    pulse = Pulse(_shared(task), task["rank"])
+    threading.Thread(target=_live, args=(parent, pulse), daemon=True).start()
+    try:
+        _serve(parent, task, pulse, build)
+    except BaseException as error:
+        _report(parent, error)
+        os._exit(1)
+    # No destructors: those of collectives wait for ranks that may have ended already.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _shared(task: Mapping[str, Any]) -> Any:
     return SharedWords.attach(task["memory_fd"], task["num_words"]).words
 
 
@@ -32,7 +73,24 @@ def _live(parent: socket.socket, pulse: Pulse) -> None:
     os._exit(1)
 
 
-def _compute(worker: Any, reader: RingReader, wait: Wait, pulse: Pulse) -> None:
+def _serve(parent: socket.socket, task: Mapping[str, Any], pulse: Pulse, build: Build) -> None:
+    import torch
+
+    torch.set_num_threads(task["num_threads"])
+    wait = _waiter(parent)
+
+    def meet() -> None:
+        send_message(parent, {"here": True})
+        wait()
+
+    worker = build(task, pulse, meet)
+    reader = RingReader(_shared(task)[task["ring_start"] :], task["size"] - 1, task["rank"] - 1)
+    send_message(parent, {"ready": True})
+    _compute(worker, reader, wait, pulse)
+    worker.synchronize()
+
+
+def _compute(worker: RankWorker, reader: RingReader, wait: Wait, pulse: Pulse) -> None:
     """Compute each step that comes; an empty message is the end."""
     import torch
 

@@ -1,4 +1,4 @@
-"""The ledger a plan is counted against: the block pool as it would be if the plan were carried out.
+"""The ledger a plan is counted against: the KV cache as it would be if the plan were carried out.
 
 Reads the pool and the requests, changes neither. Core replays every plan on a fresh ledger before it believes it.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from hookline.core.contracts import RequestView
-from hookline.core.kv_cache.block_pool import BlockPool
-from hookline.core.kv_cache.manager import match_prefix, max_cached_blocks
+from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.util.arrays import IntArray
@@ -18,11 +17,11 @@ from hookline.core.util.arrays import IntArray
 class Ledger:
     """`core.contracts.BlockBudget` over a pool and the live requests."""
 
-    def __init__(self, pool: BlockPool, queue: RequestQueue) -> None:
-        self._pool = pool
+    def __init__(self, cache: KVCacheManager, queue: RequestQueue) -> None:
+        self._cache, self._pool = cache, cache.pool
         self._queue = queue
         self._requests = queue.live
-        self._num_free = pool.num_free
+        self._num_free = cache.pool.num_free
         self._pending: set[int] = set()
         self._revived: set[int] = set()
         self._released: dict[int, int] = {}
@@ -37,10 +36,10 @@ class Ledger:
         live = self._requests[request.id]
         if live.blocks or not self._pool.caching:
             return 0
-        index = len(match_prefix(self._pool, live))
+        index = len(self._cache.match_prefix(live))
         if self._pending:
-            last = max_cached_blocks(live)
-            while index < last and live.block_hash(index) in self._pending:
+            last = self._cache.max_cached_blocks(live)
+            while index < last and self._cache.block_hash(live, index) in self._pending:
                 index += 1
         return index * live.block_size
 
@@ -56,7 +55,7 @@ class Ledger:
             return max(0, -(-(live.num_computed_tokens + num_tokens) // live.block_size) - len(live.blocks))
         cached = self.num_cached_tokens(request)
         new = -(-(cached + num_tokens) // live.block_size) - cached // live.block_size
-        return new + sum(map(self._is_free, match_prefix(self._pool, live)))
+        return new + sum(map(self._is_free, self._cache.match_prefix(live)))
 
     def take(self, request: RequestView, num_tokens: int) -> bool:
         """See BlockBudget."""
@@ -91,10 +90,10 @@ class Ledger:
         start = request.num_computed_tokens
         if not request.blocks:
             start = self.num_cached_tokens(request.view)
-            self._revived.update(match_prefix(self._pool, request))
+            self._revived.update(self._cache.match_prefix(request))
         if self._pool.caching and request.is_prefilling:  # what a decode computes last need not be known yet
             full = range(start // request.block_size, (start + num_tokens) // request.block_size)
-            self._pending.update(map(request.block_hash, full))
+            self._pending.update(self._cache.block_hash(request, index) for index in full)
 
     def _is_free(self, block: int) -> bool:
         return block not in self._revived and self._pool.references(block) == self._released.get(block, 0)

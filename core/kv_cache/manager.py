@@ -1,32 +1,137 @@
-"""Who holds which KV-cache block: finds, shares, allocates, caches and releases the blocks of requests."""
+"""The blocks of requests: found by their prefix, shared, allocated, cached and given back.
+
+Knows no plan and no tensors. A request carries its own blocks and hashes; only this module changes them. Legend: S
+entries of the running table.
+"""
 
 from __future__ import annotations
 
-from hookline.core.kv_cache.block_pool import ROOT, BlockPool
+from collections.abc import Sequence
+
+import numpy as np
+
+from hookline.core.kv_cache.block_pool import ROOT, BlockPool, hash_block
 from hookline.core.requests.request import Request
+from hookline.core.requests.running_table import Slots
+from hookline.core.util.arrays import IntArray
 
 
-def match_prefix(pool: BlockPool, request: Request) -> list[int]:
-    """Findable blocks that hold the request's leading tokens; never all of them, its last token is always computed."""
-    if request.match[0] != pool.version:
-        request.match = (pool.version, _walk(pool, request) if pool.caching else [])
-    return request.match[1]
+class KVCacheManager:
+    """Hands out the blocks of a pool to requests. Blocks that a chunk fills are cached as soon as it is planned:
+    requests of the same step share them, since every layer writes all keys and values of a step before it attends.
+    """
 
+    def __init__(self, pool: BlockPool, slots: Slots) -> None:
+        self.pool, self.slots = pool, slots
 
-def _walk(pool: BlockPool, request: Request) -> list[int]:
-    blocks: list[int] = []
-    parent = ROOT
-    for index in range(max_cached_blocks(request)):
-        block = pool.find(request.block_hash(index), request.block_tokens(index), parent)
-        if block is None:
-            break
-        blocks.append(block)
-        parent = pool.serial(block)
-    return blocks
+    # --------------------------------------------------------------------------------------------------- the contents
 
+    def block_tokens(self, request: Request, index: int) -> bytes:
+        """Token ids of the request's full block `index`, as bytes."""
+        size = request.block_size
+        return request.tokens[index * size : (index + 1) * size].tobytes()
 
-def max_cached_blocks(request: Request) -> int:
-    """Full blocks before the request's last known token; none while its prompt is to be scored and so computed."""
-    if request.scores is not None and request.scores.misses_prompt:
-        return 0
-    return (request.num_tokens - 1) // request.block_size
+    def block_hash(self, request: Request, index: int) -> int:
+        """Chained hash of the request's full block `index`; each is computed once."""
+        hashes = request.block_hashes
+        while len(hashes) <= index:
+            tokens = self.block_tokens(request, len(hashes))
+            hashes.append(hash_block(hashes[-1] if hashes else 0, tokens))
+        return hashes[index]
+
+    # ------------------------------------------------------------------------------------------------------- prefixes
+
+    def max_cached_blocks(self, request: Request) -> int:
+        """Full blocks before the request's last known token; none while its prompt is to be scored and so computed."""
+        if request.scores is not None and request.scores.misses_prompt:
+            return 0
+        return (request.num_tokens - 1) // request.block_size
+
+    def match_prefix(self, request: Request) -> list[int]:
+        """Cached blocks that hold the request's leading tokens; never all: its last token is always computed."""
+        if request.match[0] != self.pool.version:
+            request.match = (self.pool.version, self._find_prefix(request) if self.pool.caching else [])
+        return request.match[1]
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        blocks: list[int] = []
+        parent = ROOT
+        for index in range(self.max_cached_blocks(request)):
+            block = self._find(request, index, parent)
+            if block is None:
+                break
+            blocks.append(block)
+            parent = self.pool.serial(block)
+        return blocks
+
+    def _find(self, request: Request, index: int, parent: int) -> int | None:
+        return self.pool.find(self.block_hash(request, index), self.block_tokens(request, index), parent)
+
+    def touch_prefix(self, request: Request, blocks: Sequence[int]) -> None:
+        """Share further cached blocks with a request that has computed nothing beyond them."""
+        self.pool.hold(blocks)
+        self._add(request, blocks)
+        if blocks:
+            request.parent_serial = self.pool.serial(blocks[-1])
+        request.num_registered_tokens = request.num_computed_tokens = request.num_block_tokens
+
+    def extend_prefix(self, request: Request) -> None:
+        """Share what earlier chunks of this very step will have computed."""
+        for index in range(len(request.blocks), self.max_cached_blocks(request) if self.pool.caching else 0):
+            block = self._find(request, index, request.parent_serial)
+            if block is None:
+                return
+            self.touch_prefix(request, [block])
+
+    # ----------------------------------------------------------------------------------------------------- allocation
+
+    def missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks to allocate before `num_tokens` more tokens have a place."""
+        return max(0, -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks))
+
+    def allocate(self, request: Request, num_blocks: int) -> list[tuple[int, int, int]]:
+        """Give a request further blocks; returns what changes in its block table: (row, column, block)."""
+        first, blocks = len(request.blocks), self.pool.allocate(num_blocks)
+        self._add(request, blocks)
+        return [(request.row, column, block) for column, block in enumerate(blocks, first)]
+
+    def allocate_next(self, slots_N: IntArray) -> list[tuple[int, int, int]]:
+        """A place for one more token of each of these running requests; returns what changes in block tables."""
+        slots, changes = self.slots, []
+        is_full = slots.num_computed_tokens_S[slots_N] >= slots.num_block_tokens_S[slots_N]
+        for request in slots.requests(slots_N[is_full]):
+            changes += self.allocate(request, 1)
+        return changes
+
+    def _add(self, request: Request, blocks: Sequence[int]) -> None:
+        request.blocks.extend(blocks)
+        request.num_block_tokens = len(request.blocks) * request.block_size
+
+    def release(self, request: Request) -> None:
+        """Give back a request's blocks, if it has any; those that are cached can still be found."""
+        blocks, request.blocks, request.num_block_tokens = request.blocks, [], 0
+        request.parent_serial = ROOT
+        self.pool.release(blocks)
+
+    # -------------------------------------------------------------------------------------------------------- caching
+
+    def cache_filled_blocks(self, slots_N: IntArray) -> None:
+        """`cache_blocks` for those of these running requests that have filled a block since."""
+        if self.pool.caching:
+            slots = self.slots
+            final_N = np.minimum(slots.num_computed_tokens_S[slots_N], slots.num_known_tokens_S[slots_N])
+            is_filled = final_N - slots.num_registered_tokens_S[slots_N] >= self.pool.block_size
+            for request in slots.requests(slots_N[is_filled]):
+                self.cache_blocks(request)
+
+    def cache_blocks(self, request: Request) -> None:
+        """Let the request's full blocks be found, as far as their tokens are known and so final."""
+        if not self.pool.caching:
+            return
+        final = min(request.num_computed_tokens, request.num_known_tokens)
+        while request.num_registered_tokens + request.block_size <= final:
+            index = request.num_registered_tokens // request.block_size
+            tokens, parent = self.block_tokens(request, index), request.parent_serial
+            hash_ = self.block_hash(request, index)
+            request.parent_serial = self.pool.register(request.blocks[index], hash_, tokens, parent)
+            request.num_registered_tokens += request.block_size

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Tensor-parallel layers and rotary tables, for models."""
 
 from hookline.core.layers.experts import (
     ParallelExperts,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import Part, Runtime, WeightTarget
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.contracts import Part, Ranks, Runtime, WeightTarget
 
 
 class VocabParallelEmbedding:

@@ -1,7 +1,7 @@
 """`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
-Fills in the text files of core/skeletons: those of common/, and those of the kind. Knows no kind beyond their folders'
-names; imports no plugin and no torch.
+Fills in the text files of core/new/templates: those of common/, and those of the kind. Knows no kind beyond their
+folders' names; imports no plugin and no torch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from hookline.core.contracts import PROJECT
+from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError, HooklineError
 from hookline.core.util.text import near_miss
 
-SKELETONS = Path(__file__).resolve().parent / "skeletons"
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 """A folder for each kind, and common/; every file is a string.Template, its name ends in .txt."""
 COMMON, COMMANDS, SUFFIX = "common", "commands.txt", ".txt"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def kinds() -> list[str]:
     """The kinds there is a skeleton of, sorted."""
-    return sorted(path.name for path in SKELETONS.iterdir() if path.is_dir() and path.name != COMMON)
+    return sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir() and path.name != COMMON)
 
 
 def write_skeleton(kind: str, name: str, folder: Path | None = None) -> Path:
@@ -68,7 +68,7 @@ def write_skeleton(kind: str, name: str, folder: Path | None = None) -> Path:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already and not empty; name another with --folder, or remove it")
     values = _values(kind, name)
-    for source in (SKELETONS / COMMON, SKELETONS / kind):
+    for source in (TEMPLATES / COMMON, TEMPLATES / kind):
         for path in sorted(source.rglob(f"*{SUFFIX}")):
             if path.name != COMMANDS:
                 _fill_in(path, folder / _target(path.relative_to(source), values), values)
@@ -94,7 +94,7 @@ def _what(kind: str) -> str:
 
 def _commands(kind: str, name: str) -> list[str]:
     """Commands that use the plugin once it is installed."""
-    return Template((SKELETONS / kind / COMMANDS).read_text(encoding="utf-8")).substitute(name=name).splitlines()
+    return Template((TEMPLATES / kind / COMMANDS).read_text(encoding="utf-8")).substitute(name=name).splitlines()
 
 
 def _target(path: Path, values: dict[str, str]) -> Path:

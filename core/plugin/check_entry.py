@@ -1,6 +1,6 @@
 """What a registration must look like to become an option: name, target, and a config dataclass that is a schema.
 
-Looks at one entry alone; whether its name is free is `core.plugin.check_plugin`'s matter. Imports no target and no torch.
+Looks at one entry alone; `core.plugin.check_plugin` finds out whether its name is free. Imports no target and no torch.
 """
 
 from __future__ import annotations

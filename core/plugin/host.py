@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hookline.core.contracts import PROJECT
+from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
@@ -24,16 +25,15 @@ from hookline.core.plugin.sources import (
     DEVELOPMENT_VARIABLE,
     EXPECTED_VARIABLE,
     Source,
-    check_siblings,
     in_development,
     installed,
     names_in,
 )
 from hookline.core.util.text import near_miss, one_line
 
-__all__ = ["PluginHost", "Problem", "Source", "Stage", "check_siblings"]
+__all__ = ["PluginHost", "Problem", "Source", "Stage"]
 
-_log = logging.getLogger(PROJECT)
+_log = logging.getLogger("hookline")
 
 
 class PluginHost:
@@ -55,7 +55,6 @@ class PluginHost:
         Raises: PluginError only if another distribution has put itself in the place of our own packages, or if the
                 process that started this one sees other plugins (`for_children`).
         """
-        check_siblings()
         host = cls()
         everything = [*(installed() if sources is None else sources), *in_development(environ)]
         blocked = names_in(environ, BLOCK_VARIABLE)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from hookline.core.contracts import PROJECT, Needs
+from hookline.core.contracts import Needs
 from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, Entry
 
-_log = logging.getLogger(PROJECT)
+_log = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True)

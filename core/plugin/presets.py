@@ -15,7 +15,7 @@ from hookline.core.config.schema import describe
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.registry import KINDS
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 """Folder of our own presets and of config.yaml; found beside core, wherever that is installed."""
 
 

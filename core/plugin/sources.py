@@ -1,6 +1,6 @@
 """Where plugins come from: entry points of installed distributions, and modules named in HOOKLINE_PLUGINS.
 
-Imports none of them. Also guards that our own top-level packages are ours.
+Imports none of them.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from hookline.core.contracts import PROJECT
-from hookline.core.errors import PluginError
+from hookline.core.contracts.hooks import PROJECT
 from hookline.core.plugin.registry import Origin
 
 BLOCK_VARIABLE = "HOOKLINE_BLOCK"
@@ -46,29 +46,17 @@ def installed() -> list[Source]:
     return sorted(sources, key=_order)
 
 
-def check_siblings(find: Callable[[str], Any] = importlib.util.find_spec) -> None:
-    """Make sure that our other packages are ours: any distribution can install a top-level package of the same name.
-
-    Raises: PluginError naming the path of the intruder.
-    """
-    ours = Path(__file__).resolve().parent.parent
-    for name in ("plugins", "conf"):
-        spec = find(name)
-        places = (
-            [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec is not None else []
-        )
-        if places and ours / name not in places:
-            raise PluginError(
-                f"package '{name}' is imported from {places[0]}, not from {ours / name}: another distribution or the "
-                "current folder has put its own in the way; remove or rename that one"
-            )
-
-
 def in_development(environ: Mapping[str, str]) -> list[Source]:
-    """The plugin modules that HOOKLINE_PLUGINS names, in that order; child processes inherit it."""
+    """The plugin modules that HOOKLINE_PLUGINS names, in that order; child processes inherit it.
+
+    The working folder is looked into for them, and last, so that nothing else there takes a library's place.
+    """
+    names = names_in(environ, DEVELOPMENT_VARIABLE)
+    if names and not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
     return [
         Source(Origin(module, module, DEVELOPMENT_VARIABLE, "-"), partial(importlib.import_module, module))
-        for module in names_in(environ, DEVELOPMENT_VARIABLE)
+        for module in names
     ]
 
 

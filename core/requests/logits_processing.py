@@ -1,7 +1,8 @@
 """The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
 
-Validates on arrival and imports a processor's code when a request first uses it. Knows no tensors; `core.worker.logits_pipeline`
-does the work on each rank. Both halves list the processors in the same order, so that an index names one.
+Validates on arrival and imports a processor's code when a request first uses it. Knows no tensors;
+`core.worker.logits_pipeline` does the work on each rank. Both halves list the processors in the same order, so that an
+index names one.
 """
 
 from __future__ import annotations

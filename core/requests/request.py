@@ -7,13 +7,11 @@ block's content is a slice and never a conversion. The counts that change with e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from hookline.core.kv_cache.block_pool import ROOT, hash_block
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
@@ -67,7 +65,8 @@ class Watcher(Protocol):
 class Request:
     """One request as the engine keeps it. Counts are tokens unless they say otherwise.
 
-    counts: those that steps advance, see COUNTS; slot: where `core.requests.running_table` keeps them while the request runs, else -1.
+    counts: those that steps advance, see COUNTS; slot: where the running table keeps them while the request runs, else
+    -1.
     """
 
     __slots__ = (
@@ -185,7 +184,7 @@ class Request:
         self.num_block_tokens = 0
         self.num_registered_tokens = 0
         self.prefill_target = self.num_tokens
-        self.parent_serial = ROOT
+        self.parent_serial = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -201,27 +200,6 @@ class Request:
     def num_known_outputs(self) -> int:
         """Generated tokens whose values are here."""
         return self.num_known_tokens - self.num_prompt_tokens
-
-    def drop_blocks(self) -> list[int]:
-        """Hold no blocks any longer; returns those it had."""
-        blocks, self.blocks, self.num_block_tokens = self.blocks, [], 0
-        return blocks
-
-    def add_blocks(self, blocks: Sequence[int]) -> None:
-        """Hold further blocks, after those it has."""
-        self.blocks.extend(blocks)
-        self.num_block_tokens = len(self.blocks) * self.block_size
-
-    def block_tokens(self, index: int) -> bytes:
-        """Token ids of full block `index`, as bytes."""
-        return self.tokens[index * self.block_size : (index + 1) * self.block_size].tobytes()
-
-    def block_hash(self, index: int) -> int:
-        """Chained hash of full block `index`; each is computed once."""
-        hashes = self.block_hashes
-        while len(hashes) <= index:
-            hashes.append(hash_block(hashes[-1] if hashes else 0, self.block_tokens(len(hashes))))
-        return hashes[index]
 
     def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
         """What the caller gets, without text, if it ends now."""

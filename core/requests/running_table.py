@@ -30,8 +30,8 @@ class Drawn:
 class Slots:
     """`num_slots` columns of counts and rows of tokens.
 
-    Each count in `core.requests.request.COUNTS` is an array here under its name and `_S`. tokens_SL takes memory as far as it is
-    written to.
+    Each count in `core.requests.request.COUNTS` is an array here under its name and `_S`. tokens_SL takes memory as far
+    as it is written to.
     """
 
     def __init__(self, num_slots: int, max_len: int) -> None:

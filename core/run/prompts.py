@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hookline.core.cli.stdin import piped_text
+from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.schema import unknown_key
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.json_lines import json_object, numbered_lines
 
-SOURCES = ("prompt", "prompts", "prompts_file")
 DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file and ")
 """For a run that says nothing: the bundled checkpoint writes Python-looking code."""
 _FORMS = ("prompt", "messages", "prompt_token_ids")

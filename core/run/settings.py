@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hookline.core.cli.stdin import SOURCES
 from hookline.core.config.schema import check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, validate
 from hookline.core.errors import ConfigError
 from hookline.core.frontend.profiling import PROFILE_KEYS, Profile
 from hookline.core.plugin.host import PluginHost
-from hookline.core.run.prompts import SOURCES, read_prompts
+from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 
 RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage", *PROFILE_KEYS)

@@ -1,7 +1,7 @@
 """What a step costs: seconds of the device and of the host, from what the step computes.
 
-Coefficients are fitted to measured steps by `core.simulate.fit`, or given. Knows no engine and no clock; docs/simulation.md
-explains the file.
+Coefficients are fitted to measured steps by `core.simulate.fit`, or given. Knows no engine and no clock;
+docs/simulation.md explains the file.
 """
 
 from __future__ import annotations

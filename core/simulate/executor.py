@@ -63,7 +63,7 @@ class BlankExecutor:
 
 
 class SimulatedExecutor:
-    """core.step.executor.Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
+    """An Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
 
     def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:
         self.inner, self.cost, self.clock = inner, cost, clock

@@ -31,3 +31,12 @@ class Executor(Protocol):
     def close(self) -> None:
         """Release memory and processes; may be called twice."""
         ...
+
+
+class SizedExecutor(Executor, Protocol):
+    """An executor that says how large its KV cache turned out."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can hold."""
+        ...

@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep, each in a process of its own: a job that fails or leaks takes nothing with it.
 
 Hydra's sweeper chooses the jobs and its launcher the place and time: here, or in worker processes that may run side by
-side. Knows command lines, folders and results; what a job does is its own module's matter.
+side. Knows command lines, folders and results; its command knows what a job does.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hookline.core.cli.stdin import piped_text
+from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.compose import Job, compose
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.run.prompts import SOURCES
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
 from hookline.core.sweep.results import FORMAT, RESULTS
+from hookline.core.util.child_python import python_command
 from hookline.core.util.json_lines import append_line, read_lines
 
 LOG = "log.txt"
 """In a job's folder: what the job printed."""
-BENCHES = {"core.bench": "bench", "core.simulate": "simulate"}
-"""Modules that measure a load and write a result line, and their configurations."""
+BENCHES = {"bench": "bench", "simulate": "simulate"}
+"""Commands that measure a load and write a result line, and their configurations."""
 WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 """Keys that change nothing about what a job computes."""
 
@@ -40,12 +40,12 @@ WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 class Sweep:
     """What runs each job; Hydra's launcher may send it to another process.
 
-    module: what a job's process runs, core.run or one of BENCHES. file_name: of the result file in a job's folder.
+    command: what a job's process runs, "run" or one of BENCHES. file_name: of the result file in a job's folder.
     text: what was piped in, for every job. notes: a file that collects one line for each job of this very sweep.
     environ: variables for each job, by which it makes sure that it sees the plugins that this process sees.
     """
 
-    module: str
+    command: str
     file_name: str
     text: str | None
     notes: Path
@@ -73,7 +73,7 @@ class Sweep:
     def _key(self, job: Job) -> str:
         """Names what a job computes, whatever the order and spelling of its arguments."""
         tree = {name: value for name, value in job.tree.items() if name not in WITHOUT_EFFECT}
-        text = json.dumps([self.module, tree, self.text], sort_keys=True, default=str)
+        text = json.dumps([self.command, tree, self.text], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _head(self, job: Job, key: str, folder: Path) -> dict[str, Any]:
@@ -91,11 +91,11 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         result = (folder / self.file_name).resolve()
         result.unlink(missing_ok=True)
-        arguments = [*job.arguments, f"{_result_key(self.module)}={result}"]
-        if self.module in BENCHES:
+        arguments = [*job.arguments, f"{_result_key(self.command)}={result}"]
+        if self.command in BENCHES:
             arguments += [f"records={folder.resolve()}", "job_timeout_s=null"]
         _say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
-        command = [sys.executable, "-m", self.module, *arguments]
+        command = python_command(f"hookline.core.{self.command}:main", *arguments)
         started = time.monotonic()
         timeout_s = job.tree.get("job_timeout_s")
         if timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0):
@@ -105,25 +105,25 @@ class Sweep:
             ended = {"status": FAILED, "error": error, "exit_code": None}
         if ended["status"] == DONE and not result.exists():  # somebody else than its module ended it
             ended = {**ended, "status": FAILED, "error": f"exit code 0, but it wrote no {result.name}"}
-        own = read_lines(result) if self.module in BENCHES else []
+        own = read_lines(result) if self.command in BENCHES else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
         _say(_ending(job, record))
         return record
 
 
-def run_sweep(arguments: Sequence[str], host: PluginHost, module: str = "core.run") -> int:
+def run_sweep(arguments: Sequence[str], host: PluginHost, command: str = "run") -> int:
     """Run the sweep that the arguments ask for and return the exit code: 1 if any job of it failed.
 
     Where jobs take prompts, piped input is read once and given to each of them.
     Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
     """
-    text = piped_text() if module not in BENCHES and not _gives_prompts(arguments) else None
+    text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
     with tempfile.TemporaryDirectory(prefix="hookline-") as scratch:
         notes = Path(scratch, "jobs.jsonl")
-        sweep = Sweep(module, _file_name(arguments, module), text, notes, os.getcwd(), host.for_children())
-        own = [argument for argument in arguments if not argument.startswith(f"{_result_key(module)}=")]
+        sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
+        own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(own, host, BENCHES.get(module, "config"), sweep)
+            compose(own, host, BENCHES.get(command, "config"), sweep)
         finally:  # what was done before an error or an interrupt is worth showing, too
             records = read_lines(notes)
             if records:
@@ -158,12 +158,12 @@ def _objective(record: Mapping[str, Any], name: object) -> float | None:
     return objective_value(record["metrics"], str(name)) if name and record["status"] == DONE else None
 
 
-def _result_key(module: str) -> str:
-    return "result" if module in BENCHES else "output"
+def _result_key(command: str) -> str:
+    return "result" if command in BENCHES else "output"
 
 
-def _file_name(arguments: Sequence[str], module: str) -> str:
-    key = _result_key(module)
+def _file_name(arguments: Sequence[str], command: str) -> str:
+    key = _result_key(command)
     given = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{key}=")]
     name = given[-1] if given else f"{key}.jsonl"
     if Path(name).name != name:

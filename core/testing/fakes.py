@@ -43,7 +43,7 @@ def completion(
 
 
 class FakeClock:
-    """core.step.timing.Clock of a device that takes a second for each step."""
+    """A Clock of a device that takes a second for each step."""
 
     num_unread = 0
 
@@ -58,7 +58,7 @@ class FakeClock:
 
 
 class FakeExecutor:
-    """core.step.executor.Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
+    """An Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
 
     def __init__(self, limits: Limits, vocab_size: int) -> None:
         self.vocab_size, self.block_size = vocab_size, limits.block_size

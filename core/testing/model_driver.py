@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.core.checkpoint.load import random_weights
 from hookline.core.contracts import AttentionSpec, Batch, ModelSpec, QKNorm, Rope, Runtime, WeightTarget
 from hookline.core.distributed.partition import head_parts
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.batches import Row, make_batch
 from hookline.core.testing.checks import PoisonedMemory, check, check_form, check_unchanged
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -42,12 +42,12 @@ class ModelDriver:
         self,
         model_class: Any,
         hf_config: Mapping[str, Any],
-        ranks: Ranks | None = None,
+        ranks: LocalRanks | None = None,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
         self.spec: ModelSpec = model_class.spec(hf_config)
-        self.ranks = ranks or Ranks()
+        self.ranks = ranks or LocalRanks()
         self.attention = attention_spec(self.spec, self.ranks, dtype, torch.device(device))
         self.kernels = PlainKernels(None, self.attention)
         with PoisonedMemory(), torch.inference_mode():
@@ -123,7 +123,7 @@ class ModelDriver:
             check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
 
 
-def attention_spec(spec: ModelSpec, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:
+def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:
     """The sizes of one rank's kernels."""
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
     limits = (NUM_SEQUENCES, 512, min(spec.max_position, 64))

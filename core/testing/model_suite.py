@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import WeightTarget
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.testing.checks import check, check_close
 from hookline.core.testing.host_sync import no_host_sync
@@ -24,7 +24,7 @@ from hookline.core.testing.thread_ranks import on_ranks
 
 TOLERANCE = 1e-4
 """Float32 sums in another order, through a few layers of weights far larger than real ones."""
-REFERENCE = "core.testing.plain_kernels"
+REFERENCE = "hookline.core.testing.plain_kernels"
 """The kernels models are tested over, which may ask the host as they like."""
 NO_SUCH_ROPE = {"rope_type": "no_such_rope", "factor": 2.0}
 
@@ -135,7 +135,7 @@ class ModelSuite:
 
     def test_weight_targets_have_the_shapes_they_claim(self) -> None:
         """The part of a checkpoint tensor that is read has its view's shape."""
-        for ranks in (Ranks(), *(Ranks(rank, size) for size in self.ranks for rank in range(size))):
+        for ranks in (LocalRanks(), *(LocalRanks(rank, size) for size in self.ranks for rank in range(size))):
             for name, target in ModelDriver(self.model_class, self.hf_config(), ranks).targets.items():
                 if target.view is not None:
                     got, wanted = target.cut(torch.empty(target.shape)).shape, target.view.shape
@@ -218,7 +218,7 @@ class ModelSuite:
         chunk, whole = Chunk(0, 0, self._prompt()), self._driver()
         whole_TV = whole.logits(chunk)
         for size in self.ranks:
-            drivers = [ModelDriver(self.model_class, self.hf_config(), Ranks(rank, size)) for rank in range(size)]
+            drivers = [ModelDriver(self.model_class, self.hf_config(), LocalRanks(rank, size)) for rank in range(size)]
             self._check_shards(whole.targets, [driver.targets for driver in drivers])
             shards = on_ranks(size, lambda ranks: self._driver(ranks).logits(chunk))
             joined_TV = torch.cat(shards, -1)[:, : whole.spec.vocab_size]
@@ -233,7 +233,7 @@ class ModelSuite:
             actual_TV = driver.logits(Chunk(0, 0, prompt))
             check_close("logits, compared with the reference,", actual_TV, expected_TV, TOLERANCE)
 
-    def _driver(self, ranks: Ranks | None = None) -> ModelDriver:
+    def _driver(self, ranks: LocalRanks | None = None) -> ModelDriver:
         return ModelDriver(self.model_class, self.hf_config(), ranks, device=self.device)
 
     def _prompt(self, num_tokens: int = 11) -> list[int]:

@@ -221,7 +221,7 @@ def drain(engine: Engine) -> list[RequestOutput]:
 def look(engine: Engine) -> SchedulerView:
     """What the engine would show its scheduler now."""
     queue = engine.queue
-    budget, limits, num_steps = Ledger(engine.pool, queue), engine.limits.plan, queue.num_steps_without_decode
+    budget, limits, num_steps = Ledger(engine.cache, queue), engine.limits.plan, queue.num_steps_without_decode
     return SchedulerView(Views(queue.waiting), Views(queue.running), queue.prefilling(), limits, budget, 0.0, num_steps)
 
 

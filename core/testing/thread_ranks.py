@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 
 Result = TypeVar("Result")
 TIMEOUT_S = 30.0
@@ -37,7 +37,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class ThreadRanks(Ranks):
+class ThreadRanks(LocalRanks):
     """One rank of a group of threads; `group` is their Meeting."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -53,7 +53,9 @@ class ThreadRanks(Ranks):
         return min(int(other) for other in self.group.exchange(self.rank, torch.tensor(value)))
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Result], ranks_class: type[ThreadRanks] = ThreadRanks) -> list[Result]:
+def on_ranks(
+    size: int, work: Callable[[LocalRanks], Result], ranks_class: type[ThreadRanks] = ThreadRanks
+) -> list[Result]:
     """Run `work` on every rank at once; its results in order of rank. The first rank's error is raised, if any."""
     meeting = Meeting(size)
 

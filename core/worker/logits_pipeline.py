@@ -1,7 +1,7 @@
 """A rank's half of the logits processors: their per-row arguments on the device, and the logits they change.
 
-Knows no request and no processor by name; `core.requests.logits_processing` says on the host which ones a step runs. Nothing is
-allocated before a request uses a processor.
+Knows no request and no processor by name; `core.requests.logits_processing` says on the host which ones a step
+runs. Nothing is allocated before a request uses a processor.
 Legend: R rows of the request table, N rows of a step, V vocabulary, L tokens of a request.
 """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, Kernels, Model, Sampler, SamplingBatch
-from hookline.core.distributed.ranks import ALONE, Ranks
+from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
@@ -41,7 +41,7 @@ class Worker:
         table: RequestTable,
         kv_cache: Tensor,
         *,
-        ranks: Ranks = ALONE,
+        ranks: LocalRanks = ALONE,
         vocab_size: int,
         shards_vocabulary: bool = False,
         pipeline: Pipeline | None = None,
@@ -218,6 +218,11 @@ class Worker:
             return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
         scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
         return self.ranks.best_tokens(scores_N, tokens_N)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.table.device.type == "cuda":
+            torch.cuda.synchronize(self.table.device)
 
     def close(self) -> None:
         """Drop the cache, the weights and what processors keep."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from hookline.core.contracts import Needs, Registrar, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 
 
 @hookimpl
 def register_kernels(register: Registrar) -> None:
     register(
         "torch",
-        "plugins.kernels.torch_reference:TorchKernels",
+        "hookline.plugins.kernels.torch_reference:TorchKernels",
         help="plain torch on any device: the reference",
         needs=Needs(),
         priority=0,
     )
     register(
         "triton",
-        "plugins.kernels.triton_backend:TritonKernels",
+        "hookline.plugins.kernels.triton_backend:TritonKernels",
         help="Triton kernels, tuned for Hopper; reads a shared prefix once a batch",
         needs=Needs(
             devices=("cuda",),
@@ -36,7 +36,7 @@ def register_kernels(register: Registrar) -> None:
     )
     register(
         "flash_attn",
-        "plugins.kernels.flash_attn_backend:FlashAttnKernels",
+        "hookline.plugins.kernels.flash_attn_backend:FlashAttnKernels",
         help="attention by the flash-attn 2 package, the rest as kernels=triton",
         needs=Needs(
             devices=("cuda",),

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from hookline.core.contracts import ModelConfig, Registrar, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 
 
 @dataclass
 class Qwen3Config(ModelConfig):
     """Qwen3, dense. Without further options it is the small checkpoint that comes with Hookline."""
 
-    checkpoint: str = "package:plugins.models/qwen3_tiny"
+    checkpoint: str = "package:hookline.plugins.models/qwen3_tiny"
 
 
 @dataclass
@@ -23,10 +23,15 @@ class Qwen3MoeConfig(ModelConfig):
 
 @hookimpl
 def register_models(register: Registrar) -> None:
-    register("qwen3", "plugins.models.qwen3:Qwen3", config=Qwen3Config, help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU")
+    register(
+        "qwen3",
+        "hookline.plugins.models.qwen3:Qwen3",
+        config=Qwen3Config,
+        help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU",
+    )
     register(
         "qwen3_moe",
-        "plugins.models.qwen3_moe:Qwen3Moe",
+        "hookline.plugins.models.qwen3_moe:Qwen3Moe",
         config=Qwen3MoeConfig,
         help="Qwen3-MoE: Qwen3's attention, experts chosen by a softmax router",
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hookline.core.contracts import Needs, Registrar, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 
 
 @dataclass
@@ -23,7 +23,7 @@ class PrometheusConfig:
 def register_observers(register: Registrar) -> None:
     register(
         "prometheus",
-        "plugins.observers.prometheus:Prometheus",
+        "hookline.plugins.observers.prometheus:Prometheus",
         config=PrometheusConfig,
         help="metrics for Prometheus, under vLLM's names with the prefix hookline:",
         needs=Needs(packages=("prometheus_client",)),

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from hookline.core.contracts import StepStats
-    from hookline.core.engine.engine import Engine
+    from hookline.core.contracts import EngineView, StepStats
     from hookline.core.outputs import RequestOutput
     from hookline.plugins.observers import PrometheusConfig
 
@@ -42,7 +41,7 @@ class Prometheus:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
-    def on_engine_start(self, engine: Engine) -> None:
+    def on_engine_start(self, engine: EngineView) -> None:
         """See the hook of this name."""
         make = _Maker(self.registry, self._config.model_name or engine.model_name)
         self._gauges = _gauges(make, engine)
@@ -59,7 +58,7 @@ class Prometheus:
         """See the hook of this name."""
         self._request.observe(output)
 
-    def on_engine_stop(self, engine: Engine) -> None:
+    def on_engine_stop(self, engine: EngineView) -> None:
         """See the hook of this name."""
         for gauge in self._gauges:
             gauge.set_function(lambda: 0)  # and let go of the engine
@@ -92,14 +91,13 @@ class _Maker:
         return histogram.labels(self._model_name)
 
 
-def _gauges(make: _Maker, engine: Engine) -> list[Gauge]:
+def _gauges(make: _Maker, engine: EngineView) -> list[Gauge]:
     """What a scrape reads off the engine itself, so that it is true between steps, too."""
-    queue, pool = engine.queue, engine.pool
     usage = "Part of the KV-cache blocks in use; 1 is all."
     return [
-        make.gauge("num_requests_running", "Requests that are running.", lambda: len(queue.running)),
-        make.gauge("num_requests_waiting", "Requests that wait to run.", lambda: len(queue.waiting)),
-        make.gauge("kv_cache_usage_perc", usage, lambda: 1 - pool.num_free / pool.num_blocks),
+        make.gauge("num_requests_running", "Requests that are running.", lambda: engine.num_running),
+        make.gauge("num_requests_waiting", "Requests that wait to run.", lambda: engine.num_waiting),
+        make.gauge("kv_cache_usage_perc", usage, lambda: 1 - engine.num_free_blocks / engine.num_blocks),
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hookline.core.contracts import FromSamplingParams, Needs, Registrar, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 CAPTURED = Needs(graph_safe=True)
 
 
@@ -60,7 +60,7 @@ class TruncationArguments(FromSamplingParams):
 def register_samplers(register: Registrar) -> None:
     register(
         "gumbel",
-        "plugins.samplers.gumbel:Gumbel",
+        "hookline.plugins.samplers.gumbel:Gumbel",
         config=GumbelConfig,
         help="Gumbel-max with a stateless RNG keyed by seed, position and token id; temperature 0 is greedy",
         needs=Needs(graph_safe=True, vocabulary_shards=True),
@@ -71,7 +71,7 @@ def register_samplers(register: Registrar) -> None:
 def register_processors(register: Registrar) -> None:
     register(
         "token_bias",
-        "plugins.samplers.token_bias:TokenBias",
+        "hookline.plugins.samplers.token_bias:TokenBias",
         config=TokenBiasArguments,
         help="logit_bias: numbers added to the logits of some tokens",
         needs=CAPTURED,
@@ -79,7 +79,7 @@ def register_processors(register: Registrar) -> None:
     )
     register(
         "token_allowlist",
-        "plugins.samplers.token_allowlist:TokenAllowlist",
+        "hookline.plugins.samplers.token_allowlist:TokenAllowlist",
         config=TokenAllowlistArguments,
         help="allowed_token_ids: the only tokens that may be drawn",
         needs=CAPTURED,
@@ -87,7 +87,7 @@ def register_processors(register: Registrar) -> None:
     )
     register(
         "word_ban",
-        "plugins.samplers.word_ban:WordBan",
+        "hookline.plugins.samplers.word_ban:WordBan",
         config=WordBanArguments,
         help="bad_words: token sequences whose last token is not drawn after the ones before it",
         needs=CAPTURED,
@@ -95,7 +95,7 @@ def register_processors(register: Registrar) -> None:
     )
     register(
         "penalties",
-        "plugins.samplers.penalties:Penalties",
+        "hookline.plugins.samplers.penalties:Penalties",
         config=PenaltyArguments,
         help="repetition, presence and frequency penalties",
         needs=CAPTURED,
@@ -103,7 +103,7 @@ def register_processors(register: Registrar) -> None:
     )
     register(
         "truncation",
-        "plugins.samplers.truncation:Truncation",
+        "hookline.plugins.samplers.truncation:Truncation",
         config=TruncationArguments,
         help="top_k, then top_p, then min_p, over the distribution at the request's temperature",
         needs=CAPTURED,

@@ -74,7 +74,9 @@ def _of_row(
 
 
 def score(logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-    """Tokens with their log-probabilities and those of the most likely ones: (N, X) int64, see core.worker.model_runner.
+    """Tokens with their log-probabilities and those of the most likely ones: (N, X) int64.
+
+    core/worker/model_runner.py has the layout.
 
     Shapes: logits_NV (N, V) with contiguous rows of any float dtype, tokens_N int64.
     Device: no host sync; safe inside a CUDA graph.

@@ -7,7 +7,7 @@ from hookline.core.contracts import Registrar, hookimpl
 from hookline.core.errors import ConfigError
 from hookline.core.scheduling import MAX_PROMPT_STEPS
 
-API_VERSION = 1
+API_VERSION = 2
 
 
 @dataclass
@@ -54,19 +54,19 @@ class LongestFirstConfig:
 def register_schedulers(register: Registrar) -> None:
     register(
         "prefill_first",
-        "plugins.schedulers.prefill_first:PrefillFirst",
+        "hookline.plugins.schedulers.prefill_first:PrefillFirst",
         config=PrefillFirstConfig,
         help="first come first served; prompts before decodes; preempts the newest",
     )
     register(
         "chunked",
-        "plugins.schedulers.chunked:Chunked",
+        "hookline.plugins.schedulers.chunked:Chunked",
         config=ChunkedConfig,
         help="decodes first, the rest of each step's token budget goes to prompt chunks",
     )
     register(
         "longest_first",
-        "plugins.schedulers.longest_first:LongestFirst",
+        "hookline.plugins.schedulers.longest_first:LongestFirst",
         config=LongestFirstConfig,
         help="for batch jobs: as chunked, but those with most left to generate begin first, at a pace if wanted",
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.plain_model import PlainModel
 
 
@@ -174,7 +174,7 @@ class ForgetsToAddUpTheRanks(PlainModel):
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         super().__init__(hf_config, runtime)
         for layer in self.layers:
-            layer.down.ranks = Ranks()
+            layer.down.ranks = LocalRanks()
 
 
 class SharesNothingOut(PlainModel):
@@ -184,7 +184,7 @@ class SharesNothingOut(PlainModel):
         super().__init__(hf_config, replace(runtime, ranks=_first_of(runtime.ranks)))
 
 
-def _first_of(ranks: Ranks) -> Ranks:
+def _first_of(ranks: LocalRanks) -> LocalRanks:
     return replace(ranks, rank=0)
 
 

@@ -1,4 +1,4 @@
-"""`core.scheduling`: what policies made of moves promise beyond what the shipped ones show, which make the same moves."""
+"""`core.scheduling`: what policies made of it promise beyond what the shipped ones show, which make the same moves."""
 
 from dataclasses import replace
 

@@ -16,7 +16,7 @@ from hookline.core.checkpoint.checkpoint import resolve
 from hookline.core.checkpoint.load import load_checkpoint, random_weights
 from hookline.core.contracts import Kernels
 from hookline.core.distributed.peer_copies import own_rows
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError
 from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
 from hookline.plugins.kernels.torch_reference import TorchKernels
@@ -52,9 +52,9 @@ GRID: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path, ranks: Ranks | None = None) -> Any:
+def load(folder: Path, ranks: LocalRanks | None = None) -> Any:
     config = resolve(str(folder)).config
-    parts = build(Qwen3, config, ranks or Ranks())
+    parts = build(Qwen3, config, ranks or LocalRanks())
     load_checkpoint(folder, parts[0].weight_targets())
     return parts
 
@@ -108,15 +108,15 @@ def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     make_qwen3(tmp_path, **GRID["bias"])
-    monkeypatch.setattr("core.distributed.chunking.ROW_TILE", 8)
+    monkeypatch.setattr("hookline.core.distributed.chunking.ROW_TILE", 8)
     whole = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
     counts = []
 
-    def three(ranks: Ranks, num_rows: int) -> int:
+    def three(ranks: LocalRanks, num_rows: int) -> int:
         counts.append(num_rows)
         return 3
 
-    monkeypatch.setattr(Ranks, "num_chunks", three)
+    monkeypatch.setattr(LocalRanks, "num_chunks", three)
     chunked = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
     torch.testing.assert_close(chunked, whole, atol=TOLERANCE, rtol=0)
     wanted = [len(PROMPT) - 1, 8, 7]
@@ -173,7 +173,7 @@ def test_wanted_rows_are_right_where_a_rank_knows_only_its_own_rows_of_the_resid
 ) -> None:
     make_qwen3(tmp_path)
     whole = run(*load(tmp_path), one_prompt(PROMPT))
-    monkeypatch.setattr("core.distributed.chunking.ROW_TILE", 4)
+    monkeypatch.setattr("hookline.core.distributed.chunking.ROW_TILE", 4)
     shards = on_ranks(2, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted), kind)
     torch.testing.assert_close(torch.cat(shards, -1), whole[wanted], atol=TOLERANCE, rtol=0)
 
@@ -200,7 +200,7 @@ def test_random_weights_do_not_depend_on_the_ranks() -> None:
     whole = build(Qwen3, QWEN3)[0]
     random_weights(whole.weight_targets(), 5)
     for rank in range(2):
-        part = build(Qwen3, QWEN3, Ranks(rank, 2))[0]
+        part = build(Qwen3, QWEN3, LocalRanks(rank, 2))[0]
         random_weights(part.weight_targets(), 5)
         everything = whole.weight_targets()
         for name, target in part.weight_targets().items():
@@ -285,5 +285,5 @@ def test_a_missing_size_is_named() -> None:
 )
 def test_ranks_that_do_not_divide_the_model_are_refused(size: int, change: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        build(Qwen3, {**QWEN3, **change}, Ranks(0, size))
+        build(Qwen3, {**QWEN3, **change}, LocalRanks(0, size))
     assert all(word in str(error.value) for word in words)

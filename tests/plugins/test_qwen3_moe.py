@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline import LLM, SamplingParams
 from hookline.core.checkpoint.checkpoint import resolve
 from hookline.core.checkpoint.load import load_checkpoint, random_weights
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError
 from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
 from hookline.plugins.models.qwen3_moe import Qwen3Moe
@@ -36,8 +36,8 @@ GRID: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path, ranks: Ranks | None = None) -> Any:
-    parts = build(Qwen3Moe, resolve(str(folder)).config, ranks or Ranks())
+def load(folder: Path, ranks: LocalRanks | None = None) -> Any:
+    parts = build(Qwen3Moe, resolve(str(folder)).config, ranks or LocalRanks())
     load_checkpoint(folder, parts[0].weight_targets())
     return parts
 
@@ -108,7 +108,7 @@ def test_random_weights_do_not_depend_on_the_ranks() -> None:
     whole = build(Qwen3Moe, config)[0]
     random_weights(whole.weight_targets(), 5)
     for rank in range(2):
-        part = build(Qwen3Moe, config, Ranks(rank, 2))[0]
+        part = build(Qwen3Moe, config, LocalRanks(rank, 2))[0]
         random_weights(part.weight_targets(), 5)
         everything = whole.weight_targets()
         for name, target in part.weight_targets().items():
@@ -157,4 +157,4 @@ def test_ranks_that_do_not_divide_the_experts_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"tp=4 does not divide moe_intermediate_size 6\. Valid tp values: 1, 2, 3, 6"
     ):
-        build(Qwen3Moe, {**QWEN3_MOE, "moe_intermediate_size": 6}, Ranks(0, 4))
+        build(Qwen3Moe, {**QWEN3_MOE, "moe_intermediate_size": 6}, LocalRanks(0, 4))

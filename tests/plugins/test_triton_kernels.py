@@ -26,7 +26,7 @@ from hookline.core.contracts import (  # noqa: E402
 from hookline.plugins.kernels import triton_backend, triton_ops, triton_product  # noqa: E402
 from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from hookline.plugins.kernels.triton_decode import (
+from hookline.plugins.kernels.triton_decode import (  # noqa: E402
     MAX_PROGRAMS_PER_SM,
     Card,
     DecodeScratch,

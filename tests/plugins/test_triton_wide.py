@@ -16,7 +16,7 @@ from hookline.core.contracts import AttentionSpec  # noqa: E402
 from hookline.plugins.kernels import triton_backend, triton_wide  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from hookline.plugins.kernels.triton_product import Kind  # noqa: E402
-from hookline.plugins.kernels.triton_wide import (
+from hookline.plugins.kernels.triton_wide import (  # noqa: E402
     FULL_CARD,
     MAX_SHARED_TILE,
     SHARED_BYTES,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hookline.core.contracts import Needs, Registrar, hookimpl
 from hookline.core.errors import ConfigError
 
-API_VERSION = 1
+API_VERSION = 2
 
 
 @dataclass

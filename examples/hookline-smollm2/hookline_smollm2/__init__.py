@@ -7,7 +7,7 @@ from typing import Any
 
 from hookline.core.contracts import ModelConfig, Needs, Registrar, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 
 SMOLLM2_135M = {
     "architectures": ["LlamaForCausalLM"],

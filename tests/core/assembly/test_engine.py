@@ -10,7 +10,7 @@ from hookline.core.assembly.choice import pick_device, pick_dtype
 from hookline.core.assembly.worker import build_worker
 from hookline.core.config.settings import EngineConfig
 from hookline.core.contracts import AttentionSpec
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CapacityError, ConfigError, RequestError
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes
@@ -53,7 +53,7 @@ def test_running_out_of_gpu_memory_names_the_allocation_what_is_free_and_the_key
     def fails(choice):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of")
 
-    monkeypatch.setattr("core.assembly.worker.make_kernels", fails)
+    monkeypatch.setattr("hookline.core.assembly.worker.make_kernels", fails)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
     with pytest.raises(CapacityError) as caught:
@@ -80,10 +80,10 @@ def test_a_missing_gpu_is_named_with_the_fix():
 def test_each_rank_has_a_gpu_of_its_own_and_too_few_are_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert [str(pick_device("auto", Ranks(rank, 3))) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
-    assert str(pick_device("cuda:1", Ranks(1, 2))) == "cuda:2"
+    assert [str(pick_device("auto", LocalRanks(rank, 3))) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert str(pick_device("cuda:1", LocalRanks(1, 2))) == "cuda:2"
     with pytest.raises(ConfigError, match="tp=3 needs as many CUDA devices from cuda:1 on; 3 are here"):
-        pick_device("cuda:1", Ranks(0, 3))
+        pick_device("cuda:1", LocalRanks(0, 3))
     with pytest.raises(ConfigError, match="device=cuda:3: only 3 CUDA devices are here"):
         pick_device("cuda:3")
 

@@ -43,7 +43,7 @@ def test_a_compiler_is_seen_while_it_runs_and_no_longer():
 
 def test_other_modules_of_the_same_beginning_are_none():
     assert seen_from_outside(f"{COMPILERS[0]}s") == [False, False]
-    assert seen_from_outside("plugins.kernels.slow") == [False, False]
+    assert seen_from_outside("hookline.plugins.kernels.slow") == [False, False]
 
 
 def test_torch_compiles_once_and_what_it_compiled_then_runs_uncounted():

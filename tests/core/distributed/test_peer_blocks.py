@@ -8,7 +8,7 @@ import torch
 from hookline.core.distributed import peer_memory as peer_blocks
 from hookline.core.distributed.cuda_driver import HANDLE_BYTES
 from hookline.core.distributed.peer_memory import PeerBlocks, share_blocks, signals_arrive
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import HooklineError, RankError
 from hookline.core.testing.thread_ranks import on_ranks
 
@@ -51,7 +51,7 @@ class FakeDriver:
 
 
 def test_every_rank_has_every_block_by_its_own_addresses_and_gives_them_back() -> None:
-    def work(ranks: Ranks) -> tuple[list[int], list[int]]:
+    def work(ranks: LocalRanks) -> tuple[list[int], list[int]]:
         driver = FakeDriver(ranks.rank)
         blocks = share_blocks(ranks, 64, CPU, cast(Any, driver))
         assert blocks is not None
@@ -66,7 +66,7 @@ def test_every_rank_has_every_block_by_its_own_addresses_and_gives_them_back() -
 
 
 def test_one_that_cannot_be_reached_is_nothing_for_all_and_everything_is_given_back() -> None:
-    def work(ranks: Ranks) -> tuple[Any, list[int]]:
+    def work(ranks: LocalRanks) -> tuple[Any, list[int]]:
         driver = FakeDriver(ranks.rank, unreachable=1)
         return share_blocks(ranks, 64, CPU, cast(Any, driver)), driver.closed
 
@@ -80,7 +80,7 @@ def test_a_block_without_a_handle_is_one_that_nobody_reaches() -> None:
                 raise HooklineError("no handle here")
             return super().handle(address)
 
-    def work(ranks: Ranks) -> tuple[Any, list[int]]:
+    def work(ranks: LocalRanks) -> tuple[Any, list[int]]:
         driver = WithoutHandle(ranks.rank)
         return share_blocks(ranks, 64, CPU, cast(Any, driver)), driver.closed
 
@@ -90,7 +90,7 @@ def test_a_block_without_a_handle_is_one_that_nobody_reaches() -> None:
 def test_blocks_are_given_back_where_another_rank_is_lost_meanwhile() -> None:
     driver = FakeDriver(0)
 
-    class Lost(Ranks):
+    class Lost(LocalRanks):
         def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
             raise RankError("a collective broke off")
 
@@ -120,7 +120,7 @@ def test_signals_are_tried_before_anything_waits_for_one(
     monkeypatch.setattr(peer_blocks.torch.cuda, "current_device", lambda: 0)
     words: dict[int, int] = {}
 
-    def work(ranks: Ranks) -> tuple[bool, list[int]]:
+    def work(ranks: LocalRanks) -> tuple[bool, list[int]]:
         driver = FakeDriver(ranks.rank, unreachable, {} if are_lost else words)
         addresses = [(rank + 1) * 1000 + 7 * (rank != ranks.rank) for rank in range(2)]
         blocks = PlainBlocks(ranks.rank, addresses, 64, cast(Any, driver))

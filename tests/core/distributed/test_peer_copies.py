@@ -20,7 +20,7 @@ from torch import Tensor
 from hookline.core.contracts import AttentionSpec
 from hookline.core.distributed.chunking import MOST_CHUNKS
 from hookline.core.distributed.peer_copies import LET_GO, Asides, Layout, PeerCopies, normaliser
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.plain_kernels import PlainKernels
 
 WIDTH, EPS = 3, 1e-6
@@ -101,7 +101,9 @@ class Rank:
         self.rank, self.gpu = rank, gpu
         asides = Asides(*(gpu.aside(stream) for stream in STREAMS[1:]))
         addresses = [memory_X.data_ptr() for memory_X in memories]
-        self.copies = PeerCopies(Ranks(rank, layout.size), layout, addresses, memories[rank], cast(Any, gpu), asides)
+        self.copies = PeerCopies(
+            LocalRanks(rank, layout.size), layout, addresses, memories[rank], cast(Any, gpu), asides
+        )
 
     def step(self, hidden_TD: Tensor, chunk_rows: list[int], num_layers: int) -> list[Tensor]:
         """Queue a step; the tensors that the main stream will have filled when all is done."""

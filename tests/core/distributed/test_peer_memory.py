@@ -9,7 +9,7 @@ import torch
 from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, PeerMemory
 from hookline.core.distributed.cuda_driver import HANDLE_BYTES
 from hookline.core.distributed.peer_memory import PeerBlocks, block_bytes, share_memory
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import RankError
 from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
 
@@ -48,7 +48,7 @@ def plain_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PeerBlocks, "memory", lambda blocks, device: cast(Any, blocks.driver).block)
 
 
-def share(ranks: Ranks, driver: PlainDriver) -> PeerMemory | None:
+def share(ranks: LocalRanks, driver: PlainDriver) -> PeerMemory | None:
     return share_memory(ranks, 10, 2048, CPU, cast(Any, driver))
 
 
@@ -57,7 +57,7 @@ def test_a_block_is_a_header_then_two_copies_of_each_slot_with_a_place_for_each_
 
 
 def test_data_are_empty_at_first_and_the_header_says_when_a_rank_is_let_go() -> None:
-    def work(ranks: Ranks) -> list[int]:
+    def work(ranks: LocalRanks) -> list[int]:
         driver = PlainDriver()
         peers = share(ranks, driver)
         assert peers is not None and peers.counts_S.tolist() == [0] * 10

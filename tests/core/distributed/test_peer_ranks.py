@@ -10,7 +10,7 @@ from hookline.core.contracts import AttentionSpec
 from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
 from hookline.core.distributed.peer_ranks import PeerRanks, with_copies, with_exchange
 from hookline.core.distributed.process_group import ProcessRanks
-from hookline.core.distributed.ranks import ALONE, Ranks
+from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.testing.plain_kernels import PlainKernels
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
@@ -236,7 +236,7 @@ def test_copies_are_for_gpus_alone():
 def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
     offering = SimpleNamespace(exchange=lambda peers: None)
     assert with_exchange(ALONE, offering, SPEC, 64) is ALONE
-    ranks = Ranks(0, 2)
+    ranks = LocalRanks(0, 2)
     assert with_exchange(ranks, offering, SPEC, 64) is ranks
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pluggy
 import pytest
 
-from hookline.core.contracts import ALL, PROJECT, Plan, hookimpl
+from hookline.core.contracts import ALL, Plan, hookimpl
+from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import HooklineError, PlanError, PluginError, RequestError
 from hookline.core.kv_cache.block_pool import hash_block
 from hookline.core.outputs import FinishReason
@@ -18,6 +19,8 @@ from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import Load, SchedulerSuite, drain, look
+
+HASH_BLOCK = "hookline.core.kv_cache.manager.hash_block"
 
 
 class Scripted:
@@ -394,7 +397,7 @@ def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
 
 @pytest.mark.parametrize(("prompt_len", "max_tokens", "limits"), [(1, 40, {}), (40, 1, {"max_num_batched_tokens": 8})])
 def test_each_token_of_a_long_prompt_or_answer_counts_as_progress(monkeypatch, prompt_len, max_tokens, limits):
-    monkeypatch.setattr("core.engine.engine.MAX_FRUITLESS_PLANS", 3)
+    monkeypatch.setattr("hookline.core.engine.engine.MAX_FRUITLESS_PLANS", 3)
     engine = fake_engine(Scripted(*[Plan(prefill=[(0, 1)])] * prompt_len, *[Plan(decode=ALL)] * max_tokens), **limits)
     engine.add([1] * prompt_len, greedy(max_tokens=max_tokens))
     assert len(drain(engine)) == 1
@@ -404,7 +407,8 @@ def test_each_token_of_a_long_prompt_or_answer_counts_as_progress(monkeypatch, p
 @pytest.mark.parametrize("seed", range(10))
 def test_colliding_hashes_never_cost_a_token(monkeypatch, num_hashes, seed):
     monkeypatch.setattr(
-        "core.kv_cache.block_pool.hash_block", lambda previous, tokens: hash_block(previous, tokens) % num_hashes
+        HASH_BLOCK,
+        lambda previous, tokens: hash_block(previous, tokens) % num_hashes,
     )
     Load(Mixed(), random.Random(seed), num_blocks=18).run(abort_chance=0.05)
 
@@ -412,7 +416,8 @@ def test_colliding_hashes_never_cost_a_token(monkeypatch, num_hashes, seed):
 def test_whom_a_colliding_hash_promised_a_block_waits_if_there_is_no_other(monkeypatch):
     ones, twos = (np.full(4, token, dtype=np.int32).tobytes() for token in (1, 2))
     monkeypatch.setattr(
-        "core.kv_cache.block_pool.hash_block", lambda *given: 7 if given[1] in (ones, twos) else hash_block(*given)
+        HASH_BLOCK,
+        lambda *given: 7 if given[1] in (ones, twos) else hash_block(*given),
     )
     engine = fake_engine(PlainScheduler(), num_blocks=4)
     run_one(engine, [3] * 5, greedy(1))

@@ -112,7 +112,7 @@ def test_a_preset_shows_its_option_and_what_it_sets(host: PluginHost, tmp_path: 
 
 
 def test_the_command_runs_and_imports_no_torch() -> None:
-    code = "import sys; from core.info import main; assert main([]) == 0; assert 'torch' not in sys.modules"
+    code = "import sys; from hookline.core.info import main; assert main([]) == 0; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["kind", "name", "available", "from", "summary"]

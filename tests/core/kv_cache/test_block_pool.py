@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import core.kv_cache.block_pool
+from hookline.core.kv_cache import block_pool
 from hookline.core.kv_cache.block_pool import ROOT, UNCACHED, BlockPool, hash_block
 
 
@@ -47,7 +47,7 @@ def test_a_hit_on_another_parent_is_refused():
 
 
 def test_colliding_hashes_never_share_a_block(monkeypatch):
-    monkeypatch.setattr(core.kv_cache.block_pool, "hash_block", lambda previous, tokens: 7)
+    monkeypatch.setattr(block_pool, "hash_block", lambda previous, tokens: 7)
     pool = BlockPool(4, 2)
     first, second = pool.allocate(2)
     one, other = b"one.", b"othr"

@@ -22,7 +22,7 @@ def decoding(prompts, **options):
 
 @pytest.fixture(autouse=True)
 def little_is_worth_it(monkeypatch):
-    monkeypatch.setattr("core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr("hookline.core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 64)
 
 
 def test_the_group_is_those_with_a_common_beginning_and_the_length_what_all_share():

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hookline.core.checkpoint.load import random_weights
 from hookline.core.contracts import Runtime
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.layers import ParallelExperts, SoftmaxRouter, every_expert, plain_expert_mlp, plain_route_experts
 
@@ -73,15 +73,17 @@ def test_a_router_takes_the_most_probable_experts_best_first(normalise: bool) ->
     assert weight_TA.dtype == torch.float32
 
 
-def runtime_of(kernels: Any, ranks: Ranks | None = None) -> Runtime:
-    return Runtime(torch.device("cpu"), torch.float32, ranks or Ranks(), kernels)
+def runtime_of(kernels: Any, ranks: LocalRanks | None = None) -> Runtime:
+    return Runtime(torch.device("cpu"), torch.float32, ranks or LocalRanks(), kernels)
 
 
 def test_the_parts_of_all_ranks_add_up_to_the_whole() -> None:
     given = inputs(9, 2)[:3]
     whole = ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None), what="inner")
     random_weights(whole.targets("experts", "gate", "up", "down"), 1)
-    parts = [ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None, Ranks(r, 5)), what="inner") for r in range(5)]
+    parts = [
+        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None, LocalRanks(r, 5)), what="inner") for r in range(5)
+    ]
     for part in parts:
         random_weights(part.targets("experts", "gate", "up", "down"), 1)
     total = torch.stack([part.local(*given) for part in parts]).sum(0)
@@ -90,7 +92,7 @@ def test_the_parts_of_all_ranks_add_up_to_the_whole() -> None:
 
 def test_ranks_that_do_not_divide_the_features_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"tp=3 does not divide inner 10\. Valid tp values: 1, 2, 5, 10"):
-        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None, Ranks(0, 3)), what="inner")
+        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None, LocalRanks(0, 3)), what="inner")
 
 
 def test_kernels_that_offer_the_operations_are_used_and_others_need_not() -> None:
@@ -109,7 +111,7 @@ def test_kernels_that_offer_the_operations_are_used_and_others_need_not() -> Non
 
 
 def test_the_sum_over_ranks_and_the_norm_that_follows_are_one_operation_of_the_ranks() -> None:
-    class FusingRanks(Ranks):
+    class FusingRanks(LocalRanks):
         def all_reduce(self, x: Tensor) -> Tensor:
             pytest.fail("the sum was taken by itself")
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hookline.core.contracts import AttentionSpec, Runtime, WeightTarget
 from hookline.core.distributed.partition import even_part, head_parts
-from hookline.core.distributed.ranks import Ranks
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
     ColumnParallelLinear,
@@ -30,7 +30,7 @@ TOKENS, HIDDEN = 5, 24
 
 
 @dataclass(frozen=True)
-class SilentRanks(Ranks):
+class SilentRanks(LocalRanks):
     """A rank whose collectives do nothing but remember what they were given."""
 
     sent: list[Tensor] = field(default_factory=list)
@@ -171,7 +171,7 @@ def test_tied_head_shares_the_embedding_and_ignores_a_stored_copy() -> None:
 def test_row_parallel_layers_that_really_sum_give_every_rank_the_plain_result() -> None:
     x, whole = random(TOKENS, HIDDEN, seed=1), {"w.weight": random(16, HIDDEN)}
 
-    def work(ranks: Ranks) -> Tensor:
+    def work(ranks: LocalRanks) -> Tensor:
         place = Runtime(torch.device("cpu"), torch.float64, ranks, PlainKernels(None, cast(AttentionSpec, None)))
         layer = RowParallelLinear(HIDDEN, 16, place)
         fill(layer.targets("w"), whole)
@@ -184,11 +184,11 @@ def test_row_parallel_layers_that_really_sum_give_every_rank_the_plain_result() 
 
 def test_an_indivisible_size_is_refused_with_the_tp_values_that_work() -> None:
     with pytest.raises(ConfigError) as error:
-        even_part(8, Ranks(0, 3), "inner")
+        even_part(8, LocalRanks(0, 3), "inner")
     assert str(error.value) == "tp=3 does not divide inner 8. Valid tp values: 1, 2, 4, 8"
 
 
 def test_indivisible_heads_are_refused_with_the_tp_values_that_work() -> None:
     with pytest.raises(ConfigError) as error:
-        head_parts(12, 2, Ranks(0, 3))
+        head_parts(12, 2, LocalRanks(0, 3))
     assert str(error.value) == ("tp=3 cannot split 12 attention heads and 2 kv heads. Valid tp values: 1, 2, 4, 6, 12")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hookline.core.errors import ConfigError
-from hookline.core.new.command import SKELETONS, kinds, main, write_skeleton
+from hookline.core.new.command import TEMPLATES, kinds, main, write_skeleton
 from hookline.core.plugin.registry import KINDS
 
 
@@ -65,10 +65,10 @@ def test_it_says_what_to_do_next(
 
 
 def test_every_file_of_a_skeleton_is_a_template() -> None:
-    assert [path for path in SKELETONS.rglob("*") if path.is_file() and path.suffix != ".txt"] == []
+    assert [path for path in TEMPLATES.rglob("*") if path.is_file() and path.suffix != ".txt"] == []
 
 
 def test_the_command_imports_no_torch(tmp_path: Path) -> None:
-    code = "import sys; from core.new import main; main(['model', 'm']); assert 'torch' not in sys.modules"
+    code = "import sys; from hookline.core.new import main; main(['model', 'm']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

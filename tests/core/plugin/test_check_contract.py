@@ -93,4 +93,4 @@ def test_what_keeps_its_contract_passes(kind: str, target: Any, needs: Needs) ->
 def test_what_is_missing_is_named_with_the_contract(kind: str, target: Any, needs: Needs, fault: str) -> None:
     found = contract_fault(kind, target, needs)
     assert found is not None and fault in found
-    assert f"core.contracts.{kind.capitalize()} says what is needed" in found
+    assert f"hookline.core.contracts.{kind.capitalize()} says what is needed" in found

@@ -185,7 +185,7 @@ def test_a_register_call_with_an_unknown_argument_is_reported() -> None:
 
 def test_a_plugin_that_raises_on_every_attribute_stops_nobody() -> None:
     class Hostile:
-        API_VERSION = 1
+        API_VERSION = 2
 
         @property
         def register_models(self) -> None:
@@ -287,7 +287,7 @@ def test_a_config_default_of_another_type_is_reported() -> None:
 
 @pytest.mark.parametrize("config", [PatientConfig, None])
 def test_a_model_config_must_extend_the_base(config: type | None) -> None:
-    assert "core.contracts.ModelConfig" in cause_of_config(config, "model")
+    assert "hookline.core.contracts.ModelConfig" in cause_of_config(config, "model")
 
 
 def test_a_config_package_that_does_not_exist_is_reported() -> None:
@@ -470,7 +470,7 @@ def test_modules_in_development_are_loaded_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plugin_in_development.py").write_text(
-        "from core.contracts.hooks import hookimpl\nAPI_VERSION = 1\n"
+        "from hookline.core.contracts import hookimpl\nAPI_VERSION = 2\n"
         "@hookimpl\ndef register_samplers(register):\n    register('fresh', 'plugin_in_development:Fresh')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -109,12 +109,12 @@ class FakeLLM:
 @pytest.fixture
 def llm(host: PluginHost, monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     fake = type("Fresh", (FakeLLM,), {"calls": [], "outputs": None})
-    module = ModuleType("core.frontend.llm")
+    module = ModuleType("hookline.core.frontend.llm")
     vars(module)["LLM"] = fake
-    monkeypatch.setitem(sys.modules, "core.frontend.llm", module)
+    monkeypatch.setitem(sys.modules, "hookline.core.frontend.llm", module)
     monkeypatch.setattr(PluginHost, "load", classmethod(lambda cls: host))
-    monkeypatch.setattr("core.cli.stdin.piped_text", lambda: None)
-    monkeypatch.setattr("core.cli.stdin.piped_text", lambda: None)
+    monkeypatch.setattr("hookline.core.cli.stdin.piped_text", lambda: None)
+    monkeypatch.setattr("hookline.core.cli.stdin.piped_text", lambda: None)
     return fake
 
 
@@ -280,7 +280,7 @@ def test_without_any_source_the_default_prompts_run(llm: type[FakeLLM]) -> None:
 def test_an_open_and_silent_standard_input_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("core.cli.stdin.PATIENCE_S", 0.01)
+    monkeypatch.setattr("hookline.core.cli.stdin.PATIENCE_S", 0.01)
     reading, writing = os.pipe()
     with os.fdopen(reading) as stream:
         assert piped_text(stream) is None
@@ -291,7 +291,7 @@ def test_an_open_and_silent_standard_input_is_not_waited_for(
 
 
 def test_piped_text_is_one_prompt_a_line(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.cli.stdin.piped_text", lambda: "one\n\n  \ntwo, three\n")
+    monkeypatch.setattr("hookline.core.cli.stdin.piped_text", lambda: "one\n\n  \ntwo, three\n")
     assert main(CHOSEN) == 0
     assert llm.calls[0][0] == ["one", "two, three"]
 
@@ -633,10 +633,9 @@ def test_a_sweep_is_recognised_by_its_flag(arguments: list[str], expected: bool)
 
 
 DEVELOPED = """
-from core.contracts import ModelConfig
-from core.contracts.hooks import hookimpl
+from hookline.core.contracts import ModelConfig, hookimpl
 
-API_VERSION = 1
+API_VERSION = 2
 
 @hookimpl
 def register_models(register): register("tiny", "nowhere:Tiny", config=ModelConfig)
@@ -689,7 +688,7 @@ def test_there_is_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixtu
 
 def test_the_progress_bar_shows_live_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    monkeypatch.setattr("core.frontend.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.core.frontend.progress.time.monotonic", lambda: now[0])
     bar = Progress(2)
     bar.update(0, 100, 0)
     now[0] = 1.0

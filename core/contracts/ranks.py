@@ -1,0 +1,93 @@
+"""The rank group as a model or a layer sees it: who it is in the group, and the collectives it may call.
+
+Legend: T tokens, N rows, D hidden, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+
+    from hookline.core.contracts.kernels import Kernels
+
+
+class Ranks(Protocol):
+    """One rank of a tensor-parallel group of any size; with one rank every collective is the identity.
+
+    All ranks call the same methods in the same order. Device: no host sync but in `smallest`.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over ranks, in place; returns x. All ranks get the same bits."""
+        ...
+
+    def all_gather_last(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' tensors along the last dimension: (..., D) -> (..., D * size)."""
+        ...
+
+    def smallest(self, value: int) -> int:
+        """The smallest of the ranks' values, on the host."""
+        ...
+
+    def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
+        """The token of the rank with the highest score, for each row; of equal ones the lowest rank's.
+
+        Shapes: scores_N (N,) float32, tokens_N (N,) int64; returns (N,) int64.
+        """
+        ...
+
+    def add_rms_norm(
+        self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
+        ...
+
+    def linear_add_rms_norm(
+        self, kernels: Kernels, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor,
+        norm_weight_O: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Kernels.add_rms_norm of the sum over ranks of `linear`, in fewer launches where kernels or ranks can.
+
+        May overwrite the residual.
+        """
+        ...
+
+    def num_chunks(self, num_rows: int) -> int:
+        """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
+        ...
+
+    def keeps_own_rows(self, residual_TD: Tensor) -> bool:
+        """Whether `add_rms_norm_each` keeps only some rows of a residual in one chunk up to date on each rank."""
+        ...
+
+    def add_rms_norm_each(
+        self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
+    ) -> Iterator[Tensor]:
+        """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
+
+        Replaces each chunk of the residual. A rank may keep only the rows up to date that it will add to, so hand the
+        chunks to nothing but the next call and `residual_rows`. Ranks may compute all partials before the first norm
+        comes back. Take every norm, and finish with each before the next call computes its partial of the same chunk.
+        """
+        ...
+
+    def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
+        """Rows (N, D) of a residual that `add_rms_norm_each` may have left, up to date on every rank.
+
+        All norms of that call must have been taken. The rows are counted over all chunks.
+        """
+        ...
