@@ -9,6 +9,13 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 COMMANDS = ("run", "bench", "report", "simulate", "info", "new")
+_PUBLIC_NOW = {
+    **dict.fromkeys(("batch", "contracts", "hookspecs", "parallel", "peer_memory", "rows", "weights"), "contracts"),
+    **dict.fromkeys(("expert_layers", "layers", "rope", "rope_settings", "vocab_layers"), "layers"),
+    "moves": "scheduling",
+    "sampling": "sampling_params",
+}
+"""Where the public names of plugin interface 1 are now."""
 
 
 class _OneName(MetaPathFinder):
@@ -21,7 +28,8 @@ class _OneName(MetaPathFinder):
         """
         package, _, name = fullname.partition(".")
         if package == "core" and name and name.removesuffix(".__main__") not in COMMANDS:
-            raise ImportError(f"no module {fullname}: import hookline.{fullname}", name=fullname)
+            public = _PUBLIC_NOW.get(name.partition(".")[0], name)
+            raise ImportError(f"there is no module {fullname}; import hookline.core.{public}", name=fullname)
 
 
 if __name__ != "hookline.core":

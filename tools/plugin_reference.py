@@ -31,8 +31,8 @@ KINDS = (
 LAYERS = ("linear", "vocab", "experts", "rope")
 HEAD = """# Reference: hooks, contracts, layers
 
-Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says how
-to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
+Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
+how to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
 `hookline.core.layers`, and what policies are made of from `hookline.core.scheduling`.
 """
 

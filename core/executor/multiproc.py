@@ -20,7 +20,6 @@ from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
 from hookline.core.distributed.process_group import listen
 from hookline.core.errors import BrokenOff, HooklineError, RankError
 from hookline.core.executor.child import Child, end, kill
-from hookline.core.executor.interrupt import BrokenOff
 from hookline.core.executor.monitor import Monitor, Timeouts
 from hookline.core.executor.ring import RingWriter, ring_words
 from hookline.core.executor.shared_memory import SharedWords

@@ -27,7 +27,7 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     contract = _CONTRACTS.get(kind)
     if contract is None:
         return None
-    where = f"core.contracts.{contract.__name__} says what is needed"
+    where = f"hookline.core.contracts.{contract.__name__} says what is needed"
     if not isinstance(target, type):
         return f"it is a {type(target).__name__}, not a class; {where}"
     fault = _call_fault(target, "its constructor", _arguments(contract.__init__))  # type: ignore[misc]
@@ -41,7 +41,7 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
 def _observer_fault(target: Any) -> str | None:
     """An observer may leave methods out; but what looks like one and is none would never be called."""
     hooks = [name for name in vars(contracts.Observer) if name.startswith("on_")]
-    where = "core.contracts.Observer says what is needed"
+    where = "hookline.core.contracts.Observer says what is needed"
     if not isinstance(target, type):
         return f"it is a {type(target).__name__}, not a class; {where}"
     found = [name for name in dir(target) if name.startswith("on_")]

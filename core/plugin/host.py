@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hookline.core.contracts import PROJECT
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.check_plugin import check_plugin, new_manager

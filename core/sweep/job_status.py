@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from hookline.core.errors import is_out_of_memory
+from hookline.core.errors import HooklineError, is_out_of_memory
 
 DONE, FAILED, OUT_OF_MEMORY, KILLED, TIMED_OUT = "done", "failed", "out_of_memory", "killed", "timed_out"
 ERROR_MARK = "hookline: error: "
@@ -19,7 +19,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     text = " ".join(str(error).split()) or "no message"
     if is_out_of_memory(error):
         return {"status": OUT_OF_MEMORY, "error": text}
-    ours = type(error).__module__.startswith("core.")
+    ours = isinstance(error, HooklineError)
     return {"status": FAILED, "error": text if ours else f"{type(error).__name__}: {text}"}
 
 

@@ -16,8 +16,8 @@ from hookline_sjf import ShortestJobFirstConfig
 class ShortestJobFirst:
     """Smallest mean time to an answer; a long job is overtaken for at most its extra tokens / ageing_tokens_per_s.
 
-    Worst gap, whatever arrives: a running request gets its next token at most core.scheduling.MAX_PROMPT_STEPS + 1 steps
-    after its last one.
+    Worst gap, whatever arrives: a running request gets its next token at most `MAX_PROMPT_STEPS` + 1 steps after its
+    last one.
     """
 
     def __init__(self, config: ShortestJobFirstConfig) -> None:

@@ -10,7 +10,7 @@ import yaml
 from hookline.core.bench.workload import TokenSource, WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError
 
-CONF = Path(__file__).parent.parent.parent / "conf/workload"
+CONF = Path(__file__).parents[3] / "conf/workload"
 
 
 def preset(name):

@@ -22,7 +22,7 @@ from hookline.core.plugin.observers import Observers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from tests.core.test_desk import PROMPT, Letters, letters, params
+from tests.core.frontend.test_output_processor import PROMPT, Letters, letters, params
 
 PATIENCE_S = 20.0
 

@@ -17,8 +17,8 @@ from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from tests.core.test_desk import Letters
-from tests.core.test_stop_strings import letter_by_letter
+from tests.core.frontend.test_output_processor import Letters
+from tests.core.tokenizer.test_stop_strings import letter_by_letter
 
 VOCAB = 6
 STOPS = ["A", "AB", "BA", "CDC", "FFE", "DD"]

@@ -53,7 +53,7 @@ class Clumsy:
         raise KeyError("oops")
 
 
-HERE = "tests.core.test_observers"
+HERE = "tests.core.plugin.test_observers"
 
 
 def host():

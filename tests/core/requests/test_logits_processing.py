@@ -79,9 +79,12 @@ def test_a_parameter_that_no_processor_takes_is_refused():
     ("broken", "message"),
     [
         (entry("shift", target="nowhere:Nothing"), "processor 'shift' of plugin 'theirs'"),
-        (entry("shift", target="tests.core.test_processing:TopArguments"), "does not keep its contract"),
+        (
+            entry("shift", target=f"{__name__}:TopArguments"),
+            "does not keep its contract",
+        ),
         (entry("shift", needs=Needs(devices=("cuda",))), "does not fit: device is cpu, needs cuda"),
-        (entry("shift", ListArguments, "tests.core.test_processing:NoEncode"), "needs encode and load"),
+        (entry("shift", ListArguments, f"{__name__}:NoEncode"), "needs encode and load"),
     ],
 )
 def test_a_processor_that_cannot_be_used_is_named_and_only_when_asked_for(broken, message):

@@ -113,8 +113,8 @@ def llm(host: PluginHost, monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     vars(module)["LLM"] = fake
     monkeypatch.setitem(sys.modules, "hookline.core.frontend.llm", module)
     monkeypatch.setattr(PluginHost, "load", classmethod(lambda cls: host))
-    monkeypatch.setattr("hookline.core.cli.stdin.piped_text", lambda: None)
-    monkeypatch.setattr("hookline.core.cli.stdin.piped_text", lambda: None)
+    monkeypatch.setattr("hookline.core.run.prompts.piped_text", lambda: None)
+    monkeypatch.setattr("hookline.core.sweep.sweep.piped_text", lambda: None)
     return fake
 
 
@@ -217,7 +217,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     def no_space(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("core.run.results.os.replace", no_space)
+    monkeypatch.setattr("hookline.core.run.results.os.replace", no_space)
     with pytest.raises(ConfigError, match=r"output=.*out.jsonl cannot be written: No space left on device"):
         write_json_lines([output(0)], path)
     assert path.read_text() == "old"
@@ -291,7 +291,7 @@ def test_an_open_and_silent_standard_input_is_not_waited_for(
 
 
 def test_piped_text_is_one_prompt_a_line(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookline.core.cli.stdin.piped_text", lambda: "one\n\n  \ntwo, three\n")
+    monkeypatch.setattr("hookline.core.run.prompts.piped_text", lambda: "one\n\n  \ntwo, three\n")
     assert main(CHOSEN) == 0
     assert llm.calls[0][0] == ["one", "two, three"]
 
@@ -542,7 +542,7 @@ def started_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str |
     def run_child(
         command: Sequence[str], cwd: str, text: str | None, log: Path, timeout_s: Any, environ: Any
     ) -> dict[str, Any]:
-        started.append((list(command[3:]), text))
+        started.append((list(command[6:]), text))
         if "scheduler.limit=1" in command:
             return {"status": "failed", "error": "no such luck", "exit_code": 2}
         Path(command[-1].removeprefix("output=")).touch()
