@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from hookline.core.errors import RequestError, shown, shown_key
-from hookline.core.tokenizer.stop_strings import StopStrings
+from hookline.core.util.stop_strings import StopStrings
 from hookline.core.util.text import near_miss
 
 MAX_SEED = 2**63 - 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hookline.core.contracts import hookimpl
 from hookline.plugins.models import Qwen3Config
 
-API_VERSION = 1
+API_VERSION = 2
 VARIABLE = "FAULTY_EXIT"
 
 

@@ -109,7 +109,7 @@ def forget_the_modules():
             "scheduler=clashing",
             "cannot be used: scheduler 'prefill_first' is already registered by plugin 'schedulers'",
         ),
-        ("scheduler=future", "it was written for API_VERSION 2, this Hookline has 1"),
+        ("scheduler=future", "it was written for API_VERSION 3, this Hookline has 2"),
         ("scheduler=whatever", "plugin 'broken_import' (HOOKLINE_PLUGINS -): ModuleNotFoundError: No module named"),
         ("scheduler=whatever", "plugin 'exits' (HOOKLINE_PLUGINS -): SystemExit: 3"),
         ("sampler=needs_cuda", "does not fit: device is cpu, needs tpu"),

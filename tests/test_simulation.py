@@ -113,7 +113,7 @@ def test_a_simulation_that_breaks_off_closes_its_engine(simulate, tmp_path, monk
 
     engines = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("core.bench.command.run_load", break_off)
+    monkeypatch.setattr("hookline.core.bench.command.run_load", break_off)
     with suppress(ConfigError):
         assert simulate() == 2
     assert len(engines) == 1

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.core.config.schema import describe
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.plugin.registry import KINDS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -61,7 +60,7 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
     try:
         merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"preset {preset.kind}/{preset.name}: {describe(error)}") from error
+        raise ConfigError(f"preset {preset.kind}/{preset.name}: {one_short_line(error)}") from error
     assert isinstance(merged, dict)
     return base, {str(key): value for key, value in merged.items()}
 

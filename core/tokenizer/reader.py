@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.detokenizer import Detokenizer
-from hookline.core.tokenizer.stop_strings import StopSearch
+from hookline.core.util.stop_strings import StopSearch
 
 
 class Reader:

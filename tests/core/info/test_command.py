@@ -91,7 +91,7 @@ def test_an_unknown_name_exits_with_2_and_one_line(host: PluginHost, capsys: pyt
 def test_json_holds_the_same_facts(host: PluginHost, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["api_version"] == 1
+    assert facts["api_version"] == 2
     patient = next(one for one in facts["options"] if one["name"] == "patient")
     assert patient["fields"][0] == {"name": "max_wait_ms", "type": "float", "default": "1.0", "doc": ""}
     assert [one["plugin"] for one in facts["problems"]] == ["broken", "noisy"]

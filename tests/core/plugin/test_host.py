@@ -287,7 +287,7 @@ def test_a_config_default_of_another_type_is_reported() -> None:
 
 @pytest.mark.parametrize("config", [PatientConfig, None])
 def test_a_model_config_must_extend_the_base(config: type | None) -> None:
-    assert "core.contracts.ModelConfig" in cause_of_config(config, "model")
+    assert "hookline.core.contracts.ModelConfig" in cause_of_config(config, "model")
 
 
 def test_a_config_package_that_does_not_exist_is_reported() -> None:

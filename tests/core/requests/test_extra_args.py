@@ -70,7 +70,7 @@ def marker():
 
 def processing():
     origin = Origin("theirs", "m", "their-dist", "1")
-    return Processing.of([Entry(PROCESSOR, "taker", "tests.core.test_extra_args:Takes", origin, Arguments)])
+    return Processing.of([Entry(PROCESSOR, "taker", "tests.core.requests.test_extra_args:Takes", origin, Arguments)])
 
 
 def refusal(extra_args):

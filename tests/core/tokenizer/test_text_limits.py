@@ -9,7 +9,7 @@ from hookline.core.frontend.output_processor import Desk
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.tokenizer.codec import Codec
-from tests.core.test_desk import outputs, params
+from tests.core.frontend.test_output_processor import outputs, params
 
 MAX_LEN = 16
 LONGEST = 5

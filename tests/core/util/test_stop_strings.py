@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.core.tokenizer.stop_strings import StopSearch, StopStrings
+from hookline.core.util.stop_strings import StopSearch, StopStrings
 
 LETTERS = st.text(alphabet="ab\n", max_size=12)
 
