@@ -68,11 +68,11 @@ def show_traceback(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-class BrokenOff(BaseException):
+class Interrupted(BaseException):
     """What is raised in the code that is broken off; no `except Exception` of it holds this up."""
 
 
-PASSES = (KeyboardInterrupt, BrokenOff)
+PASSES = (KeyboardInterrupt, Interrupted)
 """What may come out of a plugin's code without being its fault: the user's interrupt and ours. Anything else is."""
 
 

@@ -19,7 +19,7 @@ async def settled(llm):
         await asyncio.sleep(0.01)
     assert engine.pool.num_free == engine.pool.num_blocks
     assert len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs
-    assert not len(llm.llm.desk)
+    assert not len(llm.llm.output_processor)
 
 
 def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():

@@ -64,7 +64,7 @@ def register_kernels(register):
     register("needs_float16", "faulty:TorchKernels", needs=Needs(dtypes=("float16",)), priority=1000)
 """
 OTHERS = {
-    "of_tomorrow": "API_VERSION = 2\n",
+    "of_tomorrow": "API_VERSION = 3\n",
     "broken_import": "import no_such_module\n",
     "exits": "raise SystemExit(3)\n",
     "forgot_the_marker": "API_VERSION = 2\ndef register_schedulers(register): register('unmarked', 'faulty:NoPlan')\n",

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
-from hookline.core.assembly.choice import choose
 from hookline.core.assembly.engine import assemble, build_executor
+from hookline.core.assembly.resolve import resolve
 from hookline.core.config.settings import validate
 from hookline.core.distributed.peer_ranks import PeerRanks
 from hookline.core.errors import RankError
@@ -69,7 +69,7 @@ def tree(tp, dtype="float32", **engine):
 
 def start(tp):
     host = PluginHost.load()
-    choice = choose(validate(tree(tp), host), host)
+    choice = resolve(validate(tree(tp), host), host)
     return Served(build_executor(choice, Processing.of(host.registry, choice.facts)), choice, host)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hookline import LLM, SamplingParams
-from hookline.core.assembly.choice import choose
 from hookline.core.assembly.engine import assemble, start_ranks
+from hookline.core.assembly.resolve import choose
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError
-from hookline.core.executor.multiproc import RankGroup
+from hookline.core.executor.multiproc import MultiprocExecutor
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.logits_processing import Processing
@@ -141,7 +141,7 @@ def test_an_interrupt_in_a_step_comes_after_it_and_the_ranks_stay_together(group
 def test_two_groups_serve_side_by_side_and_a_closed_one_is_gone(folder, expected):
     with LLM(**tree(folder, 2)) as one:
         with LLM(**tree(folder, 2), seed=5) as other:
-            assert isinstance(other.engine.executor, RankGroup)
+            assert isinstance(other.engine.executor, MultiprocExecutor)
             processes = [child.process for child in other.engine.executor.links.children]
             assert [output.token_ids for output in other.generate(*mixed_load())] == expected
             assert [output.token_ids for output in one.generate(*mixed_load())] == expected

@@ -21,7 +21,7 @@ def llm(request):
 
 def leaves_nothing(llm):
     check_engine(llm.engine)
-    return not llm.engine.queue.live and len(llm.desk) == 0
+    return not llm.engine.queue.live and len(llm.output_processor) == 0
 
 
 def test_a_stream_is_generate_in_pieces(llm):

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import spawn
 
 from hookline.core.contracts import AttentionSpec
 from hookline.core.distributed.cuda_driver import Driver
-from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_memory import share_memory
 from hookline.core.distributed.process_group import connect
 from hookline.core.distributed.ranks import LocalRanks
@@ -226,8 +226,8 @@ def work(rank, size, width, row_counts, port):
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, device_id=device)
     store = dist.distributed_c10d._get_default_store()
-    pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
-    ranks = connect(PrefixStore("bench", store), LocalRanks(rank, size), device, pulse)
+    heartbeat = Heartbeat(np.zeros(HEARTBEAT_WORDS * size, dtype=np.int64), rank)
+    ranks = connect(PrefixStore("bench", store), LocalRanks(rank, size), device, heartbeat)
     spec = AttentionSpec(64 // size, 8 // size, 128, 16, 16, MOST_ROWS, 4096, device, torch.bfloat16)
     kernels = TritonKernels(None, spec)
     peers = share_memory(ranks, MOST_ROWS, width * 2, device, Driver())

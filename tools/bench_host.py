@@ -24,7 +24,7 @@ from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.token_transfer import Arrival
+from hookline.core.worker.token_transfer import TransferredTokens
 
 VOCAB_SIZE = 151936
 EOS = frozenset({151645, 151643})
@@ -37,9 +37,9 @@ class NoWork:
         self.tokens_R = torch.randint(0, 10000, (max_num_seqs,), generator=torch.Generator().manual_seed(0))
 
     def launch(self, step: Step) -> Any:
-        return Arrival(self.tokens_R[: step.num_sampled])
+        return TransferredTokens(self.tokens_R[: step.num_sampled])
 
-    def collect(self, handle: Arrival) -> IntArray:
+    def collect(self, handle: TransferredTokens) -> IntArray:
         return handle.wait()
 
     def time_steps(self) -> Clock:

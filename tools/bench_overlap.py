@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 
 from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed.chunking import cut, whole
-from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_ranks import with_copies
 from hookline.core.distributed.process_group import ProcessRanks, connect
 from hookline.core.distributed.ranks import LocalRanks
@@ -112,11 +112,11 @@ def work(rank, size, token_counts, port):
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, device_id=device)
     store = dist.distributed_c10d._get_default_store()
-    pulse = Pulse(np.zeros(PULSE_WORDS * size, dtype=np.int64), rank)
-    nccl = connect(PrefixStore("bench", store), LocalRanks(rank, size), device, pulse)
+    heartbeat = Heartbeat(np.zeros(HEARTBEAT_WORDS * size, dtype=np.int64), rank)
+    nccl = connect(PrefixStore("bench", store), LocalRanks(rank, size), device, heartbeat)
     spec = AttentionSpec(64 // size, 8 // size, 128, 16, 16, max(token_counts), 4096, device, torch.bfloat16)
     ways = {
-        "alone": Silent(rank, size, nccl.group, pulse, aside=nccl.aside),
+        "alone": Silent(rank, size, nccl.group, heartbeat, side_stream=nccl.side_stream),
         "nccl": nccl,
         "copies": with_copies(nccl, spec, 5120),
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.detokenizer import Detokenizer
-from hookline.core.tokenizer.reader import Reader
+from hookline.core.tokenizer.reader import TextReader
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 15
@@ -26,13 +26,13 @@ def main() -> None:
     codec = Codec(ROOT / "plugins/models/qwen3_tiny")
     ids = codec.encode((ROOT / "core/engine/engine.py").read_text())[:2000]
     few, window = ids[: len(ids) // 10], partial(Detokenizer, codec.decode)
-    ways: dict[str, tuple[Callable[[], Reader], list[int]]] = {
-        "everything again each time, 200 tokens": (lambda: Reader(SamplingParams(), Everything(codec), None), few),
-        "a window": (lambda: Reader(SamplingParams(), window(), None), ids),
-        "remembered texts": (lambda: Reader(SamplingParams(), codec.detokenizer(), None), ids),
-        "... and two stop strings": (lambda: Reader(SamplingParams(stop=STOPS), codec.detokenizer(), None), ids),
+    ways: dict[str, tuple[Callable[[], TextReader], list[int]]] = {
+        "everything again each time, 200 tokens": (lambda: TextReader(SamplingParams(), Everything(codec), None), few),
+        "a window": (lambda: TextReader(SamplingParams(), window(), None), ids),
+        "remembered texts": (lambda: TextReader(SamplingParams(), codec.detokenizer(), None), ids),
+        "... and two stop strings": (lambda: TextReader(SamplingParams(stop=STOPS), codec.detokenizer(), None), ids),
         "... and news of them": (
-            lambda: Reader(SamplingParams(stop=STOPS), codec.detokenizer(), lambda reader: None),
+            lambda: TextReader(SamplingParams(stop=STOPS), codec.detokenizer(), lambda reader: None),
             ids,
         ),
     }
@@ -55,7 +55,7 @@ class Everything(Detokenizer):
         return self._decode(self._tokens)
 
 
-def seconds(reader: Reader, ids: list[int]) -> float:
+def seconds(reader: TextReader, ids: list[int]) -> float:
     started = time.perf_counter()
     for token_id in ids:
         reader.see(token_id, None)

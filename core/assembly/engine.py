@@ -1,6 +1,6 @@
-"""From a validated configuration to an engine: choose, start the ranks, put the scheduler and the pool around them.
+"""From a validated configuration to an engine: resolve, start the ranks, put the scheduler and the pool around them.
 
-The only place that puts all four kinds together. What does not fit was refused by `core.assembly.choice` before this.
+The only place that puts all four kinds together. What does not fit was refused by `core.assembly.resolve` before this.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hookline.core.assembly.choice import Choice, choose, chosen
 from hookline.core.assembly.rank_main import MAIN, task_of
+from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries
 from hookline.core.contracts import Limits
@@ -20,7 +20,7 @@ from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import CapacityError, RankError
 from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
-from hookline.core.executor.multiproc import Links, RankGroup
+from hookline.core.executor.multiproc import MultiprocExecutor, RankLinks
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
@@ -38,7 +38,7 @@ class Built:
     """An engine, and what it was made of."""
 
     engine: Engine
-    choice: Choice
+    resolved: ResolvedConfig
 
 
 def build_engine(config: Config, host: PluginHost) -> Built:
@@ -48,26 +48,26 @@ def build_engine(config: Config, host: PluginHost) -> Built:
     """
     with Blaming(chosen_entries(config, host), "while starting"):
         observers = Observers(host.manager, make_observers(config.observers))
-        choice = choose(config, host)
-        processing = Processing.of(host.registry, choice.facts)
-        executor = build_executor(choice, processing)
+        resolved = resolve(config, host)
+        processing = Processing.of(host.registry, resolved.facts)
+        executor = build_executor(resolved, processing)
         try:
-            return Built(assemble(choice, observers, executor, processing), choice)
+            return Built(assemble(resolved, observers, executor, processing), resolved)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
 
 
-def build_executor(choice: Choice, processing: Processing) -> SizedExecutor:
+def build_executor(resolved: ResolvedConfig, processing: Processing) -> SizedExecutor:
     """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
-    if choice.ranks.size == 1:
-        return build_worker(choice, processing)
-    return start_ranks(choice, processing)
+    if resolved.ranks.size == 1:
+        return build_worker(resolved, processing)
+    return start_ranks(resolved, processing)
 
 
-def assemble(choice: Choice, observers: Observers, executor: SizedExecutor, processing: Processing) -> Engine:
+def assemble(resolved: ResolvedConfig, observers: Observers, executor: SizedExecutor, processing: Processing) -> Engine:
     """The engine around its executor."""
-    attention, config = choice.attention, choice.config
+    attention, config = resolved.attention, resolved.config
     plan = Limits(
         max_num_seqs=attention.max_num_seqs,
         max_num_batched_tokens=attention.max_num_batched_tokens,
@@ -75,19 +75,19 @@ def assemble(choice: Choice, observers: Observers, executor: SizedExecutor, proc
         block_size=attention.block_size,
         num_blocks=executor.num_blocks,
     )
-    timeout_s, vocab_size = config.engine.stall_timeout_s, choice.spec.vocab_size
-    eos = frozenset(one for one in choice.checkpoint.eos_token_ids if one < vocab_size)  # others are never drawn
+    timeout_s, vocab_size = config.engine.stall_timeout_s, resolved.spec.vocab_size
+    eos = frozenset(one for one in resolved.checkpoint.eos_token_ids if one < vocab_size)  # others are never sampled
     limits = EngineLimits(
         plan,
         vocab_size,
         timeout_s,
         eos,
         seed=config.seed,
-        overlap=choice.overlaps,
+        overlap=resolved.overlaps,
         max_queued_requests=config.engine.max_queued_requests,
         max_queued_tokens=config.engine.max_queued_tokens,
         processing=processing,
-        sampling_defaults=choice.checkpoint.sampling_defaults,
+        sampling_defaults=resolved.checkpoint.sampling_defaults,
     )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
@@ -100,37 +100,37 @@ def assemble(choice: Choice, observers: Observers, executor: SizedExecutor, proc
         policy=scheduler.name,
         origin=str(scheduler.origin),
         observers=observers,
-        model_name=choice.checkpoint.reference,
-        shares_prefixes=choice.shares_prefixes,
+        model_name=resolved.checkpoint.reference,
+        shares_prefixes=resolved.shares_prefixes,
     )
 
 
-def start_ranks(choice: Choice, processing: Processing) -> RankGroup:
+def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocExecutor:
     """Start the further ranks, build our own worker beside them, and wait until all are ready.
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    engine = choice.config.engine
-    links = Links(choice.ranks.size, MAIN, task_of(choice), timeouts(engine, choice.device))
-    built: Worker | LocalRanks = choice.ranks
+    engine = resolved.config.engine
+    links = RankLinks(resolved.ranks.size, MAIN, task_of(resolved), timeouts(engine, resolved.device))
+    built: Worker | LocalRanks = resolved.ranks
     monitor = links.monitor
     try:
         monitor.wait_until_all("here")
         links.wake()
-        built = ranks = connect(links.store, choice.ranks, choice.device, links.pulse)
+        built = ranks = connect(links.store, resolved.ranks, resolved.device, links.heartbeat)
         monitor.release = ranks.abort
-        built = worker = build_worker(replace(choice, ranks=ranks), processing)
+        built = worker = build_worker(replace(resolved, ranks=ranks), processing)
         monitor.wait_until_all("ready")
     except BaseException as error:
         if isinstance(error, RankError):
             error = monitor.verdict(error)
         if isinstance(error, CapacityError):
-            error = RankError(f"rank 0 of {choice.ranks.size} (this process) failed while starting: {error}")
+            error = RankError(f"rank 0 of {resolved.ranks.size} (this process) failed while starting: {error}")
         monitor.fail("rank 0 (this process) failed while starting")
         links.close()
         built.close()  # else its memory would stay for as long as the error does
         raise error from None
-    return RankGroup(worker, links)
+    return MultiprocExecutor(worker, links)
 
 
 def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
-from hookline.core.assembly.choice import Choice
+from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.config.settings import Config
-from hookline.core.distributed.heartbeat import Pulse
+from hookline.core.distributed.heartbeat import Heartbeat
 from hookline.core.executor.rank_loop import run_rank
 from hookline.core.plugin.registry import KINDS, Option
 from hookline.core.worker.worker import Worker
@@ -18,9 +18,9 @@ MAIN = f"{__name__}:main"
 """What a further rank's process runs."""
 
 
-def task_of(choice: Choice) -> dict[str, Any]:
+def task_of(resolved: ResolvedConfig) -> dict[str, Any]:
     """What a further rank builds its worker from, as plain data."""
-    return {"config": config_tree(choice.config, choice.kernels.name), "plugins": choice.plugins}
+    return {"config": config_tree(resolved.config, resolved.kernels.name), "plugins": resolved.plugins}
 
 
 def config_tree(config: Config, kernels: str) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def main() -> NoReturn:
     run_rank(int(sys.argv[1]), _build)
 
 
-def _build(task: Mapping[str, Any], pulse: Pulse, meet: Callable[[], None]) -> Worker:
-    from hookline.core.assembly.choice import choose
+def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], None]) -> Worker:
+    from hookline.core.assembly.resolve import resolve
     from hookline.core.assembly.worker import build_worker
     from hookline.core.config.settings import chosen_entries, validate
     from hookline.core.distributed.process_group import connect, join
@@ -57,7 +57,7 @@ def _build(task: Mapping[str, Any], pulse: Pulse, meet: Callable[[], None]) -> W
     host.check_same(task["plugins"], f"rank {task['rank']}")
     config = validate(task["config"], host)
     with Blaming(chosen_entries(config, host), "while starting"):
-        choice = choose(config, host, task["rank"])
+        resolved = resolve(config, host, task["rank"])
         meet()
-        ranks = connect(join(task["port"]), choice.ranks, choice.device, pulse)
-        return build_worker(replace(choice, ranks=ranks), Processing.of(host.registry, choice.facts))
+        ranks = connect(join(task["port"]), resolved.ranks, resolved.device, heartbeat)
+        return build_worker(replace(resolved, ranks=ranks), Processing.of(host.registry, resolved.facts))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from hookline.core.assembly.choice import Choice, chosen
+from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
@@ -31,45 +31,45 @@ _NO_HOST_MEMORY = (
 )
 
 
-def build_worker(choice: Choice, processing: Processing) -> Worker:
-    """The worker of the rank that `choice` is about; the other ranks have to build theirs at the same time.
+def build_worker(resolved: ResolvedConfig, processing: Processing) -> Worker:
+    """The worker of the rank that `resolved` is about; the other ranks have to build theirs at the same time.
 
     processing: the logits processors that are installed, the same on every rank.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
-    if choice.device.type == "cuda":
-        torch.cuda.set_device(choice.device)  # kernels are launched on the current device
+    if resolved.device.type == "cuda":
+        torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
     try:
-        kernels = make_kernels(choice)
-        ranks = with_exchange(choice.ranks, kernels, choice.attention, choice.spec.hidden_size)
-        choice = replace(choice, ranks=with_copies(ranks, choice.attention, choice.spec.hidden_size))
-        return make_worker(choice, load_model(choice, kernels), kernels, processing)
+        kernels = make_kernels(resolved)
+        ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
+        resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
+        return make_worker(resolved, load_model(resolved, kernels), kernels, processing)
     except torch.OutOfMemoryError as error:
-        raise CapacityError(_out_of_memory(choice, error)) from error
+        raise CapacityError(_out_of_memory(resolved, error)) from error
     except RuntimeError as error:
         if "DefaultCPUAllocator" not in str(error):
             raise
         raise CapacityError(f"{_NO_HOST_MEMORY}: {str(error).partition('DefaultCPUAllocator: ')[2]}") from error
 
 
-def make_kernels(choice: Choice) -> Kernels:
+def make_kernels(resolved: ResolvedConfig) -> Kernels:
     """The kernels object of this rank."""
-    config = choice.config.kernels.config
-    if config is None and choice.kernels.config is not None:
-        config = choice.kernels.config()
-    kernels: Kernels = choice.kernels.load()(config, choice.attention)
+    config = resolved.config.kernels.config
+    if config is None and resolved.kernels.config is not None:
+        config = resolved.kernels.config()
+    kernels: Kernels = resolved.kernels.load()(config, resolved.attention)
     return kernels
 
 
-def load_model(choice: Choice, kernels: Kernels) -> Model:
+def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     """The model with its weights, from the checkpoint or at random."""
-    option, checkpoint = choice.config.model, choice.checkpoint
+    option, checkpoint = resolved.config.model, resolved.checkpoint
     with torch.inference_mode():
-        runtime = Runtime(choice.device, choice.attention.dtype, choice.ranks, kernels)
+        runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels)
         model: Model = chosen(option).load()(checkpoint.config, runtime)
         if option.config.weights == "random":
-            random_weights(model.weight_targets(), choice.config.seed)
+            random_weights(model.weight_targets(), resolved.config.seed)
         elif checkpoint.source is not None:
             load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
         else:
@@ -78,12 +78,12 @@ def load_model(choice: Choice, kernels: Kernels) -> Model:
     return model
 
 
-def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Processing) -> Worker:
+def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing) -> Worker:
     """Size the KV cache, put the rank together and capture its graphs."""
-    attention = choice.attention
-    sampler_entry = chosen(choice.config.sampler)
-    sampler = sampler_entry.load()(choice.config.sampler.config)
-    blaming = blaming_in_steps(choice, processing)
+    attention = resolved.attention
+    sampler_entry = chosen(resolved.config.sampler)
+    sampler = sampler_entry.load()(resolved.config.sampler.config)
+    blaming = blaming_in_steps(resolved, processing)
 
     def worker(num_blocks: int) -> Worker:
         max_blocks = -(-attention.max_model_len // attention.block_size)
@@ -92,51 +92,51 @@ def make_worker(choice: Choice, model: Model, kernels: Kernels, processing: Proc
             kernels,
             sampler,
             RequestTable(attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device),
-            allocate_cache(choice.spec.num_layers, num_blocks, attention),
-            ranks=choice.ranks,
-            vocab_size=choice.spec.vocab_size,
+            allocate_cache(resolved.spec.num_layers, num_blocks, attention),
+            ranks=resolved.ranks,
+            vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
-            pipeline=Pipeline(processing.stages, processor_spec(choice)),
+            pipeline=Pipeline(processing.stages, processor_spec(resolved)),
             blaming=blaming,
         )
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits) if choice.captures_prompts else []
-    rehearsals = [lambda: worker(1).rehearse(attention)]
-    if choice.uses_graphs:
-        rehearsals += [lambda: worker(1).rehearse_graphs(attention, shapes), lambda: rehearse_extra_draws(choice)]
-    num_blocks = count_blocks(choice.config.engine, choice.spec.num_layers, attention, rehearsals)
-    ready = worker(choice.ranks.smallest(num_blocks))
-    if choice.uses_graphs:
+    shapes = prompt_shapes(*limits) if resolved.captures_prompts else []
+    rehearsals = [lambda: worker(1).profile_run(attention)]
+    if resolved.uses_graphs:
+        rehearsals += [lambda: worker(1).profile_graphs(attention, shapes), lambda: profile_extra_sampling(resolved)]
+    num_blocks = count_blocks(resolved.config.engine, resolved.spec.num_layers, attention, rehearsals)
+    ready = worker(resolved.ranks.smallest(num_blocks))
+    if resolved.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
-        ready.capture(attention, sizes, shapes, shares_prefixes=choice.shares_prefixes)
+        ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
     return ready
 
 
-def blaming_in_steps(choice: Choice, processing: Processing) -> Blaming:
+def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
     """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
-    entries = [chosen(choice.config.model), choice.kernels, chosen(choice.config.sampler)]
+    entries = [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
     return Blaming([*entries, *(stage.entry for stage in processing.stages)], f"during a step with {part}")
 
 
-def rehearse_extra_draws(choice: Choice) -> None:
+def profile_extra_sampling(resolved: ResolvedConfig) -> None:
     """Hold what graphs with logits processors and scores take, which are captured only when a request needs them."""
-    num_logits = choice.attention.max_num_seqs * choice.spec.vocab_size
-    torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=choice.device)
+    num_logits = resolved.attention.max_num_seqs * resolved.spec.vocab_size
+    torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=resolved.device)
 
 
-def processor_spec(choice: Choice) -> ProcessorSpec:
+def processor_spec(resolved: ResolvedConfig) -> ProcessorSpec:
     """Sizes for the logits processors; the last row of theirs is for padding."""
-    sizes = choice.attention
-    return ProcessorSpec(sizes.max_num_seqs + 1, choice.spec.vocab_size, sizes.max_model_len, sizes.device)
+    sizes = resolved.attention
+    return ProcessorSpec(sizes.max_num_seqs + 1, resolved.spec.vocab_size, sizes.max_model_len, sizes.device)
 
 
-def _out_of_memory(choice: Choice, error: torch.OutOfMemoryError) -> str:
+def _out_of_memory(resolved: ResolvedConfig, error: torch.OutOfMemoryError) -> str:
     """What was being allocated, what was free, and which keys to lower."""
-    free, total = torch.cuda.mem_get_info(choice.device)
+    free, total = torch.cuda.mem_get_info(resolved.device)
     cause = str(error).partition(". GPU")[0].partition("\n")[0]
-    engine = choice.config.engine
+    engine = resolved.config.engine
     return (
         f"the GPU's memory does not suffice while starting: {cause}; {free / GIB:.2f} of {total / GIB:.2f} GiB are "
         f"free now. Lower engine.max_num_batched_tokens={engine.max_num_batched_tokens} or "

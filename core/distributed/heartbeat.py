@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from hookline.core.distributed.side_stream import Aside
+from hookline.core.distributed.side_stream import SideStream
 from hookline.core.util.arrays import IntArray
 
 COMPILERS = (
@@ -56,7 +56,7 @@ class DeviceMarks:
         self._numbers_K = torch.arange(NUM_NUMBERS, device=device)
         self._latest_1 = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._seen_1 = self._latest_1.numpy()
-        self._aside = Aside(device)
+        self._aside = SideStream(device)
         self._next, self._num_reached, self._before = 0, 0, 0
 
     def mark(self) -> None:
@@ -77,7 +77,7 @@ class DeviceMarks:
 
 BEAT_S = 0.2
 """Seconds between two beats."""
-PULSE_WORDS = 4
+HEARTBEAT_WORDS = 4
 """Words of shared memory for each rank: beats, progress of the host, progress of its device, whether it compiles."""
 
 
@@ -93,11 +93,11 @@ class Marks(Protocol):
         ...
 
 
-class Pulse:
+class Heartbeat:
     """One rank's words: only the rank itself writes them."""
 
     def __init__(self, words: IntArray, rank: int) -> None:
-        self._words = words[rank * PULSE_WORDS : (rank + 1) * PULSE_WORDS]
+        self._words = words[rank * HEARTBEAT_WORDS : (rank + 1) * HEARTBEAT_WORDS]
         self._marks: Marks | None = None
 
     def beat(self) -> None:

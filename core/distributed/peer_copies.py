@@ -79,28 +79,34 @@ class Layout:
 
 LET_GO = 0x4000_0000
 """Beyond any count, so whatever waits for one goes on; waits compare around 32 bits, as counts grow for ever."""
-Aside = Callable[[Callable[[], object]], Callable[[], None]]
+SideStream = Callable[[Callable[[], object]], Callable[[], None]]
 Normalise = Callable[[Tensor, Tensor, Tensor], None]
 """Of parts_RPD, residual_PD and where the result goes; the sum is written over the residual."""
 
 
 @dataclass(frozen=True)
-class Asides:
+class SideStreams:
     """Where work is launched beside the products: sending partials, adding them up, handing results round."""
 
-    send: Aside
-    add: Aside
-    hand_round: Aside
+    send: SideStream
+    add: SideStream
+    hand_round: SideStream
 
 
 class PeerCopies:
     """One rank's part. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
 
     def __init__(
-        self, ranks: LocalRanks, layout: Layout, addresses: list[int], memory_X: Tensor, driver: Driver, asides: Asides
+        self,
+        ranks: LocalRanks,
+        layout: Layout,
+        addresses: list[int],
+        memory_X: Tensor,
+        driver: Driver,
+        side_streams: SideStreams,
     ) -> None:
         self.rank, self.size, self.layout, self.driver = ranks.rank, ranks.size, layout, driver
-        self.addresses, self.asides, self._memory_X = addresses, asides, memory_X
+        self.addresses, self.side_streams, self._memory_X = addresses, side_streams, memory_X
         self.others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]
         self._counts = [0] * MOST_CHUNKS
 
@@ -167,8 +173,8 @@ class _Sum:
 
     def start(self, residual_TD: Tensor, normalise: Normalise) -> None:
         """Launch all but the wait."""
-        self.copies.asides.send(self._send)
-        self._added = self.copies.asides.add(lambda: self._add(residual_TD, normalise))
+        self.copies.side_streams.send(self._send)
+        self._added = self.copies.side_streams.add(lambda: self._add(residual_TD, normalise))
 
     def wait(self) -> None:
         """Let the current stream wait for the result."""
@@ -196,7 +202,7 @@ class _Sum:
         copies.driver.copy(parts_RPD[copies.rank].data_ptr(), mine_PD.data_ptr(), mine_PD.nbytes)
         self._wait_for(copies.layout.partial_signal)
         normalise(parts_RPD, residual_TD[own], self.result_TD[own])
-        copies.asides.hand_round(self._hand_round)
+        copies.side_streams.hand_round(self._hand_round)
 
     def _hand_round(self) -> None:
         copies, layout = self.copies, self.copies.layout

@@ -17,11 +17,11 @@ from torch import Tensor
 from hookline.core.contracts import MIN_SLOT_BYTES, AttentionSpec, Exchange, Kernels
 from hookline.core.distributed.chunking import LEAST_ROWS
 from hookline.core.distributed.cuda_driver import Driver
-from hookline.core.distributed.peer_copies import Asides, Layout, PeerCopies
+from hookline.core.distributed.peer_copies import Layout, PeerCopies, SideStreams
 from hookline.core.distributed.peer_memory import all_reach_each_other, share_blocks, share_memory, signals_arrive
 from hookline.core.distributed.process_group import ProcessRanks
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.distributed.side_stream import Aside
+from hookline.core.distributed.side_stream import SideStream
 
 logger = logging.getLogger("hookline")
 MAX_ROWS = 512
@@ -37,8 +37,8 @@ class PeerRanks(ProcessRanks):
 
     def reached_exchange(self) -> None:
         """Count as getting further, on the host alone: a mark behind every small sum would cost more than the sum."""
-        if self.pulse is not None:
-            self.pulse.advance()
+        if self.heartbeat is not None:
+            self.heartbeat.advance()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Ranks."""
@@ -168,8 +168,8 @@ def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> Loc
             logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
         ranks.shared.pop()()
         return ranks
-    asides = Asides(*(Aside(spec.device) for _ in range(3)))
-    copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), blocks.driver, asides)
+    side_streams = SideStreams(*(SideStream(spec.device) for _ in range(3)))
+    copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), blocks.driver, side_streams)
     ranks.releases.append(_on_a_stream_of_its_own(copies.let_go, spec.device))
     return _extended(ranks, copies=copies)
 

@@ -21,9 +21,9 @@ import torch.distributed
 from torch import Tensor
 
 from hookline.core.distributed.chunking import sensible_chunks
-from hookline.core.distributed.heartbeat import DeviceMarks, Pulse
+from hookline.core.distributed.heartbeat import DeviceMarks, Heartbeat
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.distributed.side_stream import Aside
+from hookline.core.distributed.side_stream import SideStream
 from hookline.core.errors import RankError
 
 if TYPE_CHECKING:
@@ -46,26 +46,26 @@ class ProcessRanks(LocalRanks):
     Raises: RankError from any collective if another rank is gone.
     """
 
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
     """What else frees this rank from waiting for others."""
     shared: list[Callable[[], None]] = field(default_factory=list)
     """What gives back the memory that the ranks share."""
-    aside: Aside | None = None
+    side_stream: SideStream | None = None
     """Where sums are taken while this rank computes; None sums in between."""
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
-        return 1 if self.aside is None else sensible_chunks(num_rows)
+        return 1 if self.side_stream is None else sensible_chunks(num_rows)
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
-        """See Ranks: sums up aside, and normalises when each sum is there."""
-        if self.aside is None or len(residual_chunks) == 1:
+        """See Ranks: sums up side_stream, and normalises when each sum is there."""
+        if self.side_stream is None or len(residual_chunks) == 1:
             yield from super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
             return
-        under_way = deque((x_TD, self.aside(partial(self._sum, x_TD))) for x_TD in partials)
+        under_way = deque((x_TD, self.side_stream(partial(self._sum, x_TD))) for x_TD in partials)
         for index in range(len(residual_chunks)):
             x_TD, wait = under_way.popleft()
             wait()
@@ -120,8 +120,8 @@ class ProcessRanks(LocalRanks):
 
     def reached_collective(self) -> None:
         """Tell who watches this rank that it got as far as its next collective, of whatever kind."""
-        if self.pulse is not None:
-            self.pulse.reach_collective()
+        if self.heartbeat is not None:
+            self.heartbeat.reach_collective()
 
     def _run(self, start: Callable[[], Any]) -> None:
         self.reached_collective()
@@ -154,16 +154,16 @@ def join(port: int) -> Any:
     return c10d.TCPStore(LOOPBACK, port, is_master=False, timeout=START_TIMEOUT)
 
 
-def connect(store: Any, ranks: LocalRanks, device: torch.device, pulse: Pulse) -> ProcessRanks:
+def connect(store: Any, ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat) -> ProcessRanks:
     """Meet the other ranks.
 
     Raises: RankError if they do not come.
     """
     with losing_others():
         if device.type == "cuda":
-            pulse.follow(DeviceMarks(device))
-            return ProcessRanks(ranks.rank, ranks.size, _nccl(store, ranks), pulse, aside=Aside(device))
-        return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), pulse)
+            heartbeat.follow(DeviceMarks(device))
+            return ProcessRanks(ranks.rank, ranks.size, _nccl(store, ranks), heartbeat, side_stream=SideStream(device))
+        return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), heartbeat)
 
 
 def _gloo(store: Any, ranks: LocalRanks) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class Aside:
+class SideStream:
     """A stream of its own. Of the programs that wait for a place on the GPU, its come first."""
 
     def __init__(self, device: torch.device) -> None:

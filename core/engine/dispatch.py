@@ -16,7 +16,7 @@ from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, Draft,
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.running_table import Drawn
+from hookline.core.requests.running_table import Sampled
 from hookline.core.util.arrays import IntArray, ints
 
 
@@ -34,10 +34,10 @@ class Dispatcher:
     ) -> None:
         self.cache = cache
         self.queue = queue
-        self.slots = queue.slots
+        self.table = queue.table
         self.free_rows = deque(range(max_num_seqs))
         self.arguments = ArgumentWriter(max_num_seqs)
-        self.writer = StepWriter(self.slots, self.arguments, shares_prefixes=shares_prefixes)
+        self.writer = StepWriter(self.table, self.arguments, shares_prefixes=shares_prefixes)
         self.now = now
 
     def carry_out(self, plan: CheckedPlan) -> Dispatched:
@@ -77,12 +77,12 @@ class Dispatcher:
             self.free_rows.append(request.row)
             request.row = -1
 
-    def expect(self, drawn: Drawn) -> None:
+    def expect(self, sampled: Sampled) -> None:
         """Count the tokens of a launched step; a request's last one takes it out of the running ones."""
-        slots, slots_N = self.slots, drawn.slots_N
-        slots.num_tokens_S[slots_N] += 1
-        is_last = slots.num_tokens_S[slots_N] >= slots.max_len_S[slots_N]
-        for request in slots.requests(slots_N[is_last]):
+        table, entries_N = self.table, sampled.entries_N
+        table.num_tokens_S[entries_N] += 1
+        is_last = table.num_tokens_S[entries_N] >= table.max_len_S[entries_N]
+        for request in table.requests(entries_N[is_last]):
             self.queue.end(request)
             self.free_row(request)
 
@@ -100,7 +100,7 @@ class Dispatcher:
         start = request.num_computed_tokens
         draft.table += self.cache.allocate(request, self.cache.missing_blocks(request, num_tokens))
         request.num_computed_tokens += num_tokens
-        self.note_progress(ints([request.slot]), draft)
+        self.note_progress(ints([request.entry]), draft)
         self.cache.cache_blocks(request)
         draft.chunks.append((request, start, num_tokens))
 
@@ -115,13 +115,13 @@ class Dispatcher:
         draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
 
     def grow_decodes(self, decode: IntArray, draft: Draft) -> None:
-        """One more token for each of these slots; those at a block boundary get a block."""
+        """One more token for each of these table; those at a block boundary get a block."""
         draft.table += self.cache.allocate_next(decode)
-        self.slots.num_computed_tokens_S[decode] += 1
+        self.table.num_computed_tokens_S[decode] += 1
         self.note_progress(decode, draft)
 
-    def note_progress(self, slots: IntArray, draft: Draft) -> None:
-        """Raise the high-water marks of these slots, and note whether any rose."""
-        computed, marks = self.slots.num_computed_tokens_S[slots], self.slots.high_water_S[slots]
+    def note_progress(self, table: IntArray, draft: Draft) -> None:
+        """Raise the high-water marks of these table, and note whether any rose."""
+        computed, marks = self.table.num_computed_tokens_S[table], self.table.high_water_S[table]
         draft.got_further |= bool((computed > marks).any())
-        self.slots.high_water_S[slots] = np.maximum(computed, marks)
+        self.table.high_water_S[table] = np.maximum(computed, marks)

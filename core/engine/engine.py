@@ -81,7 +81,7 @@ class Engine:
         """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; whoever drives the engine may have better to do."""
-        self.cache = KVCacheManager(pool, self.queue.slots)
+        self.cache = KVCacheManager(pool, self.queue.table)
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
@@ -262,7 +262,7 @@ class Engine:
             self._check_progress(dispatched)
         with self.watch.part("launch"):
             handle = self.executor.launch(dispatched.step) if plan.computes else None
-            self.dispatcher.expect(dispatched.drawn)
+            self.dispatcher.expect(dispatched.sampled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take())
 
     def _collect(self) -> list[RequestOutput]:
@@ -278,10 +278,10 @@ class Engine:
                 if tokens.ndim == 2:
                     tokens = self._keep_scores(launched.dispatched, tokens)
                 self._note_first_tokens(launched)
-                slots_N, tokens_N = self.queue.slots.commit(launched.dispatched.drawn, tokens)
-                outputs += self._commit(slots_N, tokens_N)
+                entries_N, tokens_N = self.queue.table.commit(launched.dispatched.sampled, tokens)
+                outputs += self._commit(entries_N, tokens_N)
                 self._notify_ends(outputs)
-            self._report(launched, len(slots_N))
+            self._report(launched, len(entries_N))
         except BaseException as error:
             self._ended += outputs
             self._abandon(error)
@@ -289,8 +289,8 @@ class Engine:
         return outputs
 
     def _keep_scores(self, dispatched: Dispatched, rows: IntArray) -> IntArray:
-        """Give the requests their log-probabilities; returns the drawn tokens."""
-        ids = dispatched.drawn.ids_N.tolist()
+        """Give the requests their log-probabilities; returns the sampled tokens."""
+        ids = dispatched.sampled.ids_N.tolist()
         for id_, row in zip(ids, rows, strict=False):
             request = self.queue.live.get(id_)
             if request is not None and request.scores is not None:
@@ -303,8 +303,8 @@ class Engine:
         return rows[: len(ids), 0]
 
     def _note_first_tokens(self, launched: _InFlight) -> None:
-        """Only a prompt's last chunk draws a first token, and chunks are drawn for behind the decodes."""
-        for id_ in launched.dispatched.drawn.ids_N[len(launched.plan.decode) :].tolist():
+        """Only a prompt's last chunk draws a first token, and chunks are sampled for behind the decodes."""
+        for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
             request = self.queue.live.get(id_)
             if request is not None and request.first_token_s is None:
                 request.first_token_s = self.clock()
@@ -365,12 +365,12 @@ class Engine:
     def _stuck(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
 
-    def _commit(self, slots_N: IntArray, tokens_N: IntArray) -> list[RequestOutput]:
+    def _commit(self, entries_N: IntArray, tokens_N: IntArray) -> list[RequestOutput]:
         """Act on new tokens; in Python only for requests that filled a block, are watched, or may have their last."""
-        slots = self.queue.slots
-        self.cache.cache_filled_blocks(slots_N)
-        places = slots.to_look_at(slots_N, tokens_N)
-        looked_at = zip(list(slots.requests(slots_N[places])), tokens_N[places].tolist(), strict=True)
+        table = self.queue.table
+        self.cache.cache_filled_blocks(entries_N)
+        places = table.to_look_at(entries_N, tokens_N)
+        looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
         return [self._end(request, reason) for request, reason in ends if reason is not None]
 

@@ -24,7 +24,7 @@ from hookline.core.util.arrays import IntArray, ints
 class CheckedPlan:
     """A plan in terms of live requests.
 
-    prefill: (request, tokens to compute beyond what the cache holds). decode: slots of `core.requests.running_table`.
+    prefill: (request, tokens to compute beyond what the cache holds). decode: entries of `core.requests.running_table`.
     """
 
     prefill: Sequence[tuple[Request, int]]
@@ -83,19 +83,19 @@ class _Checker:
 
     def decoding(self) -> IntArray:
         """All that can decode and are not preempted. None is noted as seen: who decodes cannot be named in prefill."""
-        slots = self.queue.decoding()
-        return slots[~np.isin(self.queue.slots.id_S[slots], list(self.seen))] if self.seen else slots
+        entries = self.queue.decoding()
+        return entries[~np.isin(self.queue.table.id_S[entries], list(self.seen))] if self.seen else entries
 
     def decodes(self, ids: Sequence[int]) -> IntArray:
-        """The slots of requests named one by one, which are looked at one by one only if something is wrong."""
+        """The entries of requests named one by one, which are looked at one by one only if something is wrong."""
         found = [request for request in map(self.queue.running.get, ids) if request is not None]
-        slots = ints(request.slot for request in found)
+        entries = ints(request.entry for request in found)
         seen = self.seen.union(ids)
         each_once = len(found) == len(ids) and len(seen) == len(self.seen) + len(ids)
-        if not (each_once and self.queue.slots.can_decode(slots).all()):
-            return ints(self.decoded(id_).slot for id_ in ids)
+        if not (each_once and self.queue.table.can_decode(entries).all()):
+            return ints(self.decoded(id_).entry for id_ in ids)
         self.seen = seen
-        return slots
+        return entries
 
     def decoded(self, id_: int) -> Request:
         request = self.request(id_, "decode")
@@ -141,7 +141,7 @@ class _Checker:
 
     def take_decodes(self, decode: IntArray) -> None:
         if not self.ledger.take_each(decode):
-            for request in self.queue.slots.requests(decode):  # one of them finds no block, and is named
+            for request in self.queue.table.requests(decode):  # one of them finds no block, and is named
                 self.take(request, 1)
 
     def take(self, request: Request, num_tokens: int) -> None:

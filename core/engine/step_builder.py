@@ -9,7 +9,7 @@ import numpy as np
 
 from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
-from hookline.core.requests.running_table import Drawn, Slots
+from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, float_bits, ints, no_ints
 
@@ -32,7 +32,9 @@ class ArgumentWriter:
         """The request gave its row back."""
         self._running.discard(request.id)
 
-    def write(self, step: Step, admitted: Sequence[Request], chunks: Sequence[Chunk], drawn: Iterable[Request]) -> None:
+    def write(
+        self, step: Step, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]
+    ) -> None:
         """Fill in the processor_*, known_* and scored_* sections, `processors` and `num_logprobs`."""
         records: list[Record] = []
         for request in admitted:
@@ -44,7 +46,7 @@ class ArgumentWriter:
             step.processor_values = np.concatenate([values for _, _, values in records])
         if self._running:
             write_known_tokens(step, [request for request in admitted if request.prepared.reads_tokens])
-            for request in drawn:
+            for request in sampled:
                 if request.params.logprobs is not None:
                     step.num_logprobs = max(step.num_logprobs, request.params.logprobs)
                 prepared = request.prepared
@@ -117,7 +119,7 @@ class Dispatched:
     """A step, and whose next tokens it draws."""
 
     step: Step
-    drawn: Drawn
+    sampled: Sampled
     num_prefill_tokens: int
     num_cached_tokens: int
     num_prompt_tokens: int
@@ -131,31 +133,31 @@ class Dispatched:
 class StepWriter:
     """Writes one step after another. arguments: of the logits processors."""
 
-    def __init__(self, slots: Slots, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
-        self.slots, self.arguments, self.shares_prefixes = slots, arguments, shares_prefixes
+    def __init__(self, table: RunningTable, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
+        self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes
         self._decoding, self._shared_len = no_ints(), 0
 
     def write(self, draft: Draft, decode: IntArray) -> Dispatched:
-        """The step, and who is drawn for."""
-        slots, computing, drawn = self.slots, decode, decode
-        step = Step(decode_rows=slots.row_S[decode])
+        """The step, and who is sampled for."""
+        table, computing, sampled = self.table, decode, decode
+        step = Step(decode_rows=table.row_S[decode])
         write_table(step, draft)
         if draft.chunks:
             write_chunks(step, draft.chunks)
-            chunked = ints(request.slot for request, _, _ in draft.chunks)
-            step.sampled_chunks = np.flatnonzero(slots.can_decode(chunked))
+            chunked = ints(request.entry for request, _, _ in draft.chunks)
+            step.sampled_chunks = np.flatnonzero(table.can_decode(chunked))
             computing = np.concatenate([decode, chunked])
-            drawn = np.concatenate([decode, chunked[step.sampled_chunks]])
-        self.write_mask(step, drawn)
-        self.arguments.write(step, draft.admitted, draft.chunks, slots.requests(drawn))
-        step.max_context_len = int(slots.num_computed_tokens_S[computing].max(initial=0))
-        step.all_greedy = bool(slots.is_greedy_S[drawn].all())
+            sampled = np.concatenate([decode, chunked[step.sampled_chunks]])
+        self.write_mask(step, sampled)
+        self.arguments.write(step, draft.admitted, draft.chunks, table.requests(sampled))
+        step.max_context_len = int(table.num_computed_tokens_S[computing].max(initial=0))
+        step.all_greedy = bool(table.is_greedy_S[sampled].all())
         if self.shares_prefixes and not draft.chunks:
             self.write_shared_prefix(step, decode)
         begun = [request for request in draft.admitted if request.num_preemptions == 0]
         return Dispatched(
             step,
-            slots.drawn(drawn),
+            table.sampled(sampled),
             num_prefill_tokens=len(step.token_ids_T),
             num_cached_tokens=sum(request.num_cached_tokens for request in begun),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
@@ -163,21 +165,21 @@ class StepWriter:
             chunks=draft.chunks if step.num_logprobs >= 0 else (),
         )
 
-    def write_mask(self, step: Step, drawn: IntArray) -> None:
+    def write_mask(self, step: Step, sampled: IntArray) -> None:
         """Forbid stop tokens to requests that have not reached their min_tokens."""
-        (places,) = (self.slots.num_tokens_S[drawn] < self.slots.min_len_S[drawn]).nonzero()
+        (places,) = (self.table.num_tokens_S[sampled] < self.table.min_len_S[sampled]).nonzero()
         if not len(places):
             return
-        stops = [request.stops_X for request in self.slots.requests(drawn[places])]
+        stops = [request.stops_X for request in self.table.requests(sampled[places])]
         step.mask_rows = places.repeat([len(stops_X) for stops_X in stops])
         step.mask_tokens = np.concatenate(stops)
 
     def write_shared_prefix(self, step: Step, decode: IntArray) -> None:
         """Look for a common prefix whenever other requests decode than in the last step that looked."""
-        decoding = self.slots.id_S[decode]
+        decoding = self.table.id_S[decode]
         if not np.array_equal(decoding, self._decoding):
             self._decoding = decoding
-            group, self._shared_len = shared_prefix(list(self.slots.requests(decode)))
+            group, self._shared_len = shared_prefix(list(self.table.requests(decode)))
             step.shared_rows = ints(request.row for request in group)
         step.shared_len = self._shared_len
 

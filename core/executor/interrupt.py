@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from hookline.core.errors import BrokenOff
+from hookline.core.errors import Interrupted
 
 SIGNAL = signal.SIGURG
 """Ignored by default, so one that comes too late does nothing. Others may send it too, and are not answered."""
 
 
-class Breaker:
+class Interrupter:
     """Knows the thread that is inside a region, and breaks it off once, on another thread's demand."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Breaker:
     def region(self) -> Iterator[None]:
         """Around code that may be broken off.
 
-        Raises: BrokenOff once that was asked for.
+        Raises: Interrupted once that was asked for.
         """
         in_main = threading.current_thread() is threading.main_thread()
         self._takes_signals = in_main and signal.getsignal(SIGNAL) is not None  # None could not be put back
@@ -56,7 +56,7 @@ class Breaker:
                 _raise_in(thread, None)  # takes back what has not come yet
 
     def break_off(self) -> bool:
-        """Raise BrokenOff in the region, if a thread is inside; whether it will be. A second call does nothing."""
+        """Raise Interrupted in the region, if a thread is inside; whether it will be. A second call does nothing."""
         with self._lock:
             if self._inside is None or self._is_asked:
                 return False
@@ -65,14 +65,14 @@ class Breaker:
                 self._is_signalled = True
                 signal.pthread_kill(self._inside, SIGNAL)
             else:
-                _raise_in(self._inside, BrokenOff)
+                _raise_in(self._inside, Interrupted)
             return True
 
     def _heed(self, before: Any, number: int, frame: Any) -> None:
         """The handler in the region: somebody else's signal goes where it would have gone without it."""
         if self._is_signalled:
             self._is_signalled = False
-            raise BrokenOff
+            raise Interrupted
         if callable(before):
             before(number, frame)
 

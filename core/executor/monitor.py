@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hookline.core.distributed.heartbeat import Pulse
+from hookline.core.distributed.heartbeat import Heartbeat
 from hookline.core.errors import HooklineError, RankError
 from hookline.core.executor.child import Child, await_end, kill
-from hookline.core.executor.interrupt import Breaker
+from hookline.core.executor.interrupt import Interrupter
 
 logger = logging.getLogger("hookline")
 TICK_S = 0.1
@@ -51,21 +51,21 @@ class Timeouts:
 
 
 class Monitor:
-    """Judges the children. `pulses` are those of all ranks, rank 0's first; `release` frees rank 0's own device."""
+    """Judges the children. `heartbeats` are those of all ranks, rank 0's first; `release` frees rank 0's own device."""
 
-    def __init__(self, children: Sequence[Child], pulses: Sequence[Pulse], timeouts: Timeouts) -> None:
-        self.children, self.pulses, self.timeouts = children, pulses, timeouts
+    def __init__(self, children: Sequence[Child], heartbeats: Sequence[Heartbeat], timeouts: Timeouts) -> None:
+        self.children, self.heartbeats, self.timeouts = children, heartbeats, timeouts
         self.release: Callable[[], None] = lambda: None
-        self.breaker = Breaker()
+        self.interrupter = Interrupter()
         self.tell_if_stuck: Callable[[HooklineError], None] = lambda error: None
         """Called, by the thread that watches, if rank 0 does not leave its step even when it is broken off."""
         self.failure: str | None = None
         self._changed = threading.Condition()
         self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
         self._suspects: list[tuple[bool, str]] = []
-        self._silent_s, self._grace_s = [0.0] * len(pulses), 0.0
+        self._silent_s, self._grace_s = [0.0] * len(heartbeats), 0.0
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
-        self._beats, self._progress = [0] * len(pulses), [0] * len(pulses)
+        self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)
         self._in_step, self._started, self._stopped = False, False, threading.Event()
         self._gone: set[int] = set()
         self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
@@ -116,7 +116,7 @@ class Monitor:
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None, patience_s)
         if self.failure is None:
-            self.fail(f"rank 0 of {len(self.pulses)} (this process): {echo}")
+            self.fail(f"rank 0 of {len(self.heartbeats)} (this process): {echo}")
         return RankError(self.failure)
 
     def fail(self, cause: str, *, breaks_off: bool = False) -> None:
@@ -128,7 +128,7 @@ class Monitor:
             kill(self.children)
             self._changed.notify_all()
         if breaks_off:
-            self.breaker.break_off()
+            self.interrupter.break_off()
         self._release()
         # What their GPUs still did after that may have undone it.
         await_end(self.children, KILLED_S)
@@ -160,7 +160,7 @@ class Monitor:
     def _see_rank_0_out(self) -> None:
         """Once the group has ended: break rank 0 off if it does not find that out by itself."""
         self._wait_in_step(self.timeouts.step_s)
-        if self._in_step and self.breaker.break_off():
+        if self._in_step and self.interrupter.break_off():
             logger.error("%s", self.failure)
         self._wait_in_step(GRACE_S)
         if self._in_step and not self._stopped.is_set():
@@ -205,7 +205,7 @@ class Monitor:
     def _judge_silence(self, passed_s: float) -> None:
         limit_s = self.timeouts.rank_s if self._started else max(START_SILENCE_S, self.timeouts.rank_s)
         for child in self.children:
-            beats = self.pulses[child.rank].beats
+            beats = self.heartbeats[child.rank].beats
             self._silent_s[child.rank] = (
                 0.0 if beats != self._beats[child.rank] else (self._silent_s[child.rank] + passed_s)
             )
@@ -215,13 +215,13 @@ class Monitor:
                 self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
 
     def _judge_progress(self, passed_s: float) -> None:
-        self.pulses[0].beat()
-        before, self._progress = self._progress, [pulse.progress for pulse in self.pulses]
+        self.heartbeats[0].beat()
+        before, self._progress = self._progress, [heartbeat.progress for heartbeat in self.heartbeats]
         if not (self._in_step and self._started) or min(self._progress) != min(before):
             self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         elif self._progress != before:  # the first ones arrive where the last are waited for
             self._taken_s, self._stuck_s = self._taken_s + self._stuck_s, 0.0
-        elif any(pulse.is_compiling for pulse in self.pulses) and self._compiled_s < COMPILE_S:
+        elif any(heartbeat.is_compiling for heartbeat in self.heartbeats) and self._compiled_s < COMPILE_S:
             self._compiled_s += passed_s
         else:
             self._stuck_s += passed_s
@@ -245,4 +245,4 @@ class Monitor:
 
     def _name(self, rank: int) -> str:
         who = "this process" if rank == 0 else next(str(child) for child in self.children if child.rank == rank)
-        return f"rank {rank} of {len(self.pulses)} ({who})"
+        return f"rank {rank} of {len(self.heartbeats)} ({who})"

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.process_group import listen
-from hookline.core.errors import BrokenOff, HooklineError, RankError
+from hookline.core.errors import HooklineError, Interrupted, RankError
 from hookline.core.executor.child import Child, end, kill
 from hookline.core.executor.monitor import Monitor, Timeouts
 from hookline.core.executor.ring import RingWriter, ring_words
@@ -36,10 +36,10 @@ CLOSE_S = 10.0
 """For processes to end by themselves."""
 
 
-class RankGroup:
+class MultiprocExecutor:
     """`core.step.executor.Executor` over the ranks of one engine."""
 
-    def __init__(self, worker: SizedExecutor, links: Links) -> None:
+    def __init__(self, worker: SizedExecutor, links: RankLinks) -> None:
         self.worker, self.links, self._is_closed = worker, links, False
 
     @property
@@ -53,7 +53,7 @@ class RankGroup:
         Raises: RankError if a rank is lost.
         """
         monitor = self.links.monitor
-        with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.breaker.region():
+        with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.interrupter.region():
             try:
                 self.links.send(pack(step))
                 handle = self.worker.launch(step)
@@ -64,7 +64,7 @@ class RankGroup:
                 # The others compute this step to its end, so from here on they are not where we are.
                 monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
                 raise
-            self.links.pulse.advance()
+            self.links.heartbeat.advance()
         return handle
 
     def collect(self, handle: Any) -> IntArray:
@@ -90,7 +90,7 @@ class RankGroup:
         """In place of a collective that broke off, the rank that broke it; of our own code, why it was broken off."""
         try:
             yield
-        except (RankError, BrokenOff) as error:
+        except (RankError, Interrupted) as error:
             raise self.links.monitor.verdict(error) from error
         except RuntimeError as error:
             self.links.monitor.check()
@@ -107,7 +107,7 @@ class RankGroup:
             self.worker.close()
 
 
-class Links:
+class RankLinks:
     """What connects rank 0 with the others: processes, shared memory, the monitor.
 
     target: what a child runs, as "module:function". task: what each child is told,
@@ -116,16 +116,16 @@ class Links:
 
     def __init__(self, size: int, target: str, task: Mapping[str, Any], timeouts: Timeouts) -> None:
         self.size = size
-        self.ring_start = PULSE_WORDS * size
+        self.ring_start = HEARTBEAT_WORDS * size
         self.num_words = self.ring_start + ring_words(size - 1, RING_WORDS)
         self.memory = SharedWords.create(self.num_words)
         words = self.memory.words
-        pulses = [Pulse(words, rank) for rank in range(size)]
-        self.pulse = pulses[0]
+        heartbeats = [Heartbeat(words, rank) for rank in range(size)]
+        self.heartbeat = heartbeats[0]
         self.writer = RingWriter(words[self.ring_start :], size - 1)
         self.store = listen()
         self.children: list[Child] = []
-        self.monitor = Monitor(self.children, pulses, timeouts)
+        self.monitor = Monitor(self.children, heartbeats, timeouts)
         try:
             for rank in range(1, size):
                 self.children.append(Child(rank, self.memory.fd, target))

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
-from hookline.core.distributed.heartbeat import BEAT_S, Pulse
+from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, show_traceback
 from hookline.core.executor.messages import Line, send_message
 from hookline.core.executor.ring import RingReader, Wait
@@ -36,8 +36,8 @@ class RankWorker(Protocol):
         ...
 
 
-Build = Callable[[Mapping[str, Any], Pulse, Callable[[], None]], RankWorker]
-"""build(task, pulse, meet) -> worker; it calls `meet` before the first collective, which waits for the other ranks."""
+Build = Callable[[Mapping[str, Any], Heartbeat, Callable[[], None]], RankWorker]
+"""build(task, heartbeat, meet) -> worker; `meet` waits for the other ranks, and comes before the first collective."""
 
 
 def run_rank(fd: int, build: Build) -> NoReturn:
@@ -48,10 +48,10 @@ def run_rank(fd: int, build: Build) -> NoReturn:
         task = Line(parent).first()
     except ConnectionError:
         os._exit(1)
-    pulse = Pulse(_shared(task), task["rank"])
-    threading.Thread(target=_live, args=(parent, pulse), daemon=True).start()
+    heartbeat = Heartbeat(_shared(task), task["rank"])
+    threading.Thread(target=_live, args=(parent, heartbeat), daemon=True).start()
     try:
-        _serve(parent, task, pulse, build)
+        _serve(parent, task, heartbeat, build)
     except BaseException as error:
         _report(parent, error)
         os._exit(1)
@@ -64,16 +64,16 @@ def _shared(task: Mapping[str, Any]) -> Any:
     return SharedWords.attach(task["memory_fd"], task["num_words"]).words
 
 
-def _live(parent: socket.socket, pulse: Pulse) -> None:
+def _live(parent: socket.socket, heartbeat: Heartbeat) -> None:
     """Beat, and end this process at once when the parent has gone, whatever the main thread is stuck in."""
     hang_up = select.poll()
     hang_up.register(parent, 0)
     while not hang_up.poll(int(BEAT_S * 1000)):
-        pulse.beat()
+        heartbeat.beat()
     os._exit(1)
 
 
-def _serve(parent: socket.socket, task: Mapping[str, Any], pulse: Pulse, build: Build) -> None:
+def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat, build: Build) -> None:
     import torch
 
     torch.set_num_threads(task["num_threads"])
@@ -83,21 +83,21 @@ def _serve(parent: socket.socket, task: Mapping[str, Any], pulse: Pulse, build: 
         send_message(parent, {"here": True})
         wait()
 
-    worker = build(task, pulse, meet)
+    worker = build(task, heartbeat, meet)
     reader = RingReader(_shared(task)[task["ring_start"] :], task["size"] - 1, task["rank"] - 1)
     send_message(parent, {"ready": True})
-    _compute(worker, reader, wait, pulse)
+    _compute(worker, reader, wait, heartbeat)
     worker.synchronize()
 
 
-def _compute(worker: RankWorker, reader: RingReader, wait: Wait, pulse: Pulse) -> None:
+def _compute(worker: RankWorker, reader: RingReader, wait: Wait, heartbeat: Heartbeat) -> None:
     """Compute each step that comes; an empty message is the end."""
     import torch
 
     while len(message := reader.receive(wait)):
         with torch.inference_mode():
             worker.compute(unpack(message))
-        pulse.advance()
+        heartbeat.advance()
 
 
 def _waiter(parent: socket.socket) -> Callable[[], None]:

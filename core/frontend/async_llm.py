@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError, QueueFullError, RequestError, one_short_line, shown
-from hookline.core.frontend.delta_queue import Mailbox
+from hookline.core.frontend.delta_queue import DeltaQueue
 from hookline.core.frontend.engine_thread import EngineThread
 from hookline.core.frontend.llm import LLM
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
@@ -38,8 +38,8 @@ class RequestStream:
     Closing or dropping it, or cancelling who waits for it, ends its requests.
     """
 
-    def __init__(self, thread: EngineThread, mailbox: Mailbox, num_completions: int) -> None:
-        self._thread, self._mailbox = thread, mailbox
+    def __init__(self, thread: EngineThread, deltas: DeltaQueue, num_completions: int) -> None:
+        self._thread, self._deltas = thread, deltas
         self._num_open = num_completions
 
     @property
@@ -54,7 +54,7 @@ class RequestStream:
         if not self._num_open:
             raise StopAsyncIteration
         try:
-            delta = await self._mailbox.get()
+            delta = await self._deltas.get()
         except BaseException:
             self._cancel()
             raise
@@ -79,7 +79,7 @@ class RequestStream:
     def _cancel(self) -> None:
         if self._num_open:
             self._num_open = 0
-            self._thread.cancel(self._mailbox)
+            self._thread.cancel(self._deltas)
 
 
 class AsyncLLM:
@@ -109,8 +109,8 @@ class AsyncLLM:
             llm.close()
             raise
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
-        self._untokenized: set[Mailbox] = set()
-        self._thread = EngineThread(llm.desk, llm.enter_thread)
+        self._untokenized: set[DeltaQueue] = set()
+        self._thread = EngineThread(llm.output_processor, llm.enter_thread)
         self._thread.start()
         self._stop = weakref.finalize(self, self._thread.stop)
 
@@ -149,39 +149,39 @@ class AsyncLLM:
         params, loop = SamplingParams() if params is None else params, asyncio.get_running_loop()
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params={shown(params)} must be SamplingParams")
-        mailbox = Mailbox(loop, is_cumulative=options.get("is_cumulative", False))
+        deltas = DeltaQueue(loop, is_cumulative=options.get("is_cumulative", False))
         options["prompt"] = prompt if isinstance(prompt, str) else None
-        options["arrival_s"] = self.llm.desk.engine.clock()
-        stream = RequestStream(self._thread, mailbox, params.n)
+        options["arrival_s"] = self.llm.output_processor.engine.clock()
+        stream = RequestStream(self._thread, deltas, params.n)
         if not _takes_long(prompt, params):
-            self._thread.submit(mailbox, *self._prepare(prompt, params), **options)
+            self._thread.submit(deltas, *self._prepare(prompt, params), **options)
             return stream
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
 
-        limit = self.llm.desk.engine.limits.max_queued_requests
+        limit = self.llm.output_processor.engine.limits.max_queued_requests
         if limit is not None and len(self._untokenized) >= limit:  # the engine's own queue may be empty meanwhile
-            mailbox.put(QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0))
+            deltas.put(QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0))
             return stream
         prompt = snapshot(prompt)
-        self._untokenized.add(mailbox)
+        self._untokenized.add(deltas)
 
         def prepare() -> tuple[list[int], SamplingParams]:
             try:
                 return self._prepare(prompt, params) if stream.is_open else ([], params)
             finally:  # here, for the loop may be closed by then
-                self._untokenized.discard(mailbox)
+                self._untokenized.discard(deltas)
 
         def submit(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
             prepared.exception()  # whoever has left need not hear it, and asyncio not complain
             if not stream.is_open:
                 return
             try:
-                self._thread.submit(mailbox, *prepared.result(), **options)
+                self._thread.submit(deltas, *prepared.result(), **options)
             except HooklineError as error:
-                mailbox.put(error)
+                deltas.put(error)
             except Exception as error:
-                mailbox.put(RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
+                deltas.put(RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
 
         loop.run_in_executor(self._tokenizing, prepare).add_done_callback(submit)
         return stream

@@ -1,7 +1,7 @@
-"""A thread that drives a desk's engine, so that any number of coroutines can wait for their requests at once.
+"""A thread that drives an engine, so that any number of coroutines can wait for their requests at once.
 
-Callers hand in commands and never touch the engine; news leave in one wake-up per event loop and step. Whatever breaks,
-everybody who waits is told.
+Callers hand in commands and never touch the engine; Deltas leave in one wake-up per event loop and step. Whatever
+breaks, everybody who waits is told.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from hookline.core.errors import EngineError, HooklineError, RequestError
-from hookline.core.frontend.delta_queue import Mailbox, News, deliver
-from hookline.core.frontend.output_processor import Desk
+from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
 from hookline.core.sampling_params import SamplingParams
 
@@ -33,11 +33,11 @@ MAX_COMMANDS = 256
 class EngineThread:
     """Runs until `stop`. `start`, `submit`, `cancel` and `stop` may be called from any thread."""
 
-    def __init__(self, desk: Desk, prepare: Command | None = None) -> None:
-        self._desk, self._prepare = desk, prepare
+    def __init__(self, output_processor: OutputProcessor, prepare: Command | None = None) -> None:
+        self._desk, self._prepare = output_processor, prepare
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._open: dict[Mailbox, set[int]] = {}
-        self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, News]]] = {}
+        self._open: dict[DeltaQueue, set[int]] = {}
+        self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
         self._lock = threading.Lock()
         self._is_stopping = self._is_closed = self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
@@ -47,19 +47,19 @@ class EngineThread:
         self._desk.engine.tell_if_stuck(self._give_up)
         self._thread.start()
 
-    def submit(self, mailbox: Mailbox, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
-        """Queue a prompt, with the options of Desk.add. What keeps it from being served is news too.
+    def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
+        """Queue a prompt, with the options of OutputProcessor.add. What keeps it from being served comes as a Delta.
 
         Raises: HooklineError if the thread was stopped.
         """
         with self._lock:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
-            self._commands.put(partial(self._add, mailbox, token_ids, params, options))
+            self._commands.put(partial(self._add, deltas, token_ids, params, options))
 
-    def cancel(self, mailbox: Mailbox) -> None:
+    def cancel(self, deltas: DeltaQueue) -> None:
         """End a prompt's requests, whose caller hears nothing more. Takes no lock, so a destructor may call it."""
-        self._commands.put(partial(self._forget, mailbox))
+        self._commands.put(partial(self._forget, deltas))
 
     def stop(self) -> None:
         """End all requests, tell their callers, close the engine and wait for that; a second call does nothing.
@@ -87,9 +87,9 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             waiting += command.args[:1] if isinstance(command, partial) and command.func == self._add else ()
-        for mailbox in waiting:
+        for deltas in waiting:
             with suppress(RuntimeError):  # its loop is closed
-                mailbox.loop.call_soon_threadsafe(deliver, [(mailbox, _engine_error(error))])
+                deltas.loop.call_soon_threadsafe(send, [(deltas, _engine_error(error))])
         self._commands.put(self._finish)  # should it ever come back
 
     # ---------------------------------------------------------------------------------------------- inside the thread
@@ -157,47 +157,47 @@ class EngineThread:
         self._is_stopping = True
 
     def _add(
-        self, mailbox: Mailbox, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
+        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
     ) -> None:
         try:
-            ids = self._desk.add(token_ids, params, partial(self._post, mailbox), **options)
-            self._open[mailbox] = set(ids)
+            ids = self._desk.add(token_ids, params, partial(self._post, deltas), **options)
+            self._open[deltas] = set(ids)
         except RequestError as error:
-            self._put(mailbox, error)
+            self._put(deltas, error)
             self._desk.engine.refuse(token_ids, error, options.get("prompt"))
         except HooklineError as error:
-            self._put(mailbox, error)
+            self._put(deltas, error)
         except BaseException as error:  # nobody else's request is touched by it
-            self._put(mailbox, _engine_error(error))
+            self._put(deltas, _engine_error(error))
 
-    def _post(self, mailbox: Mailbox, delta: Delta) -> None:
+    def _post(self, deltas: DeltaQueue, delta: Delta) -> None:
         if delta.output is not None:
-            ids = self._open[mailbox]
+            ids = self._open[deltas]
             ids.discard(delta.request_id)
             if not ids:
-                del self._open[mailbox]
-        self._put(mailbox, delta)
+                del self._open[deltas]
+        self._put(deltas, delta)
 
-    def _forget(self, mailbox: Mailbox) -> None:
-        self._desk.forget(self._open.pop(mailbox, ()))
+    def _forget(self, deltas: DeltaQueue) -> None:
+        self._desk.forget(self._open.pop(deltas, ()))
 
-    def _put(self, mailbox: Mailbox, news: News) -> None:
-        self._outgoing.setdefault(mailbox.loop, []).append((mailbox, news))
+    def _put(self, deltas: DeltaQueue, new_deltas: NewDeltas) -> None:
+        self._outgoing.setdefault(deltas.loop, []).append((deltas, new_deltas))
 
     def _send(self) -> None:
         outgoing, self._outgoing = self._outgoing, {}
         for loop, items in outgoing.items():
             try:
-                loop.call_soon_threadsafe(deliver, items)
+                loop.call_soon_threadsafe(send, items)
             except RuntimeError:  # the loop is closed, so nobody is there to read
-                for mailbox, _ in items:
-                    self._forget(mailbox)
+                for deltas, _ in items:
+                    self._forget(deltas)
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits, and end their requests."""
         waiting, self._open = self._open, {}
-        for mailbox in waiting:
-            self._put(mailbox, _engine_error(error))  # one for each: tracebacks are not shared
+        for deltas in waiting:
+            self._put(deltas, _engine_error(error))  # one for each: tracebacks are not shared
         try:
             self._desk.forget([id_ for ids in waiting.values() for id_ in ids])
         except Exception as further:

@@ -1,4 +1,4 @@
-"""One call of the blocking front: its prompts, queued as the engine takes them, and their news in order of arrival."""
+"""One call of the blocking front: its prompts, queued as the engine takes them, and their Deltas in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from hookline.core.errors import QueueFullError, RequestError
-from hookline.core.frontend.output_processor import Desk
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt
@@ -28,27 +28,29 @@ class ProgressBar(Protocol):
 class Call:
     """Prompts with their parameters, on their way through an engine that others may use as well.
 
-    options: of Desk.add, for all of them.
+    options: of OutputProcessor.add, for all of them.
     """
 
-    def __init__(self, desk: Desk, prompts: Sequence[tuple[Prompt, SamplingParams]], **options: Any) -> None:
-        self._desk, self._options = desk, options
+    def __init__(
+        self, output_processor: OutputProcessor, prompts: Sequence[tuple[Prompt, SamplingParams]], **options: Any
+    ) -> None:
+        self._output_processor, self._options = output_processor, options
         self._waiting = deque(enumerate(prompts))
         self._open: set[int] = set()
-        self._news: deque[Delta] = deque()
+        self._new_deltas: deque[Delta] = deque()
 
     def run(self, progress: ProgressBar | None = None) -> Iterator[Delta]:
-        """Do steps until every prompt has ended, and yield the news. However it is left, nothing stays behind."""
+        """Do steps until every prompt has ended, and yield the Deltas. However it is left, nothing stays behind."""
         try:
-            while self._waiting or self._open or self._news:
+            while self._waiting or self._open or self._new_deltas:
                 self._queue()
-                if not self._news:
-                    self._desk.step()
+                if not self._new_deltas:
+                    self._output_processor.step()
                     self._show(progress)
-                while self._news:
-                    yield self._news.popleft()
+                while self._new_deltas:
+                    yield self._new_deltas.popleft()
         finally:
-            self._desk.forget(self._open)
+            self._output_processor.forget(self._open)
 
     def _queue(self) -> None:
         """Hand prompts in for as long as the engine's queue has room; the others are our own queue."""
@@ -57,9 +59,9 @@ class Call:
 
     def _has_room(self, num_requests: int) -> bool:
         try:
-            self._desk.engine.check_room(num_requests)
+            self._output_processor.engine.check_room(num_requests)
         except QueueFullError:
-            return not self._desk.engine.has_work  # it will never have: adding says why
+            return not self._output_processor.engine.has_work  # it will never have: adding says why
         return True
 
     def _add(self, index: int, one: tuple[Prompt, SamplingParams]) -> None:
@@ -67,21 +69,21 @@ class Call:
         text = prompt if isinstance(prompt, str) else None
         token_ids: Sequence[int] = ()
         try:
-            token_ids = self._desk.codec.encode(prompt)
+            token_ids = self._output_processor.codec.encode(prompt)
             options = {"prompt": text, "prompt_index": index, **self._options}
-            self._open.update(self._desk.add(token_ids, params, self._receive, **options))
+            self._open.update(self._output_processor.add(token_ids, params, self._receive, **options))
         except RequestError as error:
-            self._news.append(_refusal(index, self._desk.engine.refuse(token_ids, error, text)))
+            self._new_deltas.append(_refusal(index, self._output_processor.engine.refuse(token_ids, error, text)))
 
     def _receive(self, delta: Delta) -> None:
         if delta.output is not None:
             self._open.discard(delta.request_id)
-        self._news.append(delta)
+        self._new_deltas.append(delta)
 
     def _show(self, progress: ProgressBar | None) -> None:
-        stats = self._desk.engine.last_stats
+        stats = self._output_processor.engine.last_stats
         if progress is not None and stats is not None:
-            num_finished = sum(delta.output is not None and delta.index == 0 for delta in self._news)
+            num_finished = sum(delta.output is not None and delta.index == 0 for delta in self._new_deltas)
             progress.update(num_finished, stats.num_prefill_tokens, stats.num_decode_tokens)
 
 

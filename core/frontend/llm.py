@@ -18,7 +18,7 @@ from hookline.core.config.settings import Config, validate
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import RequestError, shown
 from hookline.core.frontend.generation import Call, ProgressBar
-from hookline.core.frontend.output_processor import Desk
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
@@ -77,13 +77,13 @@ class LLM:
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
         built = build_engine(config, host)
         self.engine: Engine = built.engine
-        self.device, self.kernels_name = built.choice.device, built.choice.kernels.name
-        self.captured = {"decodes": built.choice.uses_graphs, "prompts": built.choice.captures_prompts}
-        checkpoint = built.choice.checkpoint
+        self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
+        self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
+        checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
-        self.desk = Desk(self.engine, self.codec)
+        self.output_processor = OutputProcessor(self.engine, self.codec)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
@@ -152,7 +152,7 @@ class LLM:
         **options: Any,
     ) -> Call:
         wanted = as_prompts(prompts)
-        return Call(self.desk, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
+        return Call(self.output_processor, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
 
     @property
     def observers(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class LLM:
 
     def close(self) -> None:
         """End what still runs and release the engine's memory; a second call does nothing."""
-        self.desk.close()
+        self.output_processor.close()
 
     def __enter__(self) -> LLM:
         return self

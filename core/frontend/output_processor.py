@@ -1,7 +1,7 @@
-"""Between callers and the engine: prompts become requests, committed tokens become text, and news reach their caller.
+"""Between callers and the engine: prompts become requests, committed tokens become text, and Deltas reach their caller.
 
 What LLM and AsyncLLM have in common. Knows text and the engine's verbs; no thread, no event loop. A request that needs
-its text only at the end has no Reader and costs nothing while it runs.
+its text only at the end has no TextReader and costs nothing while it runs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hookline.core.errors import RequestError, shown
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
-from hookline.core.tokenizer.reader import Reader
+from hookline.core.tokenizer.reader import TextReader
 
-Deliver = Callable[[Delta], None]
+Send = Callable[[Delta], None]
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class _Entry:
 
     prompt_index: int
     index: int
-    deliver: Deliver
+    send: Send
     params: SamplingParams
-    reader: Reader | None
+    reader: TextReader | None
     is_cumulative: bool
 
 
-class Desk:
+class OutputProcessor:
     """The open requests of one engine and their callers."""
 
     def __init__(self, engine: Engine, codec: Codec) -> None:
         self.engine, self.codec = engine, codec
         self._entries: dict[int, _Entry] = {}
-        self._news: list[Reader] = []
+        self._new_deltas: list[TextReader] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,16 +47,16 @@ class Desk:
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
-        deliver: Deliver,
+        send: Send,
         *,
         prompt_index: int = 0,
         follows: bool = False,
         is_cumulative: bool = False,
         **options: Any,
     ) -> list[int]:
-        """Queue the n completions of a prompt and return their ids; `deliver` gets their news, and each end once.
+        """Queue the n completions of a prompt and return their ids; `send` gets their Deltas, and each end once.
 
-        follows: news with every token, not only at the end. options: of Engine.add.
+        follows: a Delta with every token, not only at the end. options: of Engine.add.
         Raises: RequestError if the prompt cannot be served, or not now; none of its completions is queued then.
         """
         self.engine.check_room(params.n)
@@ -71,7 +71,7 @@ class Desk:
                 id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **options)
                 if reader is not None:
                     reader.request_id = id_
-                self._entries[id_] = _Entry(prompt_index, index, deliver, one, reader, is_cumulative)
+                self._entries[id_] = _Entry(prompt_index, index, send, one, reader, is_cumulative)
                 ids.append(id_)
         except BaseException:
             self.forget(ids)
@@ -79,7 +79,7 @@ class Desk:
         return ids
 
     def step(self) -> None:
-        """Let the engine do a step and deliver what it brought. Whoever is still open then gets more later, or an end.
+        """Let the engine do a step and send what it brought. Whoever is still open then gets more later, or an end.
 
         Raises: what Engine.step raises; requests that ended by it are delivered with the next step.
         """
@@ -103,28 +103,28 @@ class Desk:
         finally:
             self.engine.close()
 
-    def _reader(self, params: SamplingParams, follows: bool) -> Reader:
+    def _reader(self, params: SamplingParams, follows: bool) -> TextReader:
         detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        return Reader(params, detokenizer, self._news.append if follows else None)
+        return TextReader(params, detokenizer, self._new_deltas.append if follows else None)
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
-        """First the ends, then the news of those that go on."""
+        """First the ends, then the Deltas of those that go on."""
         for output in outputs:
             entry = self._entries.pop(output.request_id, None)
             if entry is not None:
-                entry.deliver(self._last_delta(entry, output))
-        news, self._news[:] = list(self._news), []
-        for reader in news:
+                entry.send(self._last_delta(entry, output))
+        new_deltas, self._new_deltas[:] = list(self._new_deltas), []
+        for reader in new_deltas:
             entry = self._entries.get(reader.request_id)
             if entry is not None:
                 text, ids = reader.take()
                 shown = reader.text if entry.is_cumulative else text
                 logprobs = self._logprobs(reader.request_id, reader.num_tokens - len(ids))
-                entry.deliver(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids, logprobs=logprobs))
+                entry.send(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids, logprobs=logprobs))
 
     def _logprobs(self, id_: int, first: int) -> list[TokenLogprob] | None:
         scores = self.engine.queue.live[id_].scores
-        return None if scores is None else scores.drawn(first)
+        return None if scores is None else scores.sampled(first)
 
     def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
         reader = entry.reader

@@ -53,7 +53,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds, findable or not."""
+        """Blocks nobody holds, cached or not."""
         return len(self._free)
 
     def references(self, block: int) -> int:
@@ -61,7 +61,7 @@ class BlockPool:
         return self._references[block]
 
     def serial(self, block: int) -> int:
-        """Serial of a findable block's content, else UNCACHED."""
+        """Serial of a cached block's content, else UNCACHED."""
         content = self._contents[block]
         return UNCACHED if content is None else content.serial
 
@@ -100,10 +100,10 @@ class BlockPool:
                 if self._contents[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def register(self, block: int, hash_: int, tokens: bytes, parent: int) -> int:
-        """Make a full block findable; returns the serial that its children name as parent.
+    def cache(self, block: int, hash_: int, tokens: bytes, parent: int) -> int:
+        """Make a full block cached; returns the serial that its children name as parent.
 
-        If the same content is findable already, in another block, that one stays and its serial is returned.
+        If the same content is cached already, in another block, that one stays and its serial is returned.
         """
         if not self.caching or parent == UNCACHED:
             return UNCACHED
@@ -130,8 +130,8 @@ class BlockPool:
         for hash_, block in self._index.items():
             content = self._contents[block]
             assert content is not None and content.hash == hash_, f"stale index entry for block {block}"
-        findable = sum(content is not None for content in self._contents)
-        assert findable == len(self._index), "a block's content is not in the index"
+        cached = sum(content is not None for content in self._contents)
+        assert cached == len(self._index), "a block's content is not in the index"
 
     def _forget(self, block: int) -> None:
         content = self._contents[block]

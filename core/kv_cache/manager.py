@@ -12,7 +12,7 @@ import numpy as np
 
 from hookline.core.kv_cache.block_pool import ROOT, BlockPool, hash_block
 from hookline.core.requests.request import Request
-from hookline.core.requests.running_table import Slots
+from hookline.core.requests.running_table import RunningTable
 from hookline.core.util.arrays import IntArray
 
 
@@ -21,8 +21,8 @@ class KVCacheManager:
     requests of the same step share them, since every layer writes all keys and values of a step before it attends.
     """
 
-    def __init__(self, pool: BlockPool, slots: Slots) -> None:
-        self.pool, self.slots = pool, slots
+    def __init__(self, pool: BlockPool, table: RunningTable) -> None:
+        self.pool, self.table = pool, table
 
     # --------------------------------------------------------------------------------------------------- the contents
 
@@ -73,7 +73,7 @@ class KVCacheManager:
         self._add(request, blocks)
         if blocks:
             request.parent_serial = self.pool.serial(blocks[-1])
-        request.num_registered_tokens = request.num_computed_tokens = request.num_block_tokens
+        request.num_cached_block_tokens = request.num_computed_tokens = request.num_block_tokens
 
     def extend_prefix(self, request: Request) -> None:
         """Share what earlier chunks of this very step will have computed."""
@@ -95,11 +95,11 @@ class KVCacheManager:
         self._add(request, blocks)
         return [(request.row, column, block) for column, block in enumerate(blocks, first)]
 
-    def allocate_next(self, slots_N: IntArray) -> list[tuple[int, int, int]]:
+    def allocate_next(self, entries_N: IntArray) -> list[tuple[int, int, int]]:
         """A place for one more token of each of these running requests; returns what changes in block tables."""
-        slots, changes = self.slots, []
-        is_full = slots.num_computed_tokens_S[slots_N] >= slots.num_block_tokens_S[slots_N]
-        for request in slots.requests(slots_N[is_full]):
+        table, changes = self.table, []
+        is_full = table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]
+        for request in table.requests(entries_N[is_full]):
             changes += self.allocate(request, 1)
         return changes
 
@@ -115,13 +115,13 @@ class KVCacheManager:
 
     # -------------------------------------------------------------------------------------------------------- caching
 
-    def cache_filled_blocks(self, slots_N: IntArray) -> None:
+    def cache_filled_blocks(self, entries_N: IntArray) -> None:
         """`cache_blocks` for those of these running requests that have filled a block since."""
         if self.pool.caching:
-            slots = self.slots
-            final_N = np.minimum(slots.num_computed_tokens_S[slots_N], slots.num_known_tokens_S[slots_N])
-            is_filled = final_N - slots.num_registered_tokens_S[slots_N] >= self.pool.block_size
-            for request in slots.requests(slots_N[is_filled]):
+            table = self.table
+            final_N = np.minimum(table.num_computed_tokens_S[entries_N], table.num_known_tokens_S[entries_N])
+            is_filled = final_N - table.num_cached_block_tokens_S[entries_N] >= self.pool.block_size
+            for request in table.requests(entries_N[is_filled]):
                 self.cache_blocks(request)
 
     def cache_blocks(self, request: Request) -> None:
@@ -129,9 +129,9 @@ class KVCacheManager:
         if not self.pool.caching:
             return
         final = min(request.num_computed_tokens, request.num_known_tokens)
-        while request.num_registered_tokens + request.block_size <= final:
-            index = request.num_registered_tokens // request.block_size
+        while request.num_cached_block_tokens + request.block_size <= final:
+            index = request.num_cached_block_tokens // request.block_size
             tokens, parent = self.block_tokens(request, index), request.parent_serial
             hash_ = self.block_hash(request, index)
-            request.parent_serial = self.pool.register(request.blocks[index], hash_, tokens, parent)
-            request.num_registered_tokens += request.block_size
+            request.parent_serial = self.pool.cache(request.blocks[index], hash_, tokens, parent)
+            request.num_cached_block_tokens += request.block_size

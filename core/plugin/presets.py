@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import ConfigError, one_short_line
+from hookline.core.errors import ConfigError, clipped
 from hookline.core.plugin.registry import KINDS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -60,7 +60,8 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
     try:
         merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"preset {preset.kind}/{preset.name}: {one_short_line(error)}") from error
+        where = f"preset {preset.kind}/{preset.name}: {getattr(error, 'full_key', None) or 'its values'}"
+        raise ConfigError(f"{where}: {clipped(str(error).partition(chr(10))[0])}") from error
     assert isinstance(merged, dict)
     return base, {str(key): value for key, value in merged.items()}
 

@@ -28,7 +28,7 @@ COUNTS = (
     "prefill_target",
     "high_water",
     "num_block_tokens",
-    "num_registered_tokens",
+    "num_cached_block_tokens",
     "min_len",
     "max_len",
     "is_greedy",
@@ -75,6 +75,7 @@ class Request:
         "block_size",
         "blocks",
         "counts",
+        "entry",
         "first_token_s",
         "match",
         "max_tokens",
@@ -89,7 +90,6 @@ class Request:
         "scheduled_s",
         "scores",
         "seed",
-        "slot",
         "stop_ids",
         "stop_string",
         "stops_X",
@@ -113,10 +113,10 @@ class Request:
     """Most tokens this request ever had computed."""
     num_block_tokens = _Count()
     """Tokens that the request's blocks have places for."""
-    num_registered_tokens = _Count()
-    """Tokens in blocks that were made findable, or that were found."""
+    num_cached_block_tokens = _Count()
+    """Tokens in blocks that were made cached, or that were found."""
     min_len = _Count()
-    """Tokens before which no stop token may be drawn; 0 if there is no such bound."""
+    """Tokens before which no stop token may be sampled; 0 if there is no such bound."""
     max_len = _Count()
     """Tokens with which the request ends."""
     is_greedy = _Count()
@@ -140,7 +140,7 @@ class Request:
         watcher: Watcher | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
-        self.slot = -1
+        self.entry = -1
         self.id = id
         self.prompt = prompt
         self.params = params
@@ -182,13 +182,13 @@ class Request:
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0
-        self.num_registered_tokens = 0
+        self.num_cached_block_tokens = 0
         self.prefill_target = self.num_tokens
         self.parent_serial = 0
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
@@ -212,7 +212,7 @@ class Request:
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
             error=error,
-            logprobs=self.scores.drawn() if self.scores is not None else None,
+            logprobs=self.scores.sampled() if self.scores is not None else None,
             prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),

@@ -1,7 +1,7 @@
 """The requests an engine holds, waiting and running, in order. Knows no blocks, no tensors and no policy.
 
 Waiting requests queue first come first served; a preempted one returns to the head, in order of admission. From its
-admission until it ends or is preempted, a request has a slot in `slots`.
+admission until it ends or is preempted, a request has a slot in `table`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import overload
 
 from hookline.core.contracts import RequestView
 from hookline.core.requests.request import Request, RequestFacade
-from hookline.core.requests.running_table import Slots
+from hookline.core.requests.running_table import RunningTable
 from hookline.core.util.arrays import IntArray, ints
 
 
 class RequestQueue:
-    """Waiting and running requests, and those ending: their last token is drawn and not yet known.
+    """Waiting and running requests, and those ending: their last token is sampled and not yet known.
 
     `live` holds all of them by id. All moves are O(1) per request.
     """
 
     def __init__(self, max_num_seqs: int, max_len: int) -> None:
         # Two steps may be in flight, and what ends with the first has its slot until those tokens arrive.
-        self.slots = Slots(2 * max_num_seqs, max_len)
+        self.table = RunningTable(2 * max_num_seqs, max_len)
         self._running_slots: IntArray | None = None
         self.live: dict[int, Request] = {}
         self.waiting: OrderedDict[int, Request] = OrderedDict()
@@ -48,7 +48,7 @@ class RequestQueue:
         """Move a waiting request to the running ones, as the newest."""
         self.running[request.id] = self.waiting.pop(request.id)
         self.num_waiting_tokens -= request.num_prompt_tokens
-        self.slots.take(request)
+        self.table.take(request)
         self._running_slots = None
 
     def end(self, request: Request) -> None:
@@ -61,7 +61,7 @@ class RequestQueue:
         order = {id_: place for place, id_ in enumerate(self.running)}
         for request in sorted(requests, key=lambda request: order[request.id], reverse=True):
             del self.running[request.id]
-            self.slots.leave(request)
+            self.table.leave(request)
             self.waiting[request.id] = request
             self.num_waiting_tokens += request.num_prompt_tokens
             self.waiting.move_to_end(request.id, last=False)
@@ -74,20 +74,20 @@ class RequestQueue:
             self.num_waiting_tokens -= request.num_prompt_tokens
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
-        self.slots.leave(request)
+        self.table.leave(request)
         self._running_slots = None
 
-    def running_slots(self) -> IntArray:
-        """Slots of the running requests, oldest first; nobody may write to it."""
+    def running_entries(self) -> IntArray:
+        """Entries of the running requests, oldest first; nobody may write to it."""
         if self._running_slots is None:
-            self._running_slots = ints(request.slot for request in self.running.values())
+            self._running_slots = ints(request.entry for request in self.running.values())
         return self._running_slots
 
     def decoding(self) -> IntArray:
-        """Slots of the running requests that are past their known tokens, oldest first; nobody may write to it."""
-        slots = self.running_slots()
-        is_ready = self.slots.can_decode(slots)
-        return slots if is_ready.all() else slots[is_ready]
+        """Entries of the running requests that are past their known tokens, oldest first; nobody may write to it."""
+        table = self.running_entries()
+        is_ready = self.table.can_decode(table)
+        return table if is_ready.all() else table[is_ready]
 
     def count_step(self, num_decodes: int) -> None:
         """Note, before a step changes anything, how many decode in it."""
@@ -96,9 +96,9 @@ class RequestQueue:
 
     def prefilling(self) -> list[RequestView]:
         """Views of the running requests with known tokens to compute, oldest first."""
-        slots = self.running_slots()
-        is_ready = self.slots.can_decode(slots)
-        return [] if is_ready.all() else [request.view for request in self.slots.requests(slots[~is_ready])]
+        table = self.running_entries()
+        is_ready = self.table.can_decode(table)
+        return [] if is_ready.all() else [request.view for request in self.table.requests(table[~is_ready])]
 
 
 class Views(Sequence[RequestView]):

@@ -16,7 +16,7 @@ class Scores:
 
     def __init__(self, num_logprobs: int | None, num_prompt_logprobs: int | None, num_prompt_tokens: int) -> None:
         self.num_logprobs, self.num_prompt_logprobs = num_logprobs, num_prompt_logprobs
-        self._drawn: list[IntArray] = []
+        self._sampled: list[IntArray] = []
         self._prompt: dict[int, IntArray] = {}
         self._num_missing = num_prompt_tokens - 1 if num_prompt_logprobs is not None else 0
 
@@ -26,19 +26,19 @@ class Scores:
         return len(self._prompt) < self._num_missing
 
     def add(self, row_X: IntArray) -> None:
-        """Keep the row of the next drawn token."""
+        """Keep the row of the next sampled token."""
         if self.num_logprobs is not None:
-            self._drawn.append(row_X.copy())
+            self._sampled.append(row_X.copy())
 
     def add_prompt(self, first: int, rows_PX: IntArray) -> None:
         """Keep the rows of the prompt's tokens from position `first` on."""
         self._prompt.update(enumerate(rows_PX.copy(), start=first))
 
-    def drawn(self, first: int = 0) -> list[TokenLogprob] | None:
+    def sampled(self, first: int = 0) -> list[TokenLogprob] | None:
         """Of the generated tokens from number `first` on; None if not asked for."""
         if self.num_logprobs is None:
             return None
-        return [_read(row, self.num_logprobs) for row in self._drawn[first:]]
+        return [_read(row, self.num_logprobs) for row in self._sampled[first:]]
 
     def prompt(self) -> list[TokenLogprob | None] | None:
         """Of every prompt token, None for the first, and for those an early end left out; None if not asked for."""

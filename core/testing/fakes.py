@@ -33,7 +33,7 @@ def next_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
 def completion(
     seed: int, prompt: Sequence[int], num_tokens: int, vocab_size: int, stop_ids: Sequence[int] = ()
 ) -> list[int]:
-    """What a request alone must get: up to num_tokens tokens, ending with a stop token if one is drawn."""
+    """What a request alone must get: up to num_tokens tokens, ending with a stop token if one is sampled."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
         tokens.append(next_token(seed, tokens, vocab_size))
@@ -83,9 +83,9 @@ class FakeExecutor:
         ends = self._write_decodes(step) + self._write_chunks(step)
         assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
         num_decodes = len(step.decode_rows)
-        drawn = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
+        sampled = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
         masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
-        return [self._draw(ends[place], index, masked) for index, place in enumerate(drawn)]
+        return [self._draw(ends[place], index, masked) for index, place in enumerate(sampled)]
 
     def collect(self, handle: Any) -> IntArray:
         """The tokens that launch drew."""

@@ -210,7 +210,7 @@ class SamplerSuite:
             check(p_value > LEAST_P_VALUE, message)
 
     def _draw_at(self, logits_NV: Tensor, seed: int, position: int) -> Tensor:
-        """Draws of requests and positions on a grid, moved by this much."""
+        """SampleRows of requests and positions on a grid, moved by this much."""
         params = self._params(NUM_DRAWS, temperature=1.0)
         index_N = torch.arange(NUM_DRAWS, device=self.device)
         params.seed_N.copy_(index_N // 64 * 10 + seed)

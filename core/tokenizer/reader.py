@@ -10,14 +10,14 @@ from hookline.core.tokenizer.detokenizer import Detokenizer
 from hookline.core.util.stop_strings import StopSearch
 
 
-class Reader:
+class TextReader:
     """`core.requests.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
 
     on_news: called with the reader at the first token since `take`; None if nobody wants news before the end.
     """
 
     def __init__(
-        self, params: SamplingParams, detokenizer: Detokenizer | None, on_news: Callable[[Reader], None] | None
+        self, params: SamplingParams, detokenizer: Detokenizer | None, on_news: Callable[[TextReader], None] | None
     ) -> None:
         self._params, self._detokenizer, self._on_news = params, detokenizer, on_news
         self._stops = StopSearch(params.stop_strings, include=params.include_stop_str_in_output)

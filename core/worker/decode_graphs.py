@@ -22,8 +22,8 @@ from torch import Tensor
 from hookline.core.contracts import Batch
 from hookline.core.step.message import Step
 from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.model_runner import PLAIN, Extras, draw_extra
-from hookline.core.worker.request_table import Draws, RequestTable, slot_mapping
+from hookline.core.worker.model_runner import PLAIN, Extras, sample_extra
+from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 
 if TYPE_CHECKING:
     from hookline.core.worker.prompt_graphs import PromptGraphs
@@ -95,7 +95,7 @@ class DecodeGraphs:
         graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self._pool, device)
         return _Graph(graph, rows_G, tokens_G)
 
-    def hold(self, step: Step, extras: Extras) -> bool:
+    def can_replay(self, step: Step, extras: Extras) -> bool:
         """Whether a graph can be this step: decodes alone, no token forbidden, and processors that may be captured."""
         if len(step.chunk_rows) or len(step.mask_rows):
             return False
@@ -124,11 +124,11 @@ class DecodeGraphs:
         if is_shared:
             batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
         hidden_GD = worker.forward(batch)
-        drawn = decode_draws(table, rows_G, batch)
+        sampled = decode_sample_rows(table, rows_G, batch)
         if extras == PLAIN:
-            results_G = tokens_G = worker.draw(hidden_GD, drawn)
+            results_G = tokens_G = worker.sample(hidden_GD, sampled)
         else:
-            results_G = draw_extra(worker, hidden_GD, drawn, extras, self.max_model_len)
+            results_G = sample_extra(worker, hidden_GD, sampled, extras, self.max_model_len)
             tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
         table.last_token_R[rows_G] = tokens_G
         table.length_R[rows_G] = batch.context_lens_B + 1
@@ -155,6 +155,6 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> B
     )
 
 
-def decode_draws(table: RequestTable, rows_G: Tensor, batch: Batch) -> Draws:
+def decode_sample_rows(table: RequestTable, rows_G: Tensor, batch: Batch) -> SampleRows:
     """A draw for every row of a decode batch."""
-    return Draws(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))
+    return SampleRows(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))

@@ -119,7 +119,7 @@ class Pipeline:
         return logits_NV
 
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:
-        """Keep the drawn tokens where the next draw's processors read them. Device: no host sync; graph-safe."""
+        """Keep the sampled tokens where the next draw's processors read them. Device: no host sync; graph-safe."""
         if self.reads_tokens(processors):
             self.tokens_RL[rows_N, params.position_N] = tokens_N.to(torch.int32)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Batch, Kernels, QKNorm, Rope
 from hookline.core.step.message import Step
-from hookline.core.worker.request_table import Draws
+from hookline.core.worker.request_table import SampleRows
 
 if TYPE_CHECKING:
     from hookline.core.worker.worker import Worker
@@ -60,27 +60,27 @@ class Extras:
 PLAIN = Extras()
 
 
-def draw_extra(
-    worker: Worker, hidden_ND: Tensor, drawn: Draws, extras: Extras, max_num_tokens: int, mask: Any = None
+def sample_extra(
+    worker: Worker, hidden_ND: Tensor, sampled: SampleRows, extras: Extras, max_num_tokens: int, mask: Any = None
 ) -> Tensor:
-    """The drawn tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
+    """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
 
     max_num_tokens: a number that no draw's position exceeds.
     Device: no host sync; graph-safe without a mask, if the processors are.
     """
     raw_NV = whole_logits(worker, hidden_ND)
-    logits_NV, params = raw_NV.float(), drawn.params
+    logits_NV, params = raw_NV.float(), sampled.params
     if extras.num_logprobs >= 0 and logits_NV is raw_NV:
         logits_NV = raw_NV.clone()
     if mask is not None:
         logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
     if extras.processors:
         assert worker.pipeline is not None
-        logits_NV = worker.pipeline.process(logits_NV, extras.processors, drawn.rows_N, params, max_num_tokens)
+        logits_NV = worker.pipeline.process(logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens)
     tokens_N = worker.sampler.sample(logits_NV, params)
     if extras.processors:
         assert worker.pipeline is not None
-        worker.pipeline.write_back(extras.processors, drawn.rows_N, params, tokens_N)
+        worker.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
     return tokens_N if extras.num_logprobs < 0 else _score(worker, raw_NV, tokens_N, extras.num_logprobs)
 
 

@@ -23,7 +23,7 @@ from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
 from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.request_table import Draws, RequestTable, slot_mapping
+from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 
 if TYPE_CHECKING:
     from hookline.core.worker.worker import Worker
@@ -37,16 +37,16 @@ LAST_DRAWN = -1
 class Inputs:
     """The input of a graph, all int64: decodes, then chunks, then rows that have no queries and draws for padding.
 
-    token_ids_T may be LAST_DRAWN. token_rows_T: which of the B rows a token belongs to. table_rows_B, draw_rows_N: rows
-    of the request table. draw_tokens_N: which of the T tokens a draw follows.
+    token_ids_T may be LAST_DRAWN. token_rows_T: which of the B rows a token belongs to. table_rows_B, sample_rows_N:
+    rows of the request table. sample_tokens_N: which of the T tokens a draw follows.
     """
 
     token_ids_T: Any
     positions_T: Any
     token_rows_T: Any
-    draw_positions_N: Any
-    draw_rows_N: Any
-    draw_tokens_N: Any
+    sample_positions_N: Any
+    sample_rows_N: Any
+    sample_tokens_N: Any
     context_lens_B: Any
     table_rows_B: Any
     query_starts_B1: Any
@@ -86,7 +86,7 @@ class PromptGraphs:
         return len(self._graphs)
 
     def shape(self, step: Step) -> PromptShape | None:
-        """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly drawn."""
+        """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly sampled."""
         if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
@@ -111,10 +111,10 @@ class PromptGraphs:
         worker, table = self.worker, self.worker.table
         inputs = Inputs.of(inputs_X, shape)
         batch = prompt_batch(table, inputs, shape.num_decodes, self.max_model_len)
-        drawn = prompt_draws(table, inputs)
-        hidden_ND = worker.forward(batch, drawn.token_indices_N)
-        tokens_N = worker.draw(hidden_ND, drawn)
-        table.write_back(drawn, tokens_N)
+        sampled = prompt_sample_rows(table, inputs)
+        hidden_ND = worker.forward(batch, sampled.token_indices_N)
+        tokens_N = worker.sample(hidden_ND, sampled)
+        table.write_back(sampled, tokens_N)
         table.reset_padding()
         return tokens_N
 
@@ -130,7 +130,7 @@ def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
     count = len(decode_rows)
     rows = np.concatenate([decode_rows, step.chunk_rows])
     token_ids = np.concatenate([np.full(count, LAST_DRAWN), step.token_ids_T])
-    drawn = np.concatenate([np.arange(count), step.sampled_chunks + count])
+    sampled = np.concatenate([np.arange(count), step.sampled_chunks + count])
     lens_B = _filled(num_draws + 1, 0, np.concatenate([np.ones(count, dtype=np.int64), step.chunk_lens]))
     lens_B[-1] = shape.num_tokens - len(token_ids)
     past_B = _filled(num_draws + 1, 0, np.concatenate([table.host_length_R[decode_rows] - 1, step.chunk_starts]))
@@ -141,9 +141,9 @@ def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
         token_ids_T=_filled(shape.num_tokens, 0, token_ids),
         positions_T=np.arange(shape.num_tokens) + (past_B - starts_B1[:-1])[token_rows_T],
         token_rows_T=token_rows_T,
-        draw_positions_N=_filled(num_draws, 1, contexts_B[drawn]),
-        draw_rows_N=_filled(num_draws, padding_row, rows[drawn]),
-        draw_tokens_N=_filled(num_draws, 0, starts_B1[drawn + 1] - 1),
+        sample_positions_N=_filled(num_draws, 1, contexts_B[sampled]),
+        sample_rows_N=_filled(num_draws, padding_row, rows[sampled]),
+        sample_tokens_N=_filled(num_draws, 0, starts_B1[sampled + 1] - 1),
         context_lens_B=contexts_B,
         table_rows_B=_filled(num_draws + 1, padding_row, rows),
         query_starts_B1=starts_B1,
@@ -175,7 +175,7 @@ def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_cont
     )
 
 
-def prompt_draws(table: RequestTable, inputs: Inputs) -> Draws:
+def prompt_sample_rows(table: RequestTable, inputs: Inputs) -> SampleRows:
     """The draws of a captured step with prompts: those of its decodes, then those of chunks."""
-    rows_N = inputs.draw_rows_N
-    return Draws(rows_N, inputs.draw_tokens_N, table.sampling(rows_N, inputs.draw_positions_N))
+    rows_N = inputs.sample_rows_N
+    return SampleRows(rows_N, inputs.sample_tokens_N, table.sampling(rows_N, inputs.sample_positions_N))

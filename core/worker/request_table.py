@@ -96,10 +96,10 @@ class RequestTable:
         context_N = self.length_R.index_select(0, rows_N)
         return self.last_token_R.index_select(0, rows_N), context_N.long() - 1, context_N
 
-    def write_back(self, drawn: Draws, tokens_N: Tensor) -> None:
-        """Keep the drawn tokens, so that the next step can start from them. Device: no host sync; graph-safe."""
-        self.last_token_R[drawn.rows_N] = tokens_N
-        self.length_R[drawn.rows_N] = (drawn.params.position_N + 1).to(torch.int32)
+    def write_back(self, sampled: SampleRows, tokens_N: Tensor) -> None:
+        """Keep the sampled tokens, so that the next step can start from them. Device: no host sync; graph-safe."""
+        self.last_token_R[sampled.rows_N] = tokens_N
+        self.length_R[sampled.rows_N] = (sampled.params.position_N + 1).to(torch.int32)
 
     def reset_padding(self) -> None:
         """Have the padding row hold one token again, whatever a step drew for it. Device: graph-safe."""
@@ -111,8 +111,8 @@ class RequestTable:
         chunks = step.sampled_chunks
         self.host_length_R[step.chunk_rows[chunks]] = step.chunk_starts[chunks] + step.chunk_lens[chunks] + 1
 
-    def draws(self, device_step: DeviceStep, batch: Batch) -> Draws:
-        """Which tokens' hidden states are drawn from, and with which parameters."""
+    def sample_rows(self, device_step: DeviceStep, batch: Batch) -> SampleRows:
+        """Which tokens' hidden states are sampled from, and with which parameters."""
         step, views = device_step.step, device_step.views
         rows_N, context_N = views["decode_rows"], batch.context_lens_B
         tokens_N = None
@@ -123,7 +123,7 @@ class RequestTable:
             rows_N = torch.cat([rows_N, views["chunk_rows"].index_select(0, views["sampled_chunks"])])
             context_N = context_N.index_select(0, batch_rows_N)
             tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N).long() - 1
-        return Draws(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
+        return SampleRows(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
 
     def sampling(self, rows_N: Tensor, position_N: Tensor, *, all_greedy: bool = False) -> SamplingBatch:
         """The sampling parameters of these rows, for draws at these positions. Device: no host sync; graph-safe."""
@@ -140,7 +140,7 @@ class DeviceStep:
 
 
 @dataclass(frozen=True)
-class Draws:
+class SampleRows:
     """The draws of a step. token_indices_N: which of the step's T tokens, int64; None if every one of them."""
 
     rows_N: Tensor

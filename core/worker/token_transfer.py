@@ -1,4 +1,4 @@
-"""Drawn tokens on their way to the host: one asynchronous copy per step into a ring of pinned buffers.
+"""Sampled tokens on their way to the host: one asynchronous copy per step into a ring of pinned buffers.
 
 Knows neither steps nor requests. On a CPU there is nothing to wait for, and the tokens are simply kept.
 """
@@ -18,7 +18,7 @@ RING = 4
 
 
 @dataclass(frozen=True)
-class Arrival:
+class TransferredTokens:
     """The tokens of one launched step, or the rows that they come in with their log-probabilities."""
 
     tokens_N: Tensor
@@ -35,7 +35,7 @@ class Arrival:
         return tokens
 
 
-class Arrivals:
+class TokenTransfer:
     """The ring, for steps of at most `max_tokens` draws."""
 
     def __init__(self, max_tokens: int, device: torch.device) -> None:
@@ -47,10 +47,10 @@ class Arrivals:
                 for _ in range(RING)
             ]
 
-    def send(self, tokens_N: Tensor) -> Arrival:
+    def send(self, tokens_N: Tensor) -> TransferredTokens:
         """Start copying tokens to the host; they must stay as they are until the device has got to it."""
         if not self._buffers:
-            return Arrival(tokens_N)
+            return TransferredTokens(tokens_N)
         if tokens_N.ndim > 1:
             return _send_apart(tokens_N)
         buffer, event = self._buffers[self._next]
@@ -58,13 +58,13 @@ class Arrivals:
         arriving_N = buffer[: tokens_N.shape[0]]
         arriving_N.copy_(tokens_N, non_blocking=True)
         event.record()
-        return Arrival(arriving_N, event)
+        return TransferredTokens(arriving_N, event)
 
 
-def _send_apart(rows_NX: Tensor) -> Arrival:
+def _send_apart(rows_NX: Tensor) -> TransferredTokens:
     """Scored rows: of any size, and few enough requests ask for them that each step may have a buffer of its own."""
     arriving_NX = torch.empty(rows_NX.shape, dtype=torch.int64, pin_memory=True)
     arriving_NX.copy_(rows_NX, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
-    return Arrival(arriving_NX, event)
+    return TransferredTokens(arriving_NX, event)

@@ -21,10 +21,10 @@ from hookline.core.util.arrays import IntArray
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.logits_pipeline import Pipeline
-from hookline.core.worker.model_runner import PLAIN, Extras, PagedAttention, draw_extra, score_prompt
+from hookline.core.worker.model_runner import PLAIN, Extras, PagedAttention, sample_extra, score_prompt
 from hookline.core.worker.prompt_graphs import PromptGraphs
-from hookline.core.worker.request_table import DeviceStep, Draws, RequestTable
-from hookline.core.worker.token_transfer import Arrival, Arrivals
+from hookline.core.worker.request_table import DeviceStep, RequestTable, SampleRows
+from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
 
 
 class Worker:
@@ -56,7 +56,7 @@ class Worker:
         self.blaming = nullcontext() if blaming is None else blaming
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
-        self.arrivals = Arrivals(table.padding_row, table.device)
+        self.transfer = TokenTransfer(table.padding_row, table.device)
         self.clock: StepClock | None = None
 
     @property
@@ -65,7 +65,7 @@ class Worker:
         return self.kv_layers[0].shape[1] - 1
 
     @torch.inference_mode()
-    def rehearse(self, spec: AttentionSpec) -> None:
+    def profile_run(self, spec: AttentionSpec) -> None:
         """Compute the largest step the limits allow, into the scratch block: for measuring its memory.
 
         Then draw from each number of rows that the kernels compile products for by themselves.
@@ -75,12 +75,12 @@ class Worker:
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
         hidden_TD = self.forward(self._padding_batch(lens))
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
-        self.draw(hidden_TD.index_select(0, index_N), self._padding_draws(index_N))
+        self.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
         del hidden_TD
         for count in getattr(self.kernels, "own_row_counts", ()):
             few = self._padding_batch(np.minimum(lens[:1], 2 * count))
             index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
-            self.draw(self.forward(few, index_N), self._padding_draws(index_N))
+            self.sample(self.forward(few, index_N), self._padding_sample_rows(index_N))
 
     def _padding_batch(self, lens: IntArray) -> Batch:
         """Prompts of these lengths, all of the padding row."""
@@ -93,14 +93,14 @@ class Worker:
         )
         return self.table.batch(self.table.receive(step))
 
-    def _padding_draws(self, index_N: Tensor) -> Draws:
-        """Draws of the padding row from these tokens, at no temperature of zero."""
+    def _padding_sample_rows(self, index_N: Tensor) -> SampleRows:
+        """SampleRows of the padding row from these tokens, at no temperature of zero."""
         rows_N = torch.full_like(index_N, self.table.padding_row)
         params = SamplingBatch(self.table.temperature_R[rows_N] + 1, self.table.seed_R[rows_N], rows_N)
-        return Draws(rows_N, index_N, params)
+        return SampleRows(rows_N, index_N, params)
 
     @torch.inference_mode()
-    def rehearse_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
+    def profile_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
         """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
@@ -121,12 +121,12 @@ class Worker:
         capture_graphs(self.graphs, self.prompt_graphs)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Arrival:
-        """Start a step; its drawn tokens are on their way to the host."""
+    def launch(self, step: Step) -> TransferredTokens:
+        """Start a step; its sampled tokens are on their way to the host."""
         tokens_N = self.compute(step)
         if self.clock is not None:
             self.clock.end()
-        return self.arrivals.send(tokens_N)
+        return self.transfer.send(tokens_N)
 
     def time_steps(self) -> StepClock:
         """See Executor."""
@@ -139,7 +139,7 @@ class Worker:
             self.clock.begin()
 
     def compute(self, step: Step) -> Tensor:
-        """The drawn tokens (N,) of a step or their scored rows, on the device; valid until the next step.
+        """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
 
         Raises: PluginError naming the plugin whose code failed.
         """
@@ -151,7 +151,7 @@ class Worker:
         if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             self.pipeline.receive(step, device_step.views)
         extras = Extras(step.processors, min(step.num_logprobs, self.vocab_size))
-        if self.graphs is not None and self.graphs.hold(step, extras):
+        if self.graphs is not None and self.graphs.can_replay(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
         if self.prompt_graphs is not None and (shape := self.prompt_graphs.shape(step)) is not None:
@@ -162,38 +162,38 @@ class Worker:
         batch = self.table.batch(device_step)
         if step.shared_len:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
-        drawn = self.table.draws(device_step, batch)
-        results_N = self._draw_all(batch, drawn, device_step, extras)
-        self.table.write_back(drawn, results_N if results_N.ndim == 1 else results_N[: len(drawn.rows_N), 0])
+        sampled = self.table.sample_rows(device_step, batch)
+        results_N = self._sample_all(batch, sampled, device_step, extras)
+        self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
         self.table.mirror(step)
         return results_N
 
-    def _draw_all(self, batch: Batch, drawn: Draws, device_step: DeviceStep, extras: Extras) -> Tensor:
+    def _sample_all(self, batch: Batch, sampled: SampleRows, device_step: DeviceStep, extras: Extras) -> Tensor:
         """What a step that no graph holds sends to the host: see Executor.collect."""
-        step, tokens_N = device_step.step, drawn.token_indices_N
+        step, tokens_N = device_step.step, sampled.token_indices_N
         scores_prompts = len(step.scored_chunks) > 0
         hidden_TD = hidden_ND = self.forward(batch, None if scores_prompts else tokens_N)
         if scores_prompts and tokens_N is not None:
             hidden_ND = hidden_TD.index_select(0, tokens_N)
         mask = device_step.views if len(step.mask_rows) else None
-        results_N = drawn.rows_N
-        if len(drawn.rows_N) and (mask is not None or extras != PLAIN):
-            results_N = draw_extra(self, hidden_ND, drawn, extras, step.max_context_len, mask)
-        elif len(drawn.rows_N):
-            results_N = self.draw(hidden_ND, drawn)
+        results_N = sampled.rows_N
+        if len(sampled.rows_N) and (mask is not None or extras != PLAIN):
+            results_N = sample_extra(self, hidden_ND, sampled, extras, step.max_context_len, mask)
+        elif len(sampled.rows_N):
+            results_N = self.sample(hidden_ND, sampled)
         if not scores_prompts:
             return results_N
         prompt_PX = score_prompt(self, hidden_TD, step, extras.num_logprobs)
         return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
 
-    def collect(self, handle: Arrival) -> IntArray:
+    def collect(self, handle: TransferredTokens) -> IntArray:
         """Wait for a launched step and return its tokens, or their scored rows."""
         return handle.wait()
 
     def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
         """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
 
-        A model may compute no more than these in its last layer; where nothing is drawn, one is computed in vain.
+        A model may compute no more than these in its last layer; where nothing is sampled, one is computed in vain.
         """
         self.kernels.prepare(batch)
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
@@ -206,10 +206,10 @@ class Worker:
         is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
         return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
 
-    def draw(self, hidden_ND: Tensor, drawn: Draws) -> Tensor:
-        """Tokens (N,) drawn plainly from these hidden states."""
+    def sample(self, hidden_ND: Tensor, sampled: SampleRows) -> Tensor:
+        """Tokens (N,) sampled plainly from these hidden states."""
         logits_NV = self.model.logits(hidden_ND)
-        return self._sample(logits_NV, drawn.params, self.ranks.rank * logits_NV.shape[1])
+        return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
         if self.ranks.size == 1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, PeerMemory, QKNorm, Rope
-from hookline.core.distributed.side_stream import Aside
+from hookline.core.distributed.side_stream import SideStream
 from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_decode import (
@@ -93,7 +93,7 @@ class TritonKernels(TorchKernels):
         self._wide_scratch = WideScratch.make(spec.device)
         self._no_bias = torch.zeros(MOST_DEEP_OUTPUTS, dtype=spec.dtype, device=spec.device)
         self._cublaslt = cublaslt.cublaslt(spec.device)
-        self._aside = Aside(spec.device) if spec.device.type == "cuda" else None
+        self._aside = SideStream(spec.device) if spec.device.type == "cuda" else None
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See Kernels.rms_norm."""

@@ -12,7 +12,7 @@ from hookline.core.testing.plain_sampler import PlainSampler
 
 
 class IgnoresTheSeed(PlainSampler):
-    """Draws from a generator of its own, as torch.multinomial would."""
+    """SampleRows from a generator of its own, as torch.multinomial would."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.assembly.choice import pick_device, pick_dtype
+from hookline.core.assembly.resolve import pick_device, pick_dtype
 from hookline.core.assembly.worker import build_worker
 from hookline.core.config.settings import EngineConfig
 from hookline.core.contracts import AttentionSpec

@@ -10,7 +10,7 @@ from hookline.core.distributed.heartbeat import DeviceMarks
 @pytest.fixture
 def marks(monkeypatch):
     monkeypatch.setattr(device_marks, "NUM_NUMBERS", 16)
-    monkeypatch.setattr(device_marks, "Aside", lambda device: lambda work: work())
+    monkeypatch.setattr(device_marks, "SideStream", lambda device: lambda work: work())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return DeviceMarks(torch.device("cpu"))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec
 from hookline.core.distributed.chunking import MOST_CHUNKS
-from hookline.core.distributed.peer_copies import LET_GO, Asides, Layout, PeerCopies, normaliser
+from hookline.core.distributed.peer_copies import LET_GO, Layout, PeerCopies, SideStreams, normaliser
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -40,8 +40,8 @@ class Gpu:
     def put(self, work: Callable[[], object], condition: Callable[[], bool] = lambda: True) -> None:
         self.queues[self.current].append((condition, work))
 
-    def aside(self, stream: str) -> Callable[[Callable[[], object]], Callable[[], None]]:
-        """What core.distributed.side_stream.Aside is on a GPU."""
+    def side_stream(self, stream: str) -> Callable[[Callable[[], object]], Callable[[], None]]:
+        """What core.distributed.side_stream.SideStream is on a GPU."""
 
         def launch(work: Callable[[], object]) -> Callable[[], None]:
             before, self.current = self.current, stream
@@ -99,10 +99,10 @@ class Rank:
 
     def __init__(self, rank: int, gpu: Gpu, layout: Layout, memories: list[Tensor]) -> None:
         self.rank, self.gpu = rank, gpu
-        asides = Asides(*(gpu.aside(stream) for stream in STREAMS[1:]))
+        side_streams = SideStreams(*(gpu.side_stream(stream) for stream in STREAMS[1:]))
         addresses = [memory_X.data_ptr() for memory_X in memories]
         self.copies = PeerCopies(
-            LocalRanks(rank, layout.size), layout, addresses, memories[rank], cast(Any, gpu), asides
+            LocalRanks(rank, layout.size), layout, addresses, memories[rank], cast(Any, gpu), side_streams
         )
 
     def step(self, hidden_TD: Tensor, chunk_rows: list[int], num_layers: int) -> list[Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline.core.contracts import AttentionSpec
-from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_ranks import PeerRanks, with_copies, with_exchange
 from hookline.core.distributed.process_group import ProcessRanks
 from hookline.core.distributed.ranks import ALONE, LocalRanks
@@ -88,10 +88,10 @@ def test_few_rows_go_through_the_exchange_and_more_through_the_group():
 @pytest.mark.parametrize("num_rows", (2, 3))
 @pytest.mark.parametrize("exchange", (FakeExchange(), FusedFakeExchange()), ids=["plain", "fused"])
 def test_a_product_with_its_sum_and_norm_is_left_to_the_exchange_where_that_takes_it(exchange, num_rows):
-    pulse = Pulse(np.zeros(2 * PULSE_WORDS, dtype=np.int64), 0)
-    ranks, kernels = PeerRanks(0, 2, FakeGroup(), pulse=pulse, exchange=exchange), PlainKernels(None, SPEC)
+    heartbeat = Heartbeat(np.zeros(2 * HEARTBEAT_WORDS, dtype=np.int64), 0)
+    ranks, kernels = PeerRanks(0, 2, FakeGroup(), heartbeat=heartbeat, exchange=exchange), PlainKernels(None, SPEC)
     x_TD, weight_OD, residual_TO = torch.randn(num_rows, 4), torch.randn(6, 4), torch.randn(num_rows, 6)
-    norm_weight_O, before = torch.rand(6), pulse.progress
+    norm_weight_O, before = torch.rand(6), heartbeat.progress
     exchange.calls.clear()
     found = ranks.linear_add_rms_norm(kernels, x_TD, weight_OD, None, residual_TO.clone(), norm_weight_O, 1e-6)
     expected = kernels.add_rms_norm(2 * x_TD @ weight_OD.T, residual_TO, norm_weight_O, 1e-6)
@@ -99,7 +99,7 @@ def test_a_product_with_its_sum_and_norm_is_left_to_the_exchange_where_that_take
         torch.testing.assert_close(one, other)
     is_fused = isinstance(exchange, FusedFakeExchange)
     calls = ["linear_add_rms_norm" if is_fused else "add_rms_norm"] if num_rows == 2 else []
-    assert exchange.calls == calls and pulse.progress > before
+    assert exchange.calls == calls and heartbeat.progress > before
     if is_fused and num_rows == 2:
         biased, _ = ranks.linear_add_rms_norm(
             kernels, x_TD, weight_OD, torch.ones(6), residual_TO.clone(), norm_weight_O, 1e-6
@@ -109,13 +109,13 @@ def test_a_product_with_its_sum_and_norm_is_left_to_the_exchange_where_that_take
 
 
 def test_each_sum_through_the_exchange_counts_as_getting_further_without_a_mark_on_the_device():
-    pulse = Pulse(np.zeros(PULSE_WORDS, dtype=np.int64), 0)
-    pulse.reach_collective = None
-    ranks, x_TD = PeerRanks(0, 2, FakeGroup(), pulse=pulse, exchange=FakeExchange()), torch.ones(2, 4)
+    heartbeat = Heartbeat(np.zeros(HEARTBEAT_WORDS, dtype=np.int64), 0)
+    heartbeat.reach_collective = None
+    ranks, x_TD = PeerRanks(0, 2, FakeGroup(), heartbeat=heartbeat, exchange=FakeExchange()), torch.ones(2, 4)
     ranks.all_reduce(x_TD)
     ranks.add_rms_norm(PlainKernels(None, SPEC), x_TD, x_TD.clone(), torch.ones(4), 1e-6)
     ranks.best_tokens(torch.zeros(2), torch.arange(2))
-    assert pulse.progress == 3
+    assert heartbeat.progress == 3
 
 
 def test_the_norm_of_a_sum_is_the_same_either_way():
@@ -242,9 +242,12 @@ def test_without_a_gpu_or_an_offer_ranks_stay_as_they_are():
 
 def test_sums_of_many_rows_by_copies_count_as_progress_like_those_of_the_group():
     reached = []
-    pulse = SimpleNamespace(reach_collective=lambda: reached.append(1))
+    heartbeat = SimpleNamespace(reach_collective=lambda: reached.append(1))
     copies = FakeCopies()
-    ranks, chunks = PeerRanks(0, 2, FakeGroup(), pulse=pulse, copies=copies), [torch.ones(3, 4), torch.ones(3, 4)]
+    ranks, chunks = (
+        PeerRanks(0, 2, FakeGroup(), heartbeat=heartbeat, copies=copies),
+        [torch.ones(3, 4), torch.ones(3, 4)],
+    )
     assert len(list(ranks.add_rms_norm_each(None, chunks, chunks, torch.ones(4), 1e-6))) == 2
     assert len(reached) == 1
     ranks.all_reduce(torch.ones(3, 4))

@@ -1,4 +1,4 @@
-"""Sums aside, without a GPU: a stand-in for the stream computes a sum as late as it may, when somebody waits for it."""
+"""Sums on a side stream, without a GPU: a stand-in for the stream computes a sum as late as it may, when somebody waits."""
 
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ class Doubling:
         tensors[0].mul_(2)
 
 
-class LateAside:
+class LateSideStream:
     """Does all work when it is waited for, unless it is never waited for."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class LateAside:
         return wait
 
 
-def make(aside: LateAside | None) -> tuple[ProcessRanks, RowParallelLinear]:
-    ranks = ProcessRanks(0, 2, Doubling(), aside=cast(Any, aside))
+def make(side_stream: LateSideStream | None) -> tuple[ProcessRanks, RowParallelLinear]:
+    ranks = ProcessRanks(0, 2, Doubling(), side_stream=cast(Any, side_stream))
     layer = RowParallelLinear(2 * WIDTH, WIDTH, Runtime(torch.device("cpu"), torch.float64, ranks, KERNELS), bias=True)
     generator = torch.Generator().manual_seed(1)
     for weight in (layer.weight_OD, layer.bias_O):
@@ -77,7 +77,7 @@ def test_chunks_whose_sums_are_taken_aside_equal_the_whole(num_rows: int, num_ch
     expected_TO, expected_sum_TO = plain.add_rms_norm(x_TD, residual_TO.clone(), weight_O, EPS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "ROW_TILE", tile)
-        _, layer = make(LateAside())
+        _, layer = make(LateSideStream())
         residual = rows.cut(residual_TO, num_chunks)
         normed_TO = rows.whole(layer.add_rms_norm_each(rows.cut_like(x_TD, residual), residual, weight_O, EPS))
     torch.testing.assert_close(normed_TO, expected_TO)
@@ -88,20 +88,20 @@ def test_every_sum_starts_before_the_first_is_waited_for_and_none_is_waited_for_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rows, "ROW_TILE", 1)
-    aside = LateAside()
-    _, layer = make(aside)
+    side_stream = LateSideStream()
+    _, layer = make(side_stream)
     residual = rows.cut(torch.zeros(3, WIDTH).double(), 3)
     chunks = rows.cut_like(torch.ones(3, WIDTH).double(), residual)
     for index, _ in enumerate(layer.add_rms_norm_each(chunks, residual, torch.ones(WIDTH).double(), EPS)):
-        aside.log.append(f"took {index}")
+        side_stream.log.append(f"took {index}")
     starts = [f"start {index}" for index in range(3)]
-    assert aside.log == [*starts, "wait 0", "took 0", "wait 1", "took 1", "wait 2", "took 2"]
+    assert side_stream.log == [*starts, "wait 0", "took 0", "wait 1", "took 1", "wait 2", "took 2"]
 
 
 def test_few_rows_and_cpu_ranks_are_not_cut() -> None:
-    aside, _ = make(LateAside())
+    side_stream, _ = make(LateSideStream())
     plain, _ = make(None)
-    assert [aside.num_chunks(num_rows) for num_rows in (0, 4095, 4096, 12288, 1 << 30)] == [
+    assert [side_stream.num_chunks(num_rows) for num_rows in (0, 4095, 4096, 12288, 1 << 30)] == [
         1,
         1,
         2,

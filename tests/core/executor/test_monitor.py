@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.errors import RankError
 from hookline.core.executor.monitor import COMPILE_S, Monitor, Timeouts
 
 TICK_S = 0.5
 COMPILES = 3
-"""The word of a pulse that says so."""
+"""The word of a heartbeat that says so."""
 
 
 class FakeProcess:
@@ -32,21 +32,21 @@ class FakeChild:
 
 
 class Group:
-    """Ranks whose pulses a test moves, inside of a step."""
+    """Ranks whose heartbeats a test moves, inside of a step."""
 
     def __init__(self, size=3, all_s=60.0):
-        self.words = np.zeros(size * PULSE_WORDS, dtype=np.int64)
-        self.pulses = [Pulse(self.words, rank) for rank in range(size)]
+        self.words = np.zeros(size * HEARTBEAT_WORDS, dtype=np.int64)
+        self.heartbeats = [Heartbeat(self.words, rank) for rank in range(size)]
         self.children = [FakeChild(rank) for rank in range(1, size)]
-        self.monitor = Monitor(self.children, self.pulses, Timeouts(1e9, 5.0, all_s))
+        self.monitor = Monitor(self.children, self.heartbeats, Timeouts(1e9, 5.0, all_s))
         self.monitor._started = True
 
     def reach(self, *ranks):
         for rank in ranks:
-            self.pulses[rank].reach_collective()
+            self.heartbeats[rank].reach_collective()
 
     def compile(self, rank, *, is_compiling):
-        self.words[rank * PULSE_WORDS + COMPILES] = is_compiling
+        self.words[rank * HEARTBEAT_WORDS + COMPILES] = is_compiling
 
     def pass_time(self, seconds):
         """Seconds until the group ended, at most these."""
@@ -127,13 +127,13 @@ def test_a_device_that_gets_further_counts_and_one_that_does_not_is_behind():
 
     group = Group(2, all_s=5.0)
     marks = [Marks(), Marks()]
-    for pulse, mark in zip(group.pulses, marks, strict=True):
-        pulse.follow(mark)
+    for heartbeat, mark in zip(group.heartbeats, marks, strict=True):
+        heartbeat.follow(mark)
     with group.monitor.in_step():
         for _ in range(6):
             for rank in (0, 1):
                 marks[rank].reached += 1
-                group.pulses[rank].beat()
+                group.heartbeats[rank].beat()
             assert group.pass_time(4.0) is None, "the host has nothing to say, the device computes"
         marks[0].reached += 1
         assert group.pass_time(60) <= 10.0
@@ -142,7 +142,7 @@ def test_a_device_that_gets_further_counts_and_one_that_does_not_is_behind():
 
 def test_rank_0_is_broken_off_where_it_is_stuck_and_its_caller_logs_why(caplog):
     group, calls = Group(2), []
-    group.monitor.breaker.break_off = lambda: calls.append("rank 0")
+    group.monitor.interrupter.break_off = lambda: calls.append("rank 0")
     with group.monitor.in_step():
         group.reach(1)
         group.pass_time(60)
@@ -151,7 +151,7 @@ def test_rank_0_is_broken_off_where_it_is_stuck_and_its_caller_logs_why(caplog):
 
 def test_rank_0_is_left_alone_while_it_waits_for_another():
     group, calls = Group(2), []
-    group.monitor.breaker.break_off = lambda: calls.append("rank 0")
+    group.monitor.interrupter.break_off = lambda: calls.append("rank 0")
     with group.monitor.in_step():
         group.reach(0)
         group.pass_time(60)
@@ -160,7 +160,7 @@ def test_rank_0_is_left_alone_while_it_waits_for_another():
 
 def test_rank_0_is_broken_off_before_its_device_is_freed_which_may_fail(caplog):
     group, calls = Group(2), []
-    group.monitor.breaker.break_off = lambda: calls.append("broken off")
+    group.monitor.interrupter.break_off = lambda: calls.append("broken off")
 
     def release():
         calls.append("freed")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.core.distributed.heartbeat import PULSE_WORDS, Pulse
+from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.executor.ring import RingReader, RingWriter, ring_words
 from hookline.core.executor.shared_memory import SharedWords
 
@@ -95,8 +95,8 @@ def test_shared_words_are_seen_through_another_attachment_and_have_no_name():
 
 
 def test_each_rank_has_signs_of_life_of_its_own():
-    words = np.zeros(PULSE_WORDS * 2, dtype=np.int64)
-    one, other = Pulse(words, 0), Pulse(words, 1)
+    words = np.zeros(HEARTBEAT_WORDS * 2, dtype=np.int64)
+    one, other = Heartbeat(words, 0), Heartbeat(words, 1)
     one.beat()
     other.advance()
     other.advance()

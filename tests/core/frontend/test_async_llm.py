@@ -14,8 +14,8 @@ import pytest
 from hookline.core.contracts import Plan
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError
 from hookline.core.frontend.async_llm import TOKENIZER_THREADS, AsyncLLM
-from hookline.core.frontend.delta_queue import Mailbox
-from hookline.core.frontend.output_processor import Desk
+from hookline.core.frontend.delta_queue import DeltaQueue
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta, FinishReason, TokenLogprob
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers
@@ -29,17 +29,19 @@ PATIENCE_S = 20.0
 
 def async_llm(scheduler=None, **options):
     """An AsyncLLM over a fake engine that checks every invariant after each step."""
-    desk = Desk(fake_engine(scheduler or PlainScheduler(), **options), Letters())
-    step = desk.engine.step
+    output_processor = OutputProcessor(fake_engine(scheduler or PlainScheduler(), **options), Letters())
+    step = output_processor.engine.step
 
     def checked_step():
         outputs = step()
-        check_engine(desk.engine)
+        check_engine(output_processor.engine)
         return outputs
 
-    desk.engine.step = checked_step
+    output_processor.engine.step = checked_step
     llm = AsyncLLM.__new__(AsyncLLM)
-    llm._start(SimpleNamespace(desk=desk, codec=desk.codec, enter_thread=lambda: None))
+    llm._start(
+        SimpleNamespace(output_processor=output_processor, codec=output_processor.codec, enter_thread=lambda: None)
+    )
     return llm
 
 
@@ -58,8 +60,8 @@ def run(coroutine_function, llm=None):
 
 async def settled(llm):
     """Wait until the engine holds nothing, which it must come to soon."""
-    engine, until = llm.llm.desk.engine, time.monotonic() + PATIENCE_S
-    while engine.queue.live or llm.num_open or len(llm.llm.desk):
+    engine, until = llm.llm.output_processor.engine, time.monotonic() + PATIENCE_S
+    while engine.queue.live or llm.num_open or len(llm.llm.output_processor):
         assert time.monotonic() < until, "a request is left behind"
         await asyncio.sleep(0.001)
     assert engine.pool.num_free == engine.pool.num_blocks
@@ -157,7 +159,7 @@ def block(llm):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_engine_that_breaks_off_tells_everybody_and_serves_the_next(overlap):
     async def check(llm):
-        engine = llm.llm.desk.engine
+        engine = llm.llm.output_processor.engine
         tasks = [asyncio.create_task(llm.generate(PROMPT, params(20, seed=n))) for n in range(30)]
         await anext(llm.stream(PROMPT, params()))
         engine.executor.launch = lambda step: 1 / 0
@@ -188,8 +190,8 @@ def test_a_policy_that_misbehaves_is_named_to_everybody():
 def test_closing_ends_what_runs_with_abort_and_refuses_what_comes():
     async def check():
         llm, may_go_on, count = async_llm(max_num_seqs=2), threading.Event(), itertools.count()
-        step = llm.llm.desk.engine.step
-        llm.llm.desk.engine.step = lambda: (next(count) < 20 or may_go_on.wait(PATIENCE_S)) and step()
+        step = llm.llm.output_processor.engine.step
+        llm.llm.output_processor.engine.step = lambda: (next(count) < 20 or may_go_on.wait(PATIENCE_S)) and step()
         stream = llm.stream(PROMPT, params(100))
         await anext(stream)
         tasks = [asyncio.create_task(llm.generate(PROMPT, params(100, seed=n))) for n in range(20)]
@@ -206,7 +208,7 @@ def test_closing_ends_what_runs_with_abort_and_refuses_what_comes():
         assert last.finish_reason is FinishReason.ABORT and letters(100).startswith(last.output.text)
         with pytest.raises(HooklineError, match="the engine is closed"):
             await llm.generate(PROMPT)
-        assert llm.llm.desk.engine.executor.is_closed and not llm._thread._thread.is_alive()
+        assert llm.llm.output_processor.engine.executor.is_closed and not llm._thread._thread.is_alive()
 
     asyncio.run(check())
 
@@ -250,7 +252,7 @@ def test_closing_dropping_or_cancelling_a_stream_frees_its_blocks():
 
 def test_requests_of_an_event_loop_that_ended_are_ended_too():
     llm = async_llm()
-    engine = llm.llm.desk.engine
+    engine = llm.llm.output_processor.engine
 
     async def leave():
         stream = llm.stream(PROMPT, params(100))
@@ -291,7 +293,7 @@ def test_a_step_wakes_an_event_loop_once_whatever_the_number_of_requests():
         for stream in streams:
             async for _ in stream:
                 pass
-        assert len(wake_ups) <= len(llm.llm.desk.engine.executor.steps) + 1
+        assert len(wake_ups) <= len(llm.llm.output_processor.engine.executor.steps) + 1
 
     run(check)
 
@@ -308,12 +310,12 @@ def test_who_reads_slowly_gets_fewer_and_larger_deltas():
 
 def test_unread_deltas_are_merged_by_completion():
     async def check():
-        mailbox = Mailbox(asyncio.get_running_loop())
-        cumulative = Mailbox(asyncio.get_running_loop(), is_cumulative=True)
+        deltas = DeltaQueue(asyncio.get_running_loop())
+        cumulative = DeltaQueue(asyncio.get_running_loop(), is_cumulative=True)
         for index, text in (0, "a"), (1, "b"), (0, "c"):
-            mailbox.put(Delta(index, 0, index, text, [1], logprobs=[TokenLogprob(1, -0.5)]))
+            deltas.put(Delta(index, 0, index, text, [1], logprobs=[TokenLogprob(1, -0.5)]))
             cumulative.put(Delta(index, 0, index, text, [1]))
-        one, merged = await mailbox.get(), await mailbox.get()
+        one, merged = await deltas.get(), await deltas.get()
         assert (one.text, merged.text, merged.token_ids) == ("b", "ac", [1, 1])
         assert [len(delta.logprobs) for delta in (one, merged)] == [1, 2]
         assert [(await cumulative.get()).text for _ in range(2)] == ["b", "c"]
@@ -342,7 +344,7 @@ def test_a_request_ends_at_its_timeout_wherever_it_stands():
     async def check(llm):
         running = llm.generate(PROMPT, params(120), timeout_s=0.05)
         waiting = llm.generate(PROMPT, params(120), timeout_s=0.05)
-        engine = llm.llm.desk.engine
+        engine = llm.llm.output_processor.engine
         launch = engine.executor.launch
         engine.executor.launch = lambda step: (time.sleep(0.002), launch(step))[1]
         for output in await asyncio.gather(running, waiting):
@@ -355,7 +357,7 @@ def test_a_request_ends_at_its_timeout_wherever_it_stands():
 
 def test_a_request_arrives_by_the_engines_clock_when_it_is_handed_in():
     async def check(llm):
-        engine = llm.llm.desk.engine
+        engine = llm.llm.output_processor.engine
         engine.clock = lambda: 7.0
         release = block(llm)
         task = asyncio.create_task(llm.generate(PROMPT, params(1)))
@@ -401,9 +403,9 @@ def test_a_thread_that_cannot_begin_leaves_nobody_waiting():
         raise RuntimeError("no such device")
 
     async def check():
-        desk = Desk(fake_engine(PlainScheduler()), Letters())
+        output_processor = OutputProcessor(fake_engine(PlainScheduler()), Letters())
         llm = AsyncLLM.__new__(AsyncLLM)
-        llm._start(SimpleNamespace(desk=desk, codec=desk.codec, enter_thread=fails))
+        llm._start(SimpleNamespace(output_processor=output_processor, codec=output_processor.codec, enter_thread=fails))
         with pytest.raises(HooklineError, match="closed"):
             await asyncio.wait_for(llm.generate(PROMPT), PATIENCE_S)
 
@@ -431,7 +433,7 @@ class SlowLetters(Letters):
 
 def async_llm_with(codec, **options):
     llm = async_llm(**options)
-    llm.llm.codec = llm.llm.desk.codec = codec
+    llm.llm.codec = llm.llm.output_processor.codec = codec
     return llm
 
 
@@ -586,7 +588,7 @@ def test_an_argument_that_is_refused_leaves_nothing_in_the_engine(options):
     async def check(llm):
         with pytest.raises(RequestError):
             await llm.generate(PROMPT, params(), **options)
-        assert not llm.llm.desk.engine.queue.live
+        assert not llm.llm.output_processor.engine.queue.live
         assert (await llm.generate(PROMPT, params())).text == letters(8)
 
     run(check)

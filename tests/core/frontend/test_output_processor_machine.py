@@ -1,4 +1,4 @@
-"""The desk under Hypothesis: whatever happens, each request has one end, and its pieces are its text."""
+"""The output_processor under Hypothesis: whatever happens, each request has one end, and its pieces are its text."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,13 +12,13 @@ from hypothesis.stateful import (
 )
 
 from hookline.core.errors import RequestError
-from hookline.core.frontend.output_processor import Desk
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from tests.core.frontend.test_output_processor import Letters
-from tests.core.tokenizer.test_stop_strings import letter_by_letter
+from tests.core.util.test_stop_strings import letter_by_letter
 
 VOCAB = 6
 STOPS = ["A", "AB", "BA", "CDC", "FFE", "DD"]
@@ -33,7 +33,7 @@ class Caller:
         self.text, self.ids, self.output = "", [], None
 
     def receive(self, delta):
-        assert self.output is None, "news after the end"
+        assert self.output is None, "new_deltas after the end"
         assert not self.is_cumulative or delta.text.startswith(self.text)
         self.text = delta.text if self.is_cumulative else self.text + delta.text
         self.ids += delta.token_ids
@@ -58,8 +58,8 @@ class DeskMachine(RuleBasedStateMachine):
     def start(self, num_blocks, overlap, queue):
         sizes = {"num_blocks": num_blocks, "block_size": 2, "max_num_seqs": 3, "max_model_len": 16}
         options = {"vocab_size": VOCAB, "overlap": overlap, "max_queued_requests": queue}
-        self.desk = Desk(fake_engine(PlainScheduler(), **sizes, **options), Letters())
-        self.engine, self.now_s, self.open = self.desk.engine, 0.0, {}
+        self.output_processor = OutputProcessor(fake_engine(PlainScheduler(), **sizes, **options), Letters())
+        self.engine, self.now_s, self.open = self.output_processor.engine, 0.0, {}
         self.engine.clock = lambda: self.now_s
 
     @rule(
@@ -83,9 +83,9 @@ class DeskMachine(RuleBasedStateMachine):
         is_full = limit is not None and len(self.engine.queue.waiting) + params.n > limit
         callers = [Caller(prompt, one, is_cumulative) for one in params.each()]
         try:
-            deliver = lambda delta: callers[delta.index].receive(delta)  # noqa: E731
+            send = lambda delta: callers[delta.index].receive(delta)  # noqa: E731
             options = {"follows": follows, "is_cumulative": is_cumulative, "timeout_s": timeout_s}
-            ids = self.desk.add(prompt, params, deliver, **options)
+            ids = self.output_processor.add(prompt, params, send, **options)
         except RequestError:
             assert is_full and set(self.engine.queue.live) == before
             return
@@ -95,7 +95,7 @@ class DeskMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def step(self, count):
         for _ in range(count):
-            self.desk.step()
+            self.output_processor.step()
             check_engine(self.engine)
 
     @precondition(lambda self: self.open)
@@ -105,10 +105,10 @@ class DeskMachine(RuleBasedStateMachine):
         # Those that a broken step ended are gone already, and hear of it with the next one.
         leaving = [self.open[id_] for id_ in ids if id_ in self.engine.queue.live]
         if not is_gone:
-            self.desk.abort([*ids, 10**6])
+            self.output_processor.abort([*ids, 10**6])
             assert all(caller.output is not None for caller in leaving)
             return
-        self.desk.forget([*ids, 10**6])
+        self.output_processor.forget([*ids, 10**6])
         for id_ in ids:
             del self.open[id_]
         assert not set(ids) & set(self.engine.queue.live)
@@ -122,7 +122,7 @@ class DeskMachine(RuleBasedStateMachine):
     def break_off(self):
         self.engine.executor.launch = lambda step: 1 / 0
         try:
-            self.desk.step()
+            self.output_processor.step()
         except ZeroDivisionError:
             assert not self.engine.queue.live
         finally:
@@ -130,18 +130,18 @@ class DeskMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self):
-        if hasattr(self, "desk"):
+        if hasattr(self, "output_processor"):
             check_engine(self.engine)
             self.open = {id_: caller for id_, caller in self.open.items() if caller.output is None}
             assert set(self.engine.queue.live) <= set(self.open)
-            assert len(self.desk) == len(self.open)
+            assert len(self.output_processor) == len(self.open)
 
     def teardown(self):
-        if hasattr(self, "desk"):
+        if hasattr(self, "output_processor"):
             for _ in range(ENOUGH_STEPS):
-                if not len(self.desk):
+                if not len(self.output_processor):
                     break
-                self.desk.step()
+                self.output_processor.step()
             self.adds_up()
             assert not self.open and self.engine.pool.num_free == self.engine.pool.num_blocks
 

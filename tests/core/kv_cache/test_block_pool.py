@@ -13,7 +13,7 @@ from hookline.core.kv_cache.block_pool import ROOT, UNCACHED, BlockPool, hash_bl
 def fill(pool, block, tokens, previous_hash=0, parent=ROOT):
     content = np.asarray(tokens, dtype=np.int32).tobytes()
     hash_ = hash_block(previous_hash, content)
-    return hash_, content, pool.register(block, hash_, content, parent)
+    return hash_, content, pool.cache(block, hash_, content, parent)
 
 
 def test_a_released_block_is_found_again_by_its_content():
@@ -51,11 +51,11 @@ def test_colliding_hashes_never_share_a_block(monkeypatch):
     pool = BlockPool(4, 2)
     first, second = pool.allocate(2)
     one, other = b"one.", b"othr"
-    assert pool.register(first, 7, one, ROOT) > ROOT
-    assert pool.register(second, 7, other, ROOT) == UNCACHED
+    assert pool.cache(first, 7, one, ROOT) > ROOT
+    assert pool.cache(second, 7, other, ROOT) == UNCACHED
     assert pool.find(7, one, ROOT) == first
     assert pool.find(7, other, ROOT) is None
-    assert pool.register(second, 9, b"next", UNCACHED) == UNCACHED
+    assert pool.cache(second, 9, b"next", UNCACHED) == UNCACHED
 
 
 def test_the_same_content_in_a_second_block_keeps_the_first_one_findable():
@@ -145,7 +145,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.truth[block] = pages[: len(blocks)]
             content = np.asarray(pages[len(blocks) - 1], dtype=np.int32).tobytes()
             previous = hash_block(previous, content)
-            parent = self.pool.register(block, previous, content, parent)
+            parent = self.pool.cache(block, previous, content, parent)
         self.holders.append(blocks)
 
     @precondition(lambda self: self.holders)

@@ -170,6 +170,7 @@ EXTRA_ARGS = st.one_of(
     st.fixed_dictionaries({"taker": st.dictionaries(FIELDS, VALUES, max_size=4)}),
     st.dictionaries(st.just("taker") | TEXTS, st.dictionaries(FIELDS, VALUES, max_size=4) | VALUES, max_size=2),
 )
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 FUZZ = settings(max_examples=max(500, settings().max_examples), deadline=None)
 
 

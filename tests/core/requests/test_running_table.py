@@ -3,7 +3,7 @@
 import numpy as np
 
 from hookline.core.requests.request import Request
-from hookline.core.requests.running_table import Slots
+from hookline.core.requests.running_table import RunningTable
 from hookline.core.sampling_params import SamplingParams
 
 
@@ -14,8 +14,8 @@ def request(id, prompt=(5, 6, 7), max_tokens=4, stop_ids=()):
 
 
 def running(*requests, num_slots=4):
-    """Slots in which these requests have each drawn a token that is not known yet."""
-    slots = Slots(num_slots, max_len=16)
+    """RunningTable in which these requests have each drawn a token that is not known yet."""
+    slots = RunningTable(num_slots, max_len=16)
     for one in requests:
         slots.take(one)
         one.num_tokens += 1
@@ -63,7 +63,7 @@ def test_a_token_to_look_at_a_request_at_its_length_or_if_anybody_here_stops_at_
 
 
 def test_as_many_requests_fit_as_there_are_slots_however_often_they_change():
-    slots = Slots(2, max_len=16)
+    slots = RunningTable(2, max_len=16)
     for round in range(3):
         pair = [request(2 * round), request(2 * round + 1)]
         for one in pair:

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hookline.core.errors import RequestError
-from hookline.core.frontend.output_processor import Desk
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.tokenizer.codec import Codec
@@ -82,10 +82,10 @@ def test_a_tokenizer_that_drops_characters_has_room_for_sixteen_times_as_many(on
 
 
 def test_generate_refuses_the_long_prompt_alone():
-    desk = Desk(fake_engine(PlainScheduler(), vocab_size=300), codec())
-    (refused, served), _ = outputs(desk, ("h" * 1_000_000, params()), ("hello", params()))
+    output_processor = OutputProcessor(fake_engine(PlainScheduler(), vocab_size=300), codec())
+    (refused, served), _ = outputs(output_processor, ("h" * 1_000_000, params()), ("hello", params()))
     assert "the prompt has 1000000 characters" in refused.error and served.error is None
-    assert desk.codec.tokenized == ["hello"]
+    assert output_processor.codec.tokenized == ["hello"]
 
 
 @pytest.mark.parametrize(

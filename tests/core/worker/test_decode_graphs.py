@@ -55,7 +55,7 @@ def test_the_longest_unused_graph_with_extras_makes_room(graphs, monkeypatch):
 
 
 def test_no_graph_holds_chunks_forbidden_tokens_or_processors_that_cannot_be_captured(graphs):
-    assert graphs.hold(Step(decode_rows=ints([1])), Extras(3, 5))
-    assert not graphs.hold(Step(decode_rows=ints([1])), Extras(4))
-    assert not graphs.hold(Step(chunk_rows=ints([1])), PLAIN)
-    assert not graphs.hold(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN)
+    assert graphs.can_replay(Step(decode_rows=ints([1])), Extras(3, 5))
+    assert not graphs.can_replay(Step(decode_rows=ints([1])), Extras(4))
+    assert not graphs.can_replay(Step(chunk_rows=ints([1])), PLAIN)
+    assert not graphs.can_replay(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN)

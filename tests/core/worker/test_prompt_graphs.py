@@ -8,7 +8,7 @@ import torch
 
 from hookline.core.step.captured import MAX_MIXED_LEN, PromptShape, holding_shape, prompt_shapes
 from hookline.core.step.message import Step
-from hookline.core.worker.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_draws
+from hookline.core.worker.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_sample_rows
 from hookline.core.worker.request_table import RequestTable
 
 T, B, SCRATCH = 32, 5, 99
@@ -52,9 +52,9 @@ def test_the_steps_own_part_is_what_the_eager_path_computes():
 def test_draws_are_those_of_the_eager_path_then_the_padding_rows():
     table, step = table_and_step()
     device_step = table.receive(step)
-    eager = table.draws(device_step, table.batch(device_step))
+    eager = table.sample_rows(device_step, table.batch(device_step))
     inputs = inputs_of(table, step)
-    drawn = prompt_draws(table, inputs)
+    drawn = prompt_sample_rows(table, inputs)
     assert drawn.rows_N.tolist() == [*eager.rows_N.tolist(), 8, 8]
     assert drawn.token_indices_N[:2].tolist() == eager.token_indices_N.tolist()
     for name in ("temperature_N", "seed_N", "position_N"):
@@ -78,7 +78,7 @@ def test_a_step_that_fills_the_graph_leaves_the_padding_row_without_queries():
     inputs = inputs_of(table, step)
     batch = prompt_batch(table, inputs, 0, 40)
     assert batch.query_starts_B1.tolist() == [0, 8, 16, 24, 32, 32]
-    assert (prompt_draws(table, inputs).rows_N == table.padding_row).all()
+    assert (prompt_sample_rows(table, inputs).rows_N == table.padding_row).all()
 
 
 def table_and_mixed_step():
@@ -95,7 +95,7 @@ def table_and_mixed_step():
 def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decodes_are_decodes(num_decodes):
     table, step = table_and_mixed_step()
     eager = table.batch(table.receive(step))
-    drawn = table.draws(table.receive(step), eager)
+    drawn = table.sample_rows(table.receive(step), eager)
     shape = PromptShape(T, num_decodes, 7, 3)
     laid_out = lay_out(step, shape, table)
     inputs = Inputs.of(torch.from_numpy(laid_out.flat()), shape)
@@ -107,7 +107,7 @@ def test_a_mixed_step_is_what_the_eager_path_computes_however_many_of_its_decode
     assert torch.equal(batch.query_starts_B1[:7], eager.query_starts_B1)
     assert torch.equal(batch.context_lens_B[:6], eager.context_lens_B)
     assert torch.equal(batch.block_table_BM[:6, :8], eager.block_table_BM)
-    draws = prompt_draws(table, inputs)
+    draws = prompt_sample_rows(table, inputs)
     assert torch.equal(draws.rows_N[:5], drawn.rows_N)
     assert torch.equal(draws.token_indices_N[:5], drawn.token_indices_N)
     assert (draws.rows_N[5:] == table.padding_row).all()

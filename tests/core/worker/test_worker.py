@@ -119,10 +119,10 @@ def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
 def test_a_rehearsal_computes_the_largest_step_and_draws_from_the_row_counts_that_kernels_name(served):
     _, worker, forwards = served
     place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
-    worker.rehearse(place)
+    worker.profile_run(place)
     assert forwards == [(16, None, 16)]
     worker.kernels.own_row_counts = (1, 3)
-    worker.rehearse(place)
+    worker.profile_run(place)
     assert forwards[1:] == [(16, None, 16), (2, [0], 1), (6, [0] * 3, 3)]
 
 
@@ -131,7 +131,7 @@ def test_a_rehearsal_of_graphs_computes_those_that_hold_most(served, monkeypatch
     monkeypatch.setattr(DecodeGraphs, "step", lambda _, rows_G: shapes.append(len(rows_G)))
     monkeypatch.setattr(PromptGraphs, "step", lambda _, inputs, shape: shapes.append(shape))
     spec = AttentionSpec(4, 2, 64, 16, 100, 384, 4096, torch.device("cpu"), torch.float32)
-    worker.rehearse_graphs(spec, prompt_shapes(100, 384, 4096))
+    worker.profile_graphs(spec, prompt_shapes(100, 384, 4096))
     assert shapes[0] == 100 and set(shapes[1:]) == {PromptShape(384, 96, 4, 15), PromptShape(384, 0, 31, 15)}
 
 

@@ -21,7 +21,7 @@ from hookline.core.plugin.registry import Entry, Option
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResolvedConfig:
     """What an engine will be made of."""
 
     config: Config
@@ -63,7 +63,7 @@ class Choice:
         return self.device.type == "cuda" if overlap is None else overlap
 
 
-def choose(config: Config, host: PluginHost, rank: int = 0) -> Choice:
+def resolve(config: Config, host: PluginHost, rank: int = 0) -> ResolvedConfig:
     """Decide what a configuration means on this machine, for one of its ranks.
 
     Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
@@ -85,7 +85,7 @@ def choose(config: Config, host: PluginHost, rank: int = 0) -> Choice:
         refuse_unmet(chosen(option), facts)
     kernels = choose_kernels(host, config.kernels.name, facts)
     attention = attention_spec(config, spec, ranks, facts, device, kernels)
-    return Choice(config, checkpoint, spec, attention, kernels, ranks, facts, tuple(host.description))
+    return ResolvedConfig(config, checkpoint, spec, attention, kernels, ranks, facts, tuple(host.description))
 
 
 def chosen(option: Option) -> Entry:
