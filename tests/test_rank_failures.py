@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hookline import LLM, AsyncLLM, SamplingParams
+from hookline.core.assembly import engine as assembly_engine
 from hookline.core.errors import ConfigError, EngineError, HooklineError, PluginError, RankError
-from hookline.core.executor import multiproc as rank_group
 from hookline.core.executor.monitor import Monitor
 from tests.faulty_rank import VARIABLE
 from tests.faulty_rank_model import SLOW_S
@@ -93,7 +93,7 @@ def test_a_slow_step_of_all_ranks_and_a_compilation_on_one_are_waited_for(make, 
 
 
 def test_ranks_that_all_hang_are_all_named_and_get_longer(make, monkeypatch):
-    monkeypatch.setattr("hookline.core.executor.monitor.STEP_TIMEOUTS", 2)
+    monkeypatch.setattr("hookline.core.assembly.engine.STEP_TIMEOUTS", 2)
     with make("all:3:hang", step_timeout_s=1.5) as llm:
         with pytest.raises(RankError, match=r"rank 0 of 2 .* and rank 1 of 2 .* got no further in a step for 3.\d s"):
             llm.generate([[1, 2, 3], [4, 5]], PARAMS)
@@ -188,8 +188,8 @@ def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, 
         choice.ranks.shared.append(lambda: given_back.append(choice.ranks.rank))
         return build_worker(choice, processing)
 
-    build_worker = rank_group.build_worker
-    monkeypatch.setattr(rank_group, "build_worker", sharing)
+    build_worker = assembly_engine.build_worker
+    monkeypatch.setattr(assembly_engine, "build_worker", sharing)
     with pytest.raises(RankError, match=message):
         make(fault)
     assert given_back == [0], "memory that rank 0 shares with the others"
@@ -197,14 +197,16 @@ def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, 
 
 
 def test_a_start_that_is_broken_off_at_its_end_leaves_no_cache_behind(make, monkeypatch):
-    workers, build_worker, wait_until_all = [], rank_group.build_worker, Monitor.wait_until_all
+    workers, build_worker, wait_until_all = [], assembly_engine.build_worker, Monitor.wait_until_all
 
     def interrupted(monitor, said):
         if said == "ready":
             raise KeyboardInterrupt
         wait_until_all(monitor, said)
 
-    monkeypatch.setattr(rank_group, "build_worker", lambda *given: workers.append(build_worker(*given)) or workers[0])
+    monkeypatch.setattr(
+        assembly_engine, "build_worker", lambda *given: workers.append(build_worker(*given)) or workers[0]
+    )
     monkeypatch.setattr(Monitor, "wait_until_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make("1:9999:exit")

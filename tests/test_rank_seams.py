@@ -60,7 +60,7 @@ def processes(monkeypatch):
             super().__init__(*arguments)
             started.append(self.process)
 
-    monkeypatch.setattr("hookline.core.executor.child.Child", Noted)
+    monkeypatch.setattr("hookline.core.executor.multiproc.Child", Noted)
     return started
 
 

@@ -63,12 +63,12 @@ def _config_fault(entry: Entry) -> str | None:
     if config is None:
         if entry.kind == PROCESSOR:
             return "config must be the dataclass of a request's arguments; it is None"
-        return "config must extend core.contracts.ModelConfig; it is None" if entry.kind == "model" else None
+        return "config must extend hookline.core.contracts.ModelConfig; it is None" if entry.kind == "model" else None
     name = getattr(config, "__name__", repr(config))
     if not _is_dataclass(config):
         return f"config {name} is not a dataclass"
     if entry.kind == "model" and not issubclass(config, ModelConfig):
-        return f"config {name} does not extend core.contracts.ModelConfig"
+        return f"config {name} does not extend hookline.core.contracts.ModelConfig"
     for field in dataclasses.fields(config):
         if field.name == "name":
             return f"config {name} has a field 'name', which is the option's own name"

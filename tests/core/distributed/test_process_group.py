@@ -1,4 +1,4 @@
-"""Sums on a side stream, without a GPU: a stand-in for the stream computes a sum as late as it may, when somebody waits."""
+"""Sums on a side stream, without a GPU: a stand-in for the stream computes a sum as late as it may."""
 
 from typing import Any, cast
 

@@ -182,9 +182,8 @@ def test_what_is_kept_of_ended_requests_is_bounded_in_bytes():
 
 def test_large_arguments_are_not_kept_and_small_ones_are_built_once(monkeypatch):
     built = []
-    monkeypatch.setattr(
-        "hookline.core.config.schema.build", lambda cls, given, prefix: built.append(given) or cls(**given)
-    )
+    built_here = "hookline.core.requests.logits_processing.build"
+    monkeypatch.setattr(built_here, lambda cls, given, prefix: built.append(given) or cls(**given))
     processing = Processing.of([entry("text", TextArguments)])
     small, large = {"text": "a"}, {"text": "a" * MAX_CACHED_KEY_BYTES}
     for given in (small, large, small, large):

@@ -13,63 +13,63 @@ def request(id, prompt=(5, 6, 7), max_tokens=4, stop_ids=()):
     return Request(id, tokens, params, max_tokens=max_tokens, block_size=4, seed=0, stop_ids=frozenset(stop_ids))
 
 
-def running(*requests, num_slots=4):
-    """RunningTable in which these requests have each drawn a token that is not known yet."""
-    slots = RunningTable(num_slots, max_len=16)
+def running(*requests, num_entries=4):
+    """RunningTable in which these requests have each sampled a token that is not known yet."""
+    table = RunningTable(num_entries, max_len=16)
     for one in requests:
-        slots.take(one)
+        table.take(one)
         one.num_tokens += 1
-    return slots
+    return table
 
 
-def slots_of(*requests):
-    return np.array([one.slot for one in requests])
+def entries_of(*requests):
+    return np.array([one.entry for one in requests])
 
 
-def test_counts_and_tokens_survive_a_stay_in_a_slot():
+def test_counts_and_tokens_survive_a_stay_in_an_entry():
     one, other = request(0), request(1, prompt=(9, 9))
-    slots = running(one, other)
-    slots.num_computed_tokens_S[slots_of(other)] += 2
-    slots.commit(slots.drawn(slots_of(one, other)), np.array([30, 31]))
+    table = running(one, other)
+    table.num_computed_tokens_S[entries_of(other)] += 2
+    table.commit(table.sampled(entries_of(one, other)), np.array([30, 31]))
     for leaver in one, other:
-        slots.leave(leaver)
-    slots.take(request(2, prompt=[1] * 12))
+        table.leave(leaver)
+    table.take(request(2, prompt=[1] * 12))
     assert one.tokens[:4].tolist() == [5, 6, 7, 30] and other.tokens[:3].tolist() == [9, 9, 31]
     assert (one.id, one.num_tokens, one.num_known_tokens, one.num_computed_tokens) == (0, 4, 4, 0)
     assert (other.id, other.num_tokens, other.num_known_tokens, other.num_computed_tokens) == (1, 3, 3, 2)
 
 
-def test_a_token_for_somebody_who_left_is_dropped_even_if_the_slot_is_taken_again():
+def test_a_token_for_somebody_who_left_is_dropped_even_if_the_entry_is_taken_again():
     one, other, third = request(0), request(1), request(2)
-    slots = running(one, other, num_slots=2)
-    drawn = slots.drawn(slots_of(one, other))
-    slots.leave(one)
-    slots.take(third)
-    here, tokens = slots.commit(drawn, np.array([30, 31]))
-    assert here.tolist() == [other.slot] and tokens.tolist() == [31]
+    table = running(one, other, num_entries=2)
+    sampled = table.sampled(entries_of(one, other))
+    table.leave(one)
+    table.take(third)
+    here, tokens = table.commit(sampled, np.array([30, 31]))
+    assert here.tolist() == [other.entry] and tokens.tolist() == [31]
     assert third.num_known_tokens == 3 and third.tokens[:3].tolist() == [5, 6, 7]
 
 
 def test_a_token_to_look_at_a_request_at_its_length_or_if_anybody_here_stops_at_it():
     full, stopping, other = request(0, max_tokens=1), request(1, stop_ids=[40, 41]), request(2, stop_ids=[41])
-    slots = running(full, stopping, other)
-    drawn = slots.drawn(slots_of(full, stopping, other))
-    arrived = slots.commit(drawn, np.array([30, 40, 41]))
-    assert slots.to_look_at(*arrived).tolist() == [0, 1, 2]
-    slots.leave(stopping)
-    assert slots.to_look_at(*arrived).tolist() == [0, 2]
-    slots.leave(other)
-    assert slots.to_look_at(*arrived).tolist() == [0]
+    table = running(full, stopping, other)
+    sampled = table.sampled(entries_of(full, stopping, other))
+    arrived = table.commit(sampled, np.array([30, 40, 41]))
+    assert table.to_look_at(*arrived).tolist() == [0, 1, 2]
+    table.leave(stopping)
+    assert table.to_look_at(*arrived).tolist() == [0, 2]
+    table.leave(other)
+    assert table.to_look_at(*arrived).tolist() == [0]
 
 
-def test_as_many_requests_fit_as_there_are_slots_however_often_they_change():
-    slots = RunningTable(2, max_len=16)
+def test_as_many_requests_fit_as_there_are_entries_however_often_they_change():
+    table = RunningTable(2, max_len=16)
     for round in range(3):
         pair = [request(2 * round), request(2 * round + 1)]
         for one in pair:
-            slots.take(one)
-        assert [one.id for one in slots.requests(slots_of(*pair))] == [one.id for one in pair]
-        assert slots.id_S[slots_of(*pair)].tolist() == [one.id for one in pair]
+            table.take(one)
+        assert [one.id for one in table.requests(entries_of(*pair))] == [one.id for one in pair]
+        assert table.id_S[entries_of(*pair)].tolist() == [one.id for one in pair]
         for one in pair:
-            slots.leave(one)
-            slots.leave(one)
+            table.leave(one)
+            table.leave(one)
