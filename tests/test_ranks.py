@@ -12,7 +12,7 @@ import pytest
 
 from hookline import LLM, SamplingParams
 from hookline.core.assembly.engine import assemble, start_ranks
-from hookline.core.assembly.resolve import choose
+from hookline.core.assembly.resolve import resolve
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError
 from hookline.core.executor.multiproc import MultiprocExecutor
@@ -69,7 +69,7 @@ def tree(folder, tp, scheduler="prefill_first", **engine):
 @pytest.fixture(scope="module", params=[2, 4])
 def group(request, folder, host):
     """The ranks, and the choice they were made from. There are two kv heads, so four ranks replicate them."""
-    choice = choose(validate(tree(folder, request.param), host), host)
+    choice = resolve(validate(tree(folder, request.param), host), host)
     group = start_ranks(choice, processing_of(choice, host))
     yield group, choice
     group.close()

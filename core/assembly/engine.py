@@ -28,6 +28,7 @@ from hookline.core.plugin.observers import Observers, make_observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.executor import SizedExecutor
+from hookline.core.util.arrays import no_ints
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -116,7 +117,7 @@ def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocEx
     monitor = links.monitor
     try:
         monitor.wait_until_all("here")
-        links.wake()
+        links.send(no_ints())  # each child waits for it before it joins the group
         built = ranks = connect(links.store, resolved.ranks, resolved.device, links.heartbeat)
         monitor.release = ranks.abort
         built = worker = build_worker(replace(resolved, ranks=ranks), processing)

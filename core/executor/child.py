@@ -1,4 +1,4 @@
-"""The processes of the further ranks, as their parent sees them: started, woken, told what to do, ended.
+"""The processes of the further ranks, as their parent sees them: started, told what to do, ended.
 
 They are plain child processes, not multiprocessing's: a script that makes an engine needs no `__main__` guard. Knows no
 tensors and judges nobody; `core.executor.monitor` does.
@@ -46,12 +46,14 @@ class Child:
         except OSError:
             pass
 
-    def wake(self) -> None:
-        """Have the process look into shared memory."""
+    def send_some(self, data: memoryview) -> memoryview:
+        """Send what fits now and return the rest; a process that has gone is found out about later."""
         try:
-            self.connection.send(b"\0", socket.MSG_DONTWAIT)
+            return data[self.connection.send(data, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return data
         except OSError:
-            pass  # its socket is full of wake-ups, or it is gone
+            return data[:0]
 
     def how_it_ended(self) -> str:
         """Cause of death, for a process whose socket is closed."""

@@ -1,6 +1,7 @@
-"""What the processes of one engine tell each other besides steps: lines of JSON over a pair of sockets.
+"""What the processes of one engine tell each other over a pair of sockets: lines of JSON, and steps as frames.
 
-Knows the form, not who sends what. The parent's end also wakes its child for each step, with a byte.
+A child says all it has to say in lines. It gets one line, its task, and then frames: how many int64 words follow, and
+the words. Knows the form, not who sends what.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ import enum
 import json
 import socket
 from typing import Any
+
+import numpy as np
+
+from hookline.core.util.arrays import IntArray
 
 _PIECE = 1 << 16
 
@@ -44,6 +49,30 @@ class Line:
 def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
     """Send one message, whole."""
     connection.sendall(json.dumps(message, default=_plain).encode() + b"\n")
+
+
+def frame_of(words: IntArray) -> memoryview:
+    """The bytes of a frame."""
+    return memoryview(np.concatenate([np.array([len(words)], dtype=np.int64), words])).cast("B")
+
+
+def receive_frame(connection: socket.socket) -> IntArray:
+    """Wait for the next frame and return its words.
+
+    Raises: ConnectionError if the other end is closed.
+    """
+    return _receive_words(connection, int(_receive_words(connection, 1)[0]))
+
+
+def _receive_words(connection: socket.socket, count: int) -> IntArray:
+    words = np.empty(count, dtype=np.int64)
+    rest = memoryview(words).cast("B")
+    while len(rest):
+        num_bytes = connection.recv_into(rest)
+        if not num_bytes:
+            raise ConnectionError("the other end is closed")
+        rest = rest[num_bytes:]
+    return words
 
 
 def _plain(value: Any) -> Any:

@@ -1,15 +1,15 @@
 """The executor over several ranks: rank 0 is this process, the others are its children, and all compute every step.
 
-Rank 0 sends each step through a ring in shared memory and then computes it like the others; the collectives inside keep
+Rank 0 sends each step to the others over their sockets and then computes it like them; the collectives inside keep
 them together. Knows no requests, no configuration and no model: `core.assembly.engine` hands it rank 0's worker and
 says what a child's process runs. A group that has lost a rank says so for ever; it does not heal.
 """
 
 from __future__ import annotations
 
+import select
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +20,16 @@ from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.process_group import listen
 from hookline.core.errors import HooklineError, Interrupted, RankError
 from hookline.core.executor.child import Child, end, kill
+from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
-from hookline.core.executor.ring import RingWriter, ring_words
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step, pack
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray, no_ints
 
-RING_WORDS = 1 << 17
-"""A mebibyte: a step of 16,384 prompt tokens takes an eighth of it. Larger ones go in pieces."""
-FULL_S = 0.0005
-"""Between two looks at a ring that is full."""
+FULL_S = 0.01
+"""Between two looks for a lost rank while a socket is full."""
 CLOSE_S = 10.0
 """For processes to end by themselves."""
 
@@ -116,13 +114,11 @@ class RankLinks:
 
     def __init__(self, size: int, target: str, task: Mapping[str, Any], timeouts: Timeouts) -> None:
         self.size = size
-        self.ring_start = HEARTBEAT_WORDS * size
-        self.num_words = self.ring_start + ring_words(size - 1, RING_WORDS)
+        self.num_words = HEARTBEAT_WORDS * size
         self.memory = SharedWords.create(self.num_words)
         words = self.memory.words
         heartbeats = [Heartbeat(words, rank) for rank in range(size)]
         self.heartbeat = heartbeats[0]
-        self.writer = RingWriter(words[self.ring_start :], size - 1)
         self.store = listen()
         self.children: list[Child] = []
         self.monitor = Monitor(self.children, heartbeats, timeouts)
@@ -142,25 +138,20 @@ class RankLinks:
             "port": self.store.port,
             "memory_fd": self.memory.fd,
             "num_words": self.num_words,
-            "ring_start": self.ring_start,
             "num_threads": max(1, torch.get_num_threads() // self.size),
         }
 
     def send(self, message: IntArray) -> None:
-        """Broadcast a message; waits while the ring is full.
+        """Send a message to every child; waits for those that are still busy with earlier ones.
 
         Raises: RankError if a rank is lost meanwhile.
         """
-        self.writer.send(message, self.wake, self._wait)
-
-    def wake(self) -> None:
-        """Have all children look."""
-        for child in self.children:
-            child.wake()
-
-    def _wait(self) -> None:
-        self.monitor.check()
-        time.sleep(FULL_S)
+        frame = frame_of(message)
+        rests = {child: child.send_some(frame) for child in self.children}
+        while behind := {child: rest for child, rest in rests.items() if len(rest)}:
+            self.monitor.check()
+            select.select([], [child.connection for child in behind], [], FULL_S)
+            rests = {child: child.send_some(rest) for child, rest in behind.items()}
 
     def close(self) -> None:
         """End the processes: by an empty message if they listen, else at once."""

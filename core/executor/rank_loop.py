@@ -16,12 +16,10 @@ from typing import Any, NoReturn, Protocol
 
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, show_traceback
-from hookline.core.executor.messages import Line, send_message
-from hookline.core.executor.ring import RingReader, Wait
+from hookline.core.executor.messages import Line, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import Step, unpack
-
-_WAKE_UPS = 4096
+from hookline.core.util.arrays import IntArray
 
 
 class RankWorker(Protocol):
@@ -77,41 +75,33 @@ def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat,
     import torch
 
     torch.set_num_threads(task["num_threads"])
-    wait = _waiter(parent)
 
     def meet() -> None:
         send_message(parent, {"here": True})
-        wait()
+        _receive(parent)
 
     worker = build(task, heartbeat, meet)
-    reader = RingReader(_shared(task)[task["ring_start"] :], task["size"] - 1, task["rank"] - 1)
     send_message(parent, {"ready": True})
-    _compute(worker, reader, wait, heartbeat)
+    _compute(worker, parent, heartbeat)
     worker.synchronize()
 
 
-def _compute(worker: RankWorker, reader: RingReader, wait: Wait, heartbeat: Heartbeat) -> None:
+def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) -> None:
     """Compute each step that comes; an empty message is the end."""
     import torch
 
-    while len(message := reader.receive(wait)):
+    while len(message := _receive(parent)):
         with torch.inference_mode():
             worker.compute(unpack(message))
         heartbeat.advance()
 
 
-def _waiter(parent: socket.socket) -> Callable[[], None]:
-    """Sleeps until the parent has sent something, or ends the process if it is gone."""
-
-    def wait() -> None:
-        try:
-            woken = parent.recv(_WAKE_UPS)
-        except ConnectionError:
-            woken = b""
-        if not woken:
-            os._exit(1)
-
-    return wait
+def _receive(parent: socket.socket) -> IntArray:
+    """The next message; ends the process if the parent is gone."""
+    try:
+        return receive_frame(parent)
+    except ConnectionError:
+        os._exit(1)
 
 
 def _report(parent: socket.socket, error: BaseException) -> None:

@@ -2,7 +2,7 @@
 
 Nothing of it can outlive the processes that hold it, however they end, and two engines cannot meet in it. Knows nothing
 of what the words mean. One process writes a word, the others read it: no locks, which needs a processor that lets
-others see stores in the order they were made, as x86-64 does, or a system call in between, as `core.executor.ring` has.
+others see stores in the order they were made, as x86-64 does, or a system call in between.
 """
 
 from __future__ import annotations
