@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,7 @@ class Lost:
             raise RankError("rank 1 is lost")
 
 
+@contextmanager
 def links(num_children, monitor=None):
     """Links whose children are the other ends of sockets, in this process."""
     made = RankLinks.__new__(RankLinks)
@@ -40,7 +42,11 @@ def links(num_children, monitor=None):
         child.connection, end = socket.socketpair()
         made.children.append(child)
         ends.append(end)
-    return made, ends
+    try:
+        yield made, ends
+    finally:
+        for one in (*ends, *(child.connection for child in made.children)):
+            one.close()
 
 
 def message(number, length):
@@ -52,43 +58,43 @@ def message(number, length):
     lengths=st.lists(st.sampled_from([0, 1, 40, 5000, 100_000]), min_size=1, max_size=6), num_children=st.integers(1, 4)
 )
 def test_every_child_gets_every_message_even_one_longer_than_a_socket_holds(lengths, num_children):
-    rank_links, ends = links(num_children)
-    got = [[] for _ in ends]
+    with links(num_children) as (rank_links, ends):
+        got = [[] for _ in ends]
 
-    def read(index):
-        got[index] = [receive_frame(ends[index]).tolist() for _ in lengths]
+        def read(index):
+            got[index] = [receive_frame(ends[index]).tolist() for _ in lengths]
 
-    threads = [threading.Thread(target=read, args=(index,)) for index in range(num_children)]
-    for thread in threads:
-        thread.start()
-    for number, length in enumerate(lengths):
-        rank_links.send(message(number, length))
-    for thread in threads:
-        thread.join()
-    assert got == [[message(number, length).tolist() for number, length in enumerate(lengths)]] * num_children
+        threads = [threading.Thread(target=read, args=(index,)) for index in range(num_children)]
+        for thread in threads:
+            thread.start()
+        for number, length in enumerate(lengths):
+            rank_links.send(message(number, length))
+        for thread in threads:
+            thread.join()
+        assert got == [[message(number, length).tolist() for number, length in enumerate(lengths)]] * num_children
 
 
 def test_a_child_that_does_not_read_holds_up_nobody_once_a_rank_is_found_lost():
-    rank_links, (quick, _stuck) = links(2, Lost())
-    reader = threading.Thread(target=lambda: receive_frame(quick))
-    reader.start()
-    with pytest.raises(RankError, match="rank 1 is lost"):
-        rank_links.send(message(0, 1_000_000))
-    reader.join()  # the other one got all of it
+    with links(2, Lost()) as (rank_links, (quick, _stuck)):
+        reader = threading.Thread(target=lambda: receive_frame(quick))
+        reader.start()
+        with pytest.raises(RankError, match="rank 1 is lost"):
+            rank_links.send(message(0, 1_000_000))
+        reader.join()  # the other one got all of it
 
 
 def test_a_child_that_is_gone_is_passed_over():
-    rank_links, (gone, here) = links(2)
-    gone.close()
-    rank_links.send(message(3, 5))
-    assert receive_frame(here).tolist() == message(3, 5).tolist()
+    with links(2) as (rank_links, (gone, here)):
+        gone.close()
+        rank_links.send(message(3, 5))
+        assert receive_frame(here).tolist() == message(3, 5).tolist()
 
 
 def test_a_closed_end_is_an_error_for_who_waits():
-    rank_links, (end,) = links(1)
-    rank_links.children[0].connection.close()
-    with pytest.raises(ConnectionError):
-        receive_frame(end)
+    with links(1) as (rank_links, (end,)):
+        rank_links.children[0].connection.close()
+        with pytest.raises(ConnectionError):
+            receive_frame(end)
 
 
 def test_shared_words_are_seen_through_another_attachment_and_have_no_name():
