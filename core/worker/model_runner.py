@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch
+from hookline.core.contracts import Batch, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch, is_offered
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.step.message import Step
 from hookline.core.worker.device_clock import StepClock
@@ -34,12 +34,7 @@ class PagedAttention:
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """See Attend."""
         kv_2NSKE = self.kv_layers[layer]
-        fused = getattr(self.kernels, "qkv_attend", None)
-        if fused is not None:
-            out_THE: Tensor = fused(qkv_TC, kv_2NSKE, self.batch, rope, norm)
-        else:
-            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, self.batch, rope, norm)
-            out_THE = self.kernels.attend(q_THE, kv_2NSKE, self.batch)
+        out_THE = self.kernels.qkv_attend(qkv_TC, kv_2NSKE, self.batch, rope, norm)
         return out_THE.reshape(qkv_TC.shape[0], -1)
 
 
@@ -87,6 +82,7 @@ class ModelRunner:
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
         self.clock: StepClock | None = None
+        self._scores_by_sampler = is_offered(sampler.score)
 
     @property
     def num_blocks(self) -> int:
@@ -178,10 +174,8 @@ class ModelRunner:
         return self.ranks.all_gather_last(self.model.logits(hidden_ND))[:, : self.vocab_size]
 
     def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-        faster = getattr(self.sampler, "score", None)
-        score = faster if faster is not None and raw_NV.is_cuda else scored
-        rows_NX: Tensor = score(raw_NV, tokens_N, num_logprobs)
-        return rows_NX
+        score = self.sampler.score if self._scores_by_sampler and raw_NV.is_cuda else scored
+        return score(raw_NV, tokens_N, num_logprobs)
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:

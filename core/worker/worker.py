@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch
 from hookline.core.step.captured import PromptShape
+from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
@@ -25,7 +26,7 @@ from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
 
 
-class Worker:
+class Worker(SizedExecutor):
     """The executor of a single rank: a ModelRunner, its graphs, and the way of its tokens to the host.
 
     blaming: entered around each step, to say whose code failed in it.
@@ -56,7 +57,7 @@ class Worker:
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
         del hidden_TD
-        for count in getattr(self.runner.kernels, "own_row_counts", ()):
+        for count in self.runner.kernels.own_row_counts:
             few = self._padding_batch(np.minimum(lens[:1], 2 * count))
             index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
             self.runner.sample(self.runner.forward(few, index_N), self._padding_sample_rows(index_N))
