@@ -2,6 +2,8 @@
 
 import torch
 
+from hookline.core import contracts
+from hookline.core.contracts import LogitsProcessor
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.models.qwen3 import Qwen3
 from hookline.plugins.samplers.gumbel import Gumbel
@@ -73,7 +75,7 @@ class Kernels(TorchKernels):
         return self.silu_mul(torch.nn.functional.linear(x_TD, gate_up_weight_FD))
 
 
-class Processor:
+class Processor(LogitsProcessor):
     def __init__(self, spec):
         act("processor.__init__")
 
@@ -95,7 +97,7 @@ class Processor:
         return logits_NV
 
 
-class Observer:
+class Observer(contracts.Observer):
     def __init__(self, config):
         act("observer.__init__")
 

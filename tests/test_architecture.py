@@ -1,6 +1,7 @@
 """Core knows no plugin, not even in a string, and what is bare at import stays bare."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,3 +116,18 @@ def test_each_kind_has_a_default_that_exists(kind: str) -> None:
 
     name = default_tree()[kind]
     assert name == "auto" or PluginHost.load(environ={}).choose(kind, name).name == name
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """Modules of core that a file imports, wherever in it and if for type checkers alone."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    wanted = {(node.module or "", alias.name) for node in nodes for alias in node.names}
+    return {f"{module}.{name}" if f"{module}.{name}" in modules else module for module, name in wanted} & modules
+
+
+def test_no_module_of_core_imports_itself_by_a_detour() -> None:
+    names = {path: ".".join(("hookline", *path.relative_to(ROOT).with_suffix("").parts)) for path in CORE}
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items() if "templates" not in path.parts}
+    graph = {module: imports_of(path, set(modules)) for module, path in modules.items()}
+    assert len(graph) > 100
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle

@@ -45,7 +45,7 @@ def alone():
 @pytest.mark.parametrize("tp", SIZES)
 def test_large_prefills_give_the_tokens_of_one_gpu(alone, tp):
     with make(tp) as llm:
-        ranks = llm.engine.executor.worker.ranks
+        ranks = llm.engine.executor.worker.runner.ranks
         assert ranks.copies is not None and ranks.num_chunks(12_000) > 1
         assert num_equal(answers(llm), alone) >= len(alone) - 1
         again = answers(llm)

@@ -149,7 +149,7 @@ def parted(outputs, expected):
 @pytest.mark.parametrize("limits", [{}, dict(num_blocks=30), dict(max_num_batched_tokens=128)], ids=str)
 def test_several_gpus_give_the_tokens_of_one_plain_preempting_and_in_chunks(alone, group, limits):
     served, _ = group
-    assert isinstance(served.executor.worker.ranks, PeerRanks) and served.executor.worker.graphs is not None
+    assert isinstance(served.executor.worker.runner.ranks, PeerRanks) and served.executor.worker.graphs is not None
     outputs, _ = served.serve(*load(), **limits)
     assert len(parted(outputs, alone["plain"])) <= 1
     assert not limits.get("num_blocks") or sum(output.num_preemptions for output in outputs) >= 1

@@ -210,7 +210,7 @@ def test_a_start_that_is_broken_off_at_its_end_leaves_no_cache_behind(make, monk
     monkeypatch.setattr(Monitor, "wait_until_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make("1:9999:exit")
-    assert workers[0].kv_cache is None
+    assert workers[0].runner.kv_layers == []
 
 
 def test_what_no_rank_can_split_is_refused_as_with_one_rank(tmp_path):

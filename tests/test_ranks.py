@@ -19,6 +19,7 @@ from hookline.core.executor.multiproc import MultiprocExecutor
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.logits_processing import Processing
+from hookline.core.step.executor import Executor
 from tests.hf_models import make_qwen3
 from tests.test_parity import mixed_load
 
@@ -32,7 +33,7 @@ WAYS = {
 }
 
 
-class Borrowed:
+class Borrowed(Executor):
     """An executor that engines can close as they like; it has as many blocks as it is told."""
 
     def __init__(self, executor, num_blocks):

@@ -21,6 +21,7 @@ from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray
@@ -30,7 +31,7 @@ VOCAB_SIZE = 151936
 EOS = frozenset({151645, 151643})
 
 
-class NoWork:
+class NoWork(Executor):
     """An executor whose tokens are there at once."""
 
     def __init__(self, max_num_seqs: int) -> None:

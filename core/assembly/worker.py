@@ -19,6 +19,7 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
+from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.worker import Worker
 
@@ -87,7 +88,7 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
 
     def worker(num_blocks: int) -> Worker:
         max_blocks = -(-attention.max_model_len // attention.block_size)
-        return Worker(
+        runner = ModelRunner(
             model,
             kernels,
             sampler,
@@ -97,8 +98,8 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
             pipeline=Pipeline(processing.stages, processor_spec(resolved)),
-            blaming=blaming,
         )
+        return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
     shapes = prompt_shapes(*limits) if resolved.captures_prompts else []

@@ -66,7 +66,6 @@ def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, and of which code."""
     from importlib.metadata import version
 
-    from hookline.core.bench.facts import revision
     from hookline.core.config.settings import ENGINE_KEYS
     from hookline.core.sweep.results import FORMAT
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from hookline.core.contracts import StepStats
 from hookline.core.engine.engine import Engine
+from hookline.core.errors import HooklineError
 from hookline.core.step.counts import StepCounter, StepCounts
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
@@ -119,6 +120,10 @@ class StepRecorder:
     def time_steps(self) -> StepClock:
         """Pass it on."""
         return self._executor.time_steps()
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """Pass it on."""
+        self._executor.tell_if_stuck(tell)
 
     def close(self) -> None:
         """Pass it on."""

@@ -12,14 +12,14 @@ from hookline.core.contracts.exchange import (
     NUM_COPIES,
     WORD_BYTES,
     Exchange,
-    FusedExchange,
     PeerMemory,
 )
 from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
-from hookline.core.contracts.kernels import AttentionSpec, ExpertKernels, FusedKernels, Kernels, QKNorm, Rope
+from hookline.core.contracts.kernels import AttentionSpec, Kernels, QKNorm, Rope
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
 from hookline.core.contracts.observer import EngineView, Observer, StepStats
+from hookline.core.contracts.optional import is_offered
 from hookline.core.contracts.processor import (
     FromSamplingParams,
     LogitsProcessor,
@@ -57,10 +57,7 @@ __all__ = [
     "EngineView",
     "Everyone",
     "Exchange",
-    "ExpertKernels",
     "FromSamplingParams",
-    "FusedExchange",
-    "FusedKernels",
     "Init",
     "Kernels",
     "Limits",
@@ -90,5 +87,6 @@ __all__ = [
     "StepStats",
     "WeightTarget",
     "hookimpl",
+    "is_offered",
     "wanted_rows",
 ]

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from hookline.core.contracts.optional import optional
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -47,8 +49,8 @@ class PeerMemory:
 class Exchange(Protocol):
     """Collectives of a few rows between GPUs that read each other's memory, by the kernels of a rank.
 
-    A Kernels class offers them by a method `exchange(peers: core.contracts.PeerMemory) -> Exchange`. Core calls
-    each on all ranks alike, in the same order. Device: no host sync, graph-safe. All ranks must get the same bits.
+    For classes to extend; a Kernels class offers them by its method `exchange`. Core calls each on all ranks alike, in
+    the same order. Device: no host sync, graph-safe. All ranks must get the same bits.
     """
 
     def fits(self, x_TD: Tensor) -> bool:
@@ -70,10 +72,9 @@ class Exchange(Protocol):
         """
         ...
 
+    # ------------------------------------------------------------------------------------ what a class may leave out
 
-class FusedExchange(Protocol):
-    """What an Exchange may offer besides, to save launches, trips and work that ranks need not all do."""
-
+    @optional
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
@@ -83,16 +84,18 @@ class FusedExchange(Protocol):
         Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. Only rank 0 has the layer's bias, if there
         is one, and whether the answer is None must not depend on it: all ranks must give the same.
         """
-        ...
+        return None
 
+    @optional
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
         """Whether `add_rms_norm_own` is faster; the same for all sums of a forward of as many rows of a kind."""
-        ...
+        return False
 
+    @optional
     def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """add_rms_norm's first result, on every rank; row t of the second is written over the residual of rank t % R.
 
         x fits, and all three have one dtype and no gaps. What the residual's other rows hold says nothing, before and
         after. May overwrite x.
         """
-        ...
+        raise AssertionError("left out")

@@ -6,13 +6,17 @@ P positions, F intermediate features of this rank, X experts, A experts of a tok
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from hookline.core.contracts.optional import optional
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
     from hookline.core.contracts.batch import Batch
+    from hookline.core.contracts.exchange import Exchange, PeerMemory
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,11 @@ class AttentionSpec:
 
 
 class Kernels(Protocol):
-    """The numerical back end of one rank. Constructed as `Kernels(config, spec)`; holds no request state.
+    """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
-    The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values. `core.contracts.Batch` says
-    which tokens, positions, cache slots and block tables a step has. Decode rows come first in a batch.
-
-    A class may say `own_row_counts: Sequence[int]`: numbers of rows for which products are compiled by themselves. Each
-    is computed once before the engine starts, so that no request waits for a compiler.
+    Holds no request state. The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.
+    `core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows come first
+    in a batch.
     """
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
@@ -124,40 +126,20 @@ class Kernels(Protocol):
         """
         ...
 
+    # ------------------------------------------------------------------------------------ what a class may leave out
 
-class ExpertKernels(Protocol):
-    """Operations that a Kernels class may offer besides, for models with experts; each one by itself.
+    own_row_counts: Sequence[int] = ()
+    """Numbers of rows for which products are compiled by themselves. Each is computed once before the engine starts, so
+    that no request waits for a compiler."""
 
-    `core.layers` computes plainly what is not there. Legend: F intermediate features of this rank, X experts,
-    A experts of a token. Graph-safe if the entry is; no tensor's shape depends on the routing.
-    """
-
-    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
-
-        normalise: divide each token's probabilities by their sum.
-        Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
-        """
-        ...
-
-    def expert_mlp(
-        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    @optional
+    def qkv_attend(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
-        """Sum over a token's experts of weight * (silu_mul(x @ gate_up.T) @ down.T): (T, D) -> (T, D).
+        """`qk_norm_rope_write`, then `attend` with the queries it returns: (T, C) -> (T, H, E)."""
+        return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch)
 
-        Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
-        (X, 2F, D), gate then up; down_XDF (X, D, F). A token's result does not depend on the other tokens.
-        Device: no host sync. Writes to none of its inputs.
-        """
-        ...
-
-
-class FusedKernels(Protocol):
-    """Operations that a Kernels class may offer besides, to save launches; each one by itself.
-
-    Core calls the operations they are made of where they are not there.
-    """
-
+    @optional
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
@@ -166,8 +148,9 @@ class FusedKernels(Protocol):
 
         Shapes: x_TD (T, D); both results (T, O). Need not round the product in between. May overwrite the residual.
         """
-        ...
+        return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
 
+    @optional
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
     ) -> None:
@@ -177,9 +160,38 @@ class FusedKernels(Protocol):
         contiguous. out_TD receives the norm; it shares no memory with the others. The current stream need not be that
         of the rest of the step.
         """
-        ...
+        normed_TD, sum_TD = self.add_rms_norm(parts_PTD.sum(0), residual_TD, weight_D, eps)
+        out_TD.copy_(normed_TD)
+        if sum_TD.data_ptr() != residual_TD.data_ptr():
+            residual_TD.copy_(sum_TD)
 
-    def qkv_attend(
-        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    @optional
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+        """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
+
+        normalise: divide each token's probabilities by their sum. Left out, `core.layers` computes it plainly.
+        Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
+        Device: graph-safe if the entry is; no tensor's shape depends on the routing.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
     ) -> Tensor:
-        """`qk_norm_rope_write`, then `attend` with the queries it returns: (T, C) -> (T, H, E)."""
+        """Sum over a token's experts of weight * (silu_mul(x @ gate_up.T) @ down.T): (T, D) -> (T, D).
+
+        Left out, `core.layers` computes it plainly. A token's result does not depend on the other tokens.
+        Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
+        (X, 2F, D), gate then up; down_XDF (X, D, F).
+        Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def exchange(self, peers: PeerMemory) -> Exchange:
+        """Collectives of a few rows over this memory, which GPUs read of each other; else torch.distributed does all.
+
+        Called once, on every rank, when the engine starts.
+        """
+        raise AssertionError("left out")

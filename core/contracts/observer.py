@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.optional import optional
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,26 +91,30 @@ class StepStats:
 class Observer(Protocol):
     """Watches one engine. Constructed as `Observer(config)`, before anything is loaded, if the configuration names it.
 
-    Any of these methods may be missing; when they are called and what an exception does is said with the hooks of the
-    same names in `core.contracts.hooks`. Callers find the object again as `LLM.observers[name]`.
+    For classes to extend, with any of these methods; when they are called and what an exception does is said with the
+    hooks of the same names in `core.contracts.hooks`. Callers find the object again as `LLM.observers[name]`.
     """
 
     def __init__(self, config: Any) -> None:
         """Keep the config."""
         ...
 
+    @optional
     def on_engine_start(self, engine: EngineView) -> None:
         """See the hook."""
-        ...
+        return
 
+    @optional
     def on_step_end(self, stats: StepStats) -> None:
         """See the hook."""
-        ...
+        return
 
+    @optional
     def on_request_end(self, output: RequestOutput) -> None:
         """See the hook."""
-        ...
+        return
 
+    @optional
     def on_engine_stop(self, engine: EngineView) -> None:
         """See the hook."""
-        ...
+        return

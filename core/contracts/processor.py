@@ -5,10 +5,11 @@ Legend: N rows of a call, V vocabulary, R rows of the request table, L tokens of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.optional import optional
 from hookline.core.contracts.sampler import SamplingBatch
 
 if TYPE_CHECKING:
@@ -70,26 +71,16 @@ class LogitsRows:
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits in front of the sampler, for the requests that ask for it. Constructed as `Processor(spec)`.
+    """Changes logits in front of the sampler, for the requests that ask for it. For classes to extend.
 
-    It is registered with a dataclass, `config=`, whose fields are a request's arguments and whose defaults mean "leave
-    the logits alone". Processors run in descending priority, ties in order of registration, on every rank alike and
-    over the whole vocabulary. A step runs only those that one of its requests uses.
-
-    Beside `process`, a class may have (core asks with getattr; what is missing does nothing):
-
-    reads_tokens = True
-        Rows come with their tokens.
-    num_draws(arguments, request: RequestFacts) -> int | None      (a classmethod or staticmethod, on the host)
-        How many of the request's first draws it changes: 0 for none, None for all. Without it: all, unless the
-        arguments equal their defaults.
-    encode(arguments, request: RequestFacts) -> Sequence[int]      (the same)
-        Further int64 values for `load`: what columns cannot hold, such as lists. Raises RequestError for arguments
-        that the request cannot have. A dataclass with a field that is no int, float or bool must have it.
-    load(row: int, values_X: Tensor) -> None
-        Keep those values, on the device, for the request that now owns a row; empty for one that does not use the
-        processor and follows one that did. Called outside of graphs, before the first draw.
+    Constructed as `Processor(spec)`. It is registered with a dataclass, `config=`, whose fields are a request's
+    arguments and whose defaults mean "leave the logits alone". Processors run in descending priority, ties in order of
+    registration, on every rank alike and over the whole vocabulary. A step runs only those that one of its requests
+    uses.
     """
+
+    reads_tokens: bool = False
+    """Whether rows come with their tokens."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
         """Allocate what is kept per row, and nothing later: a captured graph would not see it."""
@@ -103,3 +94,33 @@ class LogitsProcessor(Protocol):
         Device: no host sync. With Needs(graph_safe=True) it is captured in the decode step's graph.
         """
         ...
+
+    # ------------------------------------------------------------------------------------ what a class may leave out
+
+    @staticmethod
+    @optional
+    def num_draws(arguments: Any, request: RequestFacts) -> int | None:
+        """How many of the request's first draws it changes, asked on the host: 0 for none, None for all.
+
+        Not asked for arguments that equal their defaults, which change nothing. May be a classmethod.
+        """
+        return None
+
+    @staticmethod
+    @optional
+    def encode(arguments: Any, request: RequestFacts) -> Sequence[int]:
+        """Further int64 values for `load`, made on the host: what columns cannot hold, such as lists.
+
+        A class whose dataclass has a field that is no int, float or bool must have it and `load`. May be a classmethod.
+        Raises: RequestError for arguments that the request cannot have.
+        """
+        return ()
+
+    @optional
+    def load(self, row: int, values_X: Tensor) -> None:
+        """Keep those values, on the device, for the request that now owns a row.
+
+        They are empty for a request that does not use the processor and follows one that did. Called outside of graphs,
+        before the first draw.
+        """
+        return

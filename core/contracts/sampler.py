@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.optional import optional
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,10 +28,9 @@ class SamplingBatch:
 
 
 class Sampler(Protocol):
-    """Draws one token per row. Constructed as `Sampler(config)`. Stateless: the same inputs give the same tokens.
+    """Draws one token per row, for classes to extend. Constructed as `Sampler(config)`.
 
-    It may have an attribute `score`, a function that does what `core.worker.model_runner.scored` does, faster: core
-    calls it with logits on a GPU, inside of graphs too if the entry is graph_safe.
+    Stateless: the same inputs give the same tokens.
     """
 
     def __init__(self, config: Any) -> None:
@@ -51,3 +52,11 @@ class Sampler(Protocol):
         Called only if the entry's needs state `vocabulary_shards`.
         """
         ...
+
+    @optional
+    def score(self, logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
+        """What `core.worker.model_runner.scored` does, faster; a class may leave it out.
+
+        Called with logits on a GPU, inside of graphs too if the entry is graph_safe. Asked for when the engine starts.
+        """
+        raise AssertionError("left out")

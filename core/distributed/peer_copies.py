@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -231,15 +231,7 @@ def own_rows(num_rows: int, rank: int, num_ranks: int) -> slice:
 
 
 def normaliser(kernels: Kernels, weight_D: Tensor, eps: float) -> Normalise:
-    """By the kernels' own add_parts_rms_norm, or of what every Kernels class has."""
-    fused: Any = getattr(kernels, "add_parts_rms_norm", None)
-    if fused is not None:
-        return lambda parts_RPD, residual_PD, out_PD: fused(parts_RPD, residual_PD, weight_D, eps, out_PD)
-
-    def plain(parts_RPD: Tensor, residual_PD: Tensor, out_PD: Tensor) -> None:
-        normed_PD, sum_PD = kernels.add_rms_norm(parts_RPD.sum(0), residual_PD, weight_D, eps)
-        out_PD.copy_(normed_PD)
-        if sum_PD.data_ptr() != residual_PD.data_ptr():
-            residual_PD.copy_(sum_PD)
-
-    return plain
+    """The kernels' add_parts_rms_norm with this weight."""
+    return lambda parts_RPD, residual_PD, out_PD: kernels.add_parts_rms_norm(
+        parts_RPD, residual_PD, weight_D, eps, out_PD
+    )

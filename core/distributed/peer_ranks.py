@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import MIN_SLOT_BYTES, AttentionSpec, Exchange, Kernels
+from hookline.core.contracts import MIN_SLOT_BYTES, AttentionSpec, Exchange, Kernels, PeerMemory, is_offered
 from hookline.core.distributed.chunking import LEAST_ROWS
 from hookline.core.distributed.cuda_driver import Driver
 from hookline.core.distributed.peer_copies import Layout, PeerCopies, SideStreams
@@ -22,6 +22,8 @@ from hookline.core.distributed.peer_memory import all_reach_each_other, share_bl
 from hookline.core.distributed.process_group import ProcessRanks
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.distributed.side_stream import SideStream
+from hookline.core.errors import PluginError
+from hookline.core.plugin.check_contract import methods_fault
 
 logger = logging.getLogger("hookline")
 MAX_ROWS = 512
@@ -61,18 +63,16 @@ class PeerRanks(ProcessRanks):
         norm_weight_O: Tensor, eps: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See Ranks."""
-        fused: Any = getattr(self.exchange, "linear_add_rms_norm", None)
-        results = fused and fused(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
-        if not results:
-            return super().linear_add_rms_norm(kernels, x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
+        given = x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps
+        results = None if self.exchange is None else self.exchange.linear_add_rms_norm(*given)
+        if results is None:
+            return super().linear_add_rms_norm(kernels, *given)
         self.reached_exchange()
-        normed_TO, sum_TO = results
-        return normed_TO, sum_TO
+        return results
 
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
         """See Ranks."""
-        keeps: Any = getattr(self.exchange, "keeps_own_rows", None)
-        return keeps is not None and bool(keeps(residual_TD))
+        return self.exchange is not None and self.exchange.keeps_own_rows(residual_TD)
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
@@ -102,12 +102,12 @@ class PeerRanks(ProcessRanks):
         self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     ) -> Tensor:
         """The norm; the sum is written over the residual, where other ranks' rows say nothing."""
-        exchange: Any = self.exchange
+        exchange = self.exchange
+        assert exchange is not None
         is_like = partial_TD.dtype == weight_D.dtype == residual_TD.dtype and weight_D.is_contiguous()
         if is_like and exchange.fits(partial_TD):
             self.reached_exchange()
-            normed_TD: Tensor = exchange.add_rms_norm_own(partial_TD, residual_TD, weight_D, eps)
-            return normed_TD
+            return exchange.add_rms_norm_own(partial_TD, residual_TD, weight_D, eps)
         whole_TD = self.residual_rows([residual_TD], torch.arange(len(residual_TD), device=residual_TD.device))
         normed_TD, sum_TD = self.add_rms_norm(kernels, partial_TD, whole_TD, weight_D, eps)
         residual_TD.copy_(sum_TD)
@@ -129,10 +129,9 @@ class PeerRanks(ProcessRanks):
 def with_exchange(ranks: LocalRanks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> LocalRanks:
     """The same ranks with an exchange, if they are GPUs that reach each other and the kernels offer one.
 
-    Raises: CapacityError if there is no room for what it exchanges.
+    Raises: CapacityError if there is no room for what it exchanges; PluginError if the exchange lacks something.
     """
-    offered: Any = getattr(kernels, "exchange", None)
-    if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda" or offered is None:
+    if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda" or not is_offered(kernels.exchange):
         return ranks
     num_slots = min(MAX_ROWS, spec.max_num_batched_tokens)
     slot_bytes = max(MIN_SLOT_BYTES, -(-hidden_size * spec.dtype.itemsize // 16) * 16)
@@ -144,7 +143,20 @@ def with_exchange(ranks: LocalRanks, kernels: Kernels, spec: AttentionSpec, hidd
         return ranks
     ranks.shared.append(peers.close)
     ranks.releases.append(_on_a_stream_of_its_own(peers.let_go, spec.device))
-    return _extended(ranks, exchange=offered(peers))
+    return _extended(ranks, exchange=make_exchange(kernels, peers))
+
+
+def make_exchange(kernels: Kernels, peers: PeerMemory) -> Exchange:
+    """The kernels' exchange over this memory.
+
+    Raises: PluginError if it does not keep its contract.
+    """
+    exchange = kernels.exchange(peers)
+    fault = methods_fault(type(exchange), Exchange)
+    if fault is not None:
+        name = type(kernels).__name__
+        raise PluginError(f"the exchange of {name} does not keep its contract: {fault}")
+    return exchange
 
 
 def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> LocalRanks:

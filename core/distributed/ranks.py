@@ -69,10 +69,8 @@ class LocalRanks:
 
         In fewer launches where kernels or ranks can.
         """
-        fused: Any = getattr(kernels, "linear_add_rms_norm", None)
-        if fused is not None and self.size == 1:
-            normed_TO, sum_TO = fused(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
-            return normed_TO, sum_TO
+        if self.size == 1:
+            return kernels.linear_add_rms_norm(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
         partial_TO = kernels.linear(x_TD, weight_OD, bias_O)
         return self.add_rms_norm(kernels, partial_TO, residual_TO, norm_weight_O, eps)
 

@@ -426,9 +426,7 @@ class Engine:
 
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
         """Have `tell` called, from another thread, if a step can never end; for executors that find that out."""
-        of_executor = getattr(self.executor, "tell_if_stuck", None)
-        if of_executor is not None:
-            of_executor(tell)
+        self.executor.tell_if_stuck(tell)
 
     def close(self) -> None:
         """Abort what is left and release everything; a second call does nothing."""

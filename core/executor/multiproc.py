@@ -34,7 +34,7 @@ CLOSE_S = 10.0
 """For processes to end by themselves."""
 
 
-class MultiprocExecutor:
+class MultiprocExecutor(SizedExecutor):
     """`core.step.executor.Executor` over the ranks of one engine."""
 
     def __init__(self, worker: SizedExecutor, links: RankLinks) -> None:

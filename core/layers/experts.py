@@ -1,7 +1,7 @@
 """Experts: gated feed-forwards of which every token takes a few, and how a token's few are found.
 
-Knows nothing of models; a model routes, names its tensors, and gets `WeightTarget`s back. Kernels may offer the two
-operations of `core.contracts.ExpertKernels`; for those that don't, the plain ones here stand in.
+Knows nothing of models; a model routes, names its tensors, and gets `WeightTarget`s back. Kernels may offer
+`route_experts` and `expert_mlp`; for those that don't, the plain ones here stand in.
 Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token, P = T * A pairs.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import WeightTarget
+from hookline.core.contracts import WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part
 from hookline.core.layers.vocab import empty_parameter
 
@@ -31,15 +31,15 @@ class ParallelExperts:
     """
 
     def __init__(self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, what: str) -> None:
-        self.ranks, self.kernels, self.part = runtime.ranks, runtime.kernels, even_part(inner, runtime.ranks, what)
+        kernels = self.kernels = runtime.kernels
+        self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
         self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
         self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
-        self._mlp = getattr(runtime.kernels, "expert_mlp", plain_expert_mlp)
+        self._mlp = kernels.expert_mlp if is_offered(kernels.expert_mlp) else plain_expert_mlp
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank."""
-        partial_TD: Tensor = self._mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
-        return partial_TD
+        return self._mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
 
     def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """The weighted sum over each token's experts: (T, D) -> (T, D)."""
@@ -74,15 +74,15 @@ class SoftmaxRouter:
     """
 
     def __init__(self, num_experts: int, hidden: int, top_k: int, runtime: Runtime, *, normalise: bool) -> None:
-        self.weight_XD, self.kernels = empty_parameter(runtime, num_experts, hidden), runtime.kernels
+        self.weight_XD = empty_parameter(runtime, num_experts, hidden)
+        kernels = self.kernels = runtime.kernels
         self.top_k, self.normalise = top_k, normalise
-        self._route = getattr(runtime.kernels, "route_experts", plain_route_experts)
+        self._route = kernels.route_experts if is_offered(kernels.route_experts) else plain_route_experts
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Choose each token's experts."""
         logits_TX = self.kernels.linear(x_TD, self.weight_XD, None)
-        chosen: tuple[Tensor, Tensor] = self._route(logits_TX, self.top_k, self.normalise)
-        return chosen
+        return self._route(logits_TX, self.top_k, self.normalise)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> the whole matrix."""
@@ -90,7 +90,7 @@ class SoftmaxRouter:
 
 
 def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """See ExpertKernels.route_experts."""
+    """See Kernels.route_experts."""
     weight_TA, expert_TA = logits_TX.softmax(-1, dtype=torch.float32).topk(top_k)
     return expert_TA, weight_TA / weight_TA.sum(-1, keepdim=True) if normalise else weight_TA
 
@@ -98,7 +98,7 @@ def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple
 def plain_expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
 ) -> Tensor:
-    """See ExpertKernels.expert_mlp.
+    """See Kernels.expert_mlp.
 
     Device: a CPU computes for each expert the tokens that want it; elsewhere all experts compute all tokens, which is
     much more work but needs nothing from the device.

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+from hookline.core import contracts
 from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory
 from hookline.core.util.text import one_line
 
@@ -62,8 +63,9 @@ def _named(near: list[Entry], frames: list[FrameType]) -> str:
     methods = [(entry, frame) for frame in frames for entry in near if _target(frame) == entry.target]
     if methods:
         entry = methods[-1][0]
-        called = next(frame for one, frame in methods if one is entry)
-        return f"{entry} fails in {called.f_code.co_name}"
+        called = [frame for one, frame in methods if one is entry]
+        own = [frame for frame in called if not _is_inherited(frame)] or called
+        return f"{entry} fails in {own[0].f_code.co_name}"
     return f"{near[0]} fails" if len(near) == 1 else f"a {near[0].kind} of {near[0].origin} fails"
 
 
@@ -75,6 +77,11 @@ def _is_beside(entry: Entry, frame: FrameType) -> bool:
     """Whether a frame is of a module in the package that the entry's module lies in."""
     package = entry.target.partition(":")[0].rpartition(".")[0]
     return package != "" and f"{_module(frame)}.".startswith(f"{package}.")
+
+
+def _is_inherited(frame: FrameType) -> bool:
+    """Whether a frame is of a contract's own method, which calls those of the class that inherits it."""
+    return _module(frame).startswith(f"{contracts.__name__}.")
 
 
 def _module(frame: FrameType) -> str:

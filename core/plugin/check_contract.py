@@ -1,4 +1,4 @@
-"""Whether a class that was chosen has what its contract asks: its methods, callable with what core passes them.
+"""Whether a class that was chosen keeps its contract: its methods, callable with what core passes them, rightly spelt.
 
 Looks at signatures and calls nothing. Imports no torch.
 """
@@ -9,7 +9,8 @@ import inspect
 from typing import Any
 
 from hookline.core import contracts
-from hookline.core.contracts import Needs
+from hookline.core.contracts import Needs, is_offered
+from hookline.core.util.text import near_miss
 
 _CONTRACTS: dict[str, type] = {
     "model": contracts.Model,
@@ -17,64 +18,101 @@ _CONTRACTS: dict[str, type] = {
     "sampler": contracts.Sampler,
     "scheduler": contracts.Scheduler,
     "processor": contracts.LogitsProcessor,
+    "observer": contracts.Observer,
 }
+_BESIDES: dict[str, tuple[type, ...]] = {"model": (contracts.OpensCheckpoint,)}
+"""Contracts that a class of a kind may keep as well, without extending them."""
+_ALMOST = 0.83
+"""How like a name of the contract another one is that can only be a slip: `num_draw`, and not `num_rows`."""
 
 
 def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     """The first thing a target lacks of its kind's contract, in one line; None if it has everything."""
-    if kind == "observer":
-        return _observer_fault(target)
     contract = _CONTRACTS.get(kind)
     if contract is None:
         return None
-    where = f"hookline.core.contracts.{contract.__name__} says what is needed"
     if not isinstance(target, type):
-        return f"it is a {type(target).__name__}, not a class; {where}"
+        return f"it is a {type(target).__name__}, not a class; {_where(contract)}"
     fault = _call_fault(target, "its constructor", _arguments(contract.__init__))  # type: ignore[misc]
+    if fault is not None:
+        return f"{fault}; {_where(contract)}"
+    unneeded = () if needs.vocabulary_shards else ("sample_shard",)
+    fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
+    return _observer_fault(target) if fault is None and kind == "observer" else fault
+
+
+def methods_fault(
+    target: type, contract: type, *, besides: tuple[type, ...] = (), unneeded: tuple[str, ...] = ()
+) -> str | None:
+    """The first method that a class lacks of a contract, or has under a name that is almost right.
+
+    besides: further contracts whose names it may have. unneeded: methods it may lack.
+    """
+    fault = _misspelt(target, contract, {name for one in (contract, *besides) for name in _public(one)})
+    if fault is not None:
+        return f"{fault} {_where(contract)}"
     for name, method in vars(contract).items():
-        if fault is None and _is_needed(name, method, needs):
-            of_class = isinstance(method, classmethod)
-            fault = _method_fault(target, name, _arguments(getattr(contract, name)), of_class=of_class)
-    return f"{fault}; {where}" if fault else None
+        if fault is None and name in _public(contract) and name not in unneeded:
+            fault = _member_fault(target, contract, name, method)
+    return f"{fault}; {_where(contract)}" if fault else None
 
 
-def _observer_fault(target: Any) -> str | None:
-    """An observer may leave methods out; but what looks like one and is none would never be called."""
-    hooks = [name for name in vars(contracts.Observer) if name.startswith("on_")]
-    where = "hookline.core.contracts.Observer says what is needed"
-    if not isinstance(target, type):
-        return f"it is a {type(target).__name__}, not a class; {where}"
-    found = [name for name in dir(target) if name.startswith("on_")]
-    if not set(found) & set(hooks):
+def _where(contract: type) -> str:
+    return f"hookline.core.contracts.{contract.__name__} says what is needed"
+
+
+def _public(owner: type) -> list[str]:
+    return [name for name in vars(owner) if not name.startswith("_")]
+
+
+def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
+    """A name that a class, or one that it extends, has in the place of one of the contract's."""
+    for owner in target.__mro__:
+        own = [] if owner is contract else _public(owner)
+        for name in own:
+            if name not in known and (close := near_miss(name, sorted(known.difference(own)), cutoff=_ALMOST)):
+                return f"its {name} is not in the contract.{close}"
+    return None
+
+
+def _observer_fault(target: type) -> str | None:
+    """What looks like a hook and is none would never be called, and an observer without hooks observes nothing."""
+    hooks, where = _public(contracts.Observer), _where(contracts.Observer)
+    for name in dir(target):
+        if name.startswith("on_") and name not in hooks:
+            return f"nothing calls its {name}; {where}"
+    if not any(is_offered(getattr(target, name)) for name in hooks):
         return f"it has none of the methods {', '.join(hooks)}; {where}"
-    faults = [f"nothing calls its {name}" for name in found if name not in hooks]
-    faults += [
-        _method_fault(target, name, _arguments(getattr(contracts.Observer, name)), of_class=False) or ""
-        for name in hooks
-        if name in found
-    ]
-    fault = next(filter(None, [_call_fault(target, "its constructor", ["config"]), *faults]), None)
-    return f"{fault}; {where}" if fault else None
+    return None
 
 
-def _is_needed(name: str, method: Any, needs: Needs) -> bool:
-    if name == "sample_shard" and not needs.vocabulary_shards:
-        return False
-    return not name.startswith("_") and (inspect.isfunction(method) or isinstance(method, classmethod))
+def _member_fault(target: type, contract: type, name: str, member: Any) -> str | None:
+    found = getattr(target, name, None)
+    if found is None and hasattr(target, "__getattr__"):
+        return None  # it hands on what it does not have itself
+    of_class = isinstance(member, (classmethod, staticmethod))
+    if not of_class and not inspect.isfunction(member):
+        return None if hasattr(target, name) else _unextended(contract, name)
+    asked = getattr(contract, name)
+    if found is None and not is_offered(asked):
+        return _unextended(contract, name)
+    arguments = _arguments(asked)
+    if not callable(found) or (is_offered(asked) and _is_inherited(target, contract, name)):
+        return f"it has no method {name}({', '.join(arguments)})"
+    is_bound = of_class or not inspect.isfunction(inspect.getattr_static(target, name))
+    return _call_fault(found, f"its {name}", arguments, is_bound=is_bound)
+
+
+def _unextended(contract: type, name: str) -> str:
+    return f"it does not extend hookline.core.contracts.{contract.__name__}, which has {name}"
+
+
+def _is_inherited(target: type, contract: type, name: str) -> bool:
+    return inspect.getattr_static(target, name) is inspect.getattr_static(contract, name)
 
 
 def _arguments(method: Any) -> list[str]:
     return [name for name in inspect.signature(method).parameters if name != "self"]
-
-
-def _method_fault(target: type, name: str, arguments: list[str], *, of_class: bool) -> str | None:
-    method = getattr(target, name, None)
-    if method is None and hasattr(target, "__getattr__"):
-        return None  # it hands on what it does not have itself
-    if not callable(method):
-        return f"it has no method {name}({', '.join(arguments)})"
-    is_bound = of_class or not inspect.isfunction(inspect.getattr_static(target, name))
-    return _call_fault(method, f"its {name}", arguments, is_bound=is_bound)
 
 
 def _call_fault(target: Any, what: str, arguments: list[str], *, is_bound: bool = True) -> str | None:

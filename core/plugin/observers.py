@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from hookline.core.contracts import is_offered
 from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.needs import unavailable
 
@@ -36,8 +37,8 @@ class Observers:
 
     def _calls_of(self, hook: str, manager: pluggy.PluginManager) -> list[tuple[str, Callable[..., Any]]]:
         caller = getattr(manager.hook, hook)
-        methods = [(name, getattr(observer, hook, None)) for name, observer in self.chosen.items()]
-        chosen = [(f"observer '{name}'", method) for name, method in methods if method is not None]
+        methods = [(name, getattr(observer, hook)) for name, observer in self.chosen.items()]
+        chosen = [(f"observer '{name}'", method) for name, method in methods if is_offered(method)]
         return [*([("", caller)] if caller.get_hookimpls() else []), *chosen]
 
     def notify(self, hook: str, **arguments: Any) -> None:

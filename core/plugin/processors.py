@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import FromSamplingParams, RequestFacts
+from hookline.core.contracts import FromSamplingParams, RequestFacts, is_offered
 from hookline.core.errors import PluginError, RequestError
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import PROCESSOR, Entry
@@ -47,7 +47,7 @@ class Stage:
             raise PluginError(f"{what} does not fit: {'; '.join(self.unmet_needs)}")
         loaded = self.entry.load()
         others = [name for name in self.field_names if name not in self.columns]
-        if others and not (hasattr(loaded, "encode") and hasattr(loaded, "load")):
+        if others and not (is_offered(loaded.encode) and is_offered(loaded.load)):
             raise PluginError(
                 f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin} needs encode and load: its arguments have "
                 f"'{others[0]}', whose default is neither an int, a float nor a bool"
@@ -57,7 +57,7 @@ class Stage:
     @property
     def reads_tokens(self) -> bool:
         """Whether its rows come with their tokens."""
-        return bool(getattr(self.cls, "reads_tokens", False))
+        return bool(self.cls.reads_tokens)
 
     def column_values(self, arguments: Any) -> list[int]:
         """The columns of some arguments as integers; floats as their float32 bits."""
@@ -69,18 +69,17 @@ class Stage:
         """See LogitsProcessor."""
         if arguments == self.defaults:
             return 0
-        count = getattr(self.cls, "num_draws", None)
-        return None if count is None else count(arguments, facts)
+        count: int | None = self.cls.num_draws(arguments, facts)
+        return count
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
         """The record of a request's arguments.
 
         Raises: RequestError for a number that its column cannot hold.
         """
-        encode = getattr(self.cls, "encode", None)
         try:
             with np.errstate(over="raise"):
-                return ints([*self.column_values(arguments), *(encode(arguments, facts) if encode is not None else ())])
+                return ints([*self.column_values(arguments), *self.cls.encode(arguments, facts)])
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
             raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error

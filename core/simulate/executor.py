@@ -39,7 +39,7 @@ class VirtualClock:
         self.now_s = max(self.now_s, when_s)
 
 
-class BlankExecutor:
+class BlankExecutor(Executor):
     """core.step.executor.Executor without a model: tokens are random, and known at once."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
@@ -62,7 +62,7 @@ class BlankExecutor:
         """Nothing is held."""
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(Executor):
     """An Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
 
     def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from hookline.core.errors import HooklineError
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray
 
 
 class Executor(Protocol):
-    """Computes steps: one rank, or a group of them."""
+    """Computes steps: one rank, or a group of them. For classes to extend."""
 
     def launch(self, step: Step) -> Any:
         """Start computing a step; returns a handle for `collect`."""
@@ -27,6 +29,10 @@ class Executor(Protocol):
     def time_steps(self) -> Clock:
         """Mark on the device when steps begin and end from now on; the clock returned has a time for each step."""
         ...
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """Have `tell` called, from another thread, if a step can never end. Does nothing by itself."""
+        return
 
     def close(self) -> None:
         """Release memory and processes; may be called twice."""

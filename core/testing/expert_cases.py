@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec
+from hookline.core.contracts import AttentionSpec, is_offered
 from hookline.core.testing.attention_cases import AttentionCases, describe, exact
 from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
@@ -70,7 +70,7 @@ class ExpertCases(AttentionCases):
         for spec, kernels in self._offering("expert_mlp") if self.graph_safe else ():
             given, logits_TX = next(self._inputs(spec))[1], self.random(spec, 3, 8)
             calls: dict[str, Callable[[], object]] = {"expert_mlp": partial(kernels.expert_mlp, *given)}
-            if hasattr(kernels, "route_experts"):
+            if is_offered(kernels.route_experts):
                 calls["route_experts"] = partial(kernels.route_experts, logits_TX, 2, True)
             for name, call in calls.items():
                 call()  # the first call may compile
@@ -80,7 +80,7 @@ class ExpertCases(AttentionCases):
     def _offering(self, operation: str) -> Iterator[tuple[AttentionSpec, Any]]:
         for spec in self.specs(self.groups[:1]):
             kernels: Any = self.make(spec)
-            if hasattr(kernels, operation):
+            if is_offered(getattr(kernels, operation)):
                 yield spec, kernels
 
     def _inputs(self, spec: AttentionSpec) -> Iterator[tuple[str, tuple[Tensor, ...]]]:

@@ -16,6 +16,7 @@ from hookline.core.contracts import Limits, Scheduler
 from hookline.core.engine.engine import Engine
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.requests.admission import EngineLimits
+from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step, pack, unpack
 from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.util.arrays import IntArray, ints
@@ -57,7 +58,7 @@ class FakeClock:
         self.num_unread = 0
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """An Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
 
     def __init__(self, limits: Limits, vocab_size: int) -> None:

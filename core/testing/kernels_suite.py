@@ -87,7 +87,7 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
             self._check(f"linear_silu_mul of {tuple(x_TD.shape)}", spec, actual, expected)
 
     def test_linear_add_rms_norm(self) -> None:
-        """If offered: returns (normalised sum, sum), in this order, with and without a bias."""
+        """Returns (normalised sum, sum), in this order, with and without a bias."""
         for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
             residual_TO = self.random(spec, len(x_TD), len(weight_OD)) * 2
             norm_weight_O = 1.5 - bias_O.flip(0) * 0.2
@@ -95,22 +95,17 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                 plain = PlainKernels(None, exact(spec))
                 product_TO = plain.linear(x_TD.double(), weight_OD, bias)
                 expected = plain.add_rms_norm(product_TO, residual_TO.double(), norm_weight_O, EPS)
-                fused = getattr(self.make(spec), "linear_add_rms_norm", None)
-                if fused is None:
-                    return
+                given = x_TD.clone(), weight_OD, bias, residual_TO.clone(), norm_weight_O, EPS
                 with PoisonedMemory():
-                    actual = fused(x_TD.clone(), weight_OD, bias, residual_TO.clone(), norm_weight_O, EPS)
+                    actual = self.make(spec).linear_add_rms_norm(*given)
                 what = f"linear_add_rms_norm of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
                 check(len(actual) == 2, "linear_add_rms_norm must return (normalised, residual)")
                 self._check(f"the norm that {what} returns", spec, actual[0], expected[0])
                 self._check(f"the sum that {what} returns", spec, actual[1], expected[1])
 
     def test_add_parts_rms_norm(self) -> None:
-        """If offered: writes the norm where it is told to, and the sum over the residual, from parts that lie apart."""
+        """Writes the norm where it is told to, and the sum over the residual, from parts that lie apart."""
         for spec in self.specs():
-            fused = getattr(self.make(spec), "add_parts_rms_norm", None)
-            if fused is None:
-                return
             for num_parts, num_rows, width in ((2, 5, 48), (4, 1, 256), (3, 33, 64)):
                 apart_PTD = self.random(spec, num_parts, num_rows + 2, width)
                 parts_PTD, residual_TD = apart_PTD[:, :num_rows], self.random(spec, num_rows, width) * 2
@@ -120,7 +115,7 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                 )
                 out_TD = torch.full_like(residual_TD, torch.nan)
                 with PoisonedMemory():
-                    fused(parts_PTD, residual_TD, weight_D, EPS, out_TD)
+                    self.make(spec).add_parts_rms_norm(parts_PTD, residual_TD, weight_D, EPS, out_TD)
                 what = f"add_parts_rms_norm of {tuple(parts_PTD.shape)}"
                 self._check(f"the norm that {what} writes", spec, out_TD, expected[0])
                 self._check(f"the sum that {what} leaves in the residual", spec, residual_TD, expected[1])
@@ -172,7 +167,7 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                 self._check_cache(f"qk_norm_rope_write {what}", spec, cache, exact_cache, self.tolerances[spec.dtype])
 
     def test_qkv_attend(self) -> None:
-        """If offered: attends and writes as the two parts would, over decodes alone and with chunks."""
+        """Attends and writes as the two parts would, over decodes alone and with chunks."""
         for spec in self.specs():
             decodes = [(1, 1), (5, 1), (spec.block_size + 1, 1), (2 * spec.block_size, 1)]
             for lengths in (decodes, [*decodes[1:3], (spec.block_size + 4, 4)]):
@@ -191,8 +186,6 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
         q_THE = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
         expected = reference.attend(q_THE, exact_cache[:, 1], batch)
         kernels: Any = self.make(spec)
-        if not hasattr(kernels, "qkv_attend"):
-            return
         kernels.prepare(batch)
         with PoisonedMemory():
             actual = kernels.qkv_attend(qkv_TC.clone(), cache[:, 1], batch, rope, norm)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.core.contracts import AttentionSpec, Batch, Kernels, QKNorm, Rope
 
 
-class PlainKernels:
+class PlainKernels(Kernels):
     """Implements core.contracts.Kernels; results are rounded once, to the input's dtype."""
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
@@ -47,7 +47,7 @@ class PlainKernels:
         return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_TF.dtype)
 
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        """See ExpertKernels."""
+        """See Kernels."""
         weight_TA, expert_TA = logits_TX.double().softmax(-1).topk(top_k)
         if normalise:
             weight_TA = weight_TA / weight_TA.sum(-1, keepdim=True)
@@ -56,7 +56,7 @@ class PlainKernels:
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
     ) -> Tensor:
-        """See ExpertKernels."""
+        """See Kernels."""
         out_TD = torch.zeros_like(x_TD, dtype=torch.float64)
         for token, experts_A in enumerate(expert_TA.tolist()):
             for place, expert in enumerate(experts_A):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import SamplingBatch
+from hookline.core.contracts import Sampler, SamplingBatch
 
 
-class PlainSampler:
+class PlainSampler(Sampler):
     """Implements core.contracts.Sampler."""
 
     def __init__(self, config: Any = None) -> None:

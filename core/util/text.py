@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 
-def near_miss(name: str, available: Iterable[str]) -> str:
+def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` if something close is available, else an empty string."""
-    close = difflib.get_close_matches(name, list(available), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(available), n=1, cutoff=cutoff)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

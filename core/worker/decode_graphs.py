@@ -22,12 +22,11 @@ from torch import Tensor
 from hookline.core.contracts import Batch
 from hookline.core.step.message import Step
 from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.model_runner import PLAIN, Extras, sample_extra
+from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 
 if TYPE_CHECKING:
     from hookline.core.worker.prompt_graphs import PromptGraphs
-    from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
 GIB = 1 << 30
@@ -45,7 +44,7 @@ class _Graph:
 @torch.inference_mode()
 def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
     """Capture all of them into one memory pool and say what it took."""
-    device = decodes.worker.table.device
+    device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = torch.cuda.graph_pool_handle()
     num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
@@ -56,12 +55,12 @@ def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
 
 
 class DecodeGraphs:
-    """Captured decode steps of a worker, smallest first."""
+    """Captured decode steps, smallest first."""
 
     def __init__(
-        self, worker: Worker, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
+        self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
     ) -> None:
-        self.worker, self.sizes, self.max_model_len = worker, list(sizes), max_model_len
+        self.runner, self.sizes, self.max_model_len = runner, list(sizes), max_model_len
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
         self._shares = shares_prefixes
@@ -81,7 +80,7 @@ class DecodeGraphs:
         if key not in self._extra_graphs:
             started = time.perf_counter()
             if len(self._extra_graphs) >= MAX_EXTRA_GRAPHS:
-                torch.cuda.synchronize(self.worker.table.device)  # its last replay may still be running
+                torch.cuda.synchronize(self.runner.table.device)  # its last replay may still be running
                 self._extra_graphs.popitem(last=False)
             self._extra_graphs[key] = self._record(*key)
             seconds = time.perf_counter() - started
@@ -90,8 +89,8 @@ class DecodeGraphs:
         return self._extra_graphs[key]
 
     def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
-        device = self.worker.table.device
-        rows_G = torch.full((size,), self.worker.table.padding_row, device=device)
+        device = self.runner.table.device
+        rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
         graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self._pool, device)
         return _Graph(graph, rows_G, tokens_G)
 
@@ -99,7 +98,7 @@ class DecodeGraphs:
         """Whether a graph can be this step: decodes alone, no token forbidden, and processors that may be captured."""
         if len(step.chunk_rows) or len(step.mask_rows):
             return False
-        pipeline = self.worker.pipeline
+        pipeline = self.runner.pipeline
         return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
 
     def launch(self, rows_D: Tensor, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
@@ -112,23 +111,23 @@ class DecodeGraphs:
         size = self.sizes[np.searchsorted(self.sizes, count)]
         graph = self._graphs[size, is_shared] if extras == PLAIN else self._extra_graph(size, is_shared, extras)
         graph.rows_G[:count].copy_(rows_D)
-        graph.rows_G[count:].fill_(self.worker.table.padding_row)
-        self.worker.begin()
+        graph.rows_G[count:].fill_(self.runner.table.padding_row)
+        self.runner.begin()
         graph.graph.replay()
         return graph.tokens_G[:count]
 
     def step(self, rows_G: Tensor, is_shared: bool = False, extras: Extras = PLAIN) -> Tensor:
         """One decode step of these rows: everything a graph holds. Returns what goes to the host."""
-        worker, table = self.worker, self.worker.table
+        runner, table = self.runner, self.runner.table
         batch = decode_batch(table, rows_G, self.max_model_len)
         if is_shared:
             batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
-        hidden_GD = worker.forward(batch)
+        hidden_GD = runner.forward(batch)
         sampled = decode_sample_rows(table, rows_G, batch)
         if extras == PLAIN:
-            results_G = tokens_G = worker.sample(hidden_GD, sampled)
+            results_G = tokens_G = runner.sample(hidden_GD, sampled)
         else:
-            results_G = sample_extra(worker, hidden_GD, sampled, extras, self.max_model_len)
+            results_G = runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len)
             tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
         table.last_token_R[rows_G] = tokens_G
         table.length_R[rows_G] = batch.context_lens_B + 1

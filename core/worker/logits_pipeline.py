@@ -40,9 +40,7 @@ class Processor:
             given_C = values_X[:num_columns] if len(values_X) else torch.from_numpy(self.defaults).to(values_X.device)
             self.floats_FR[:, row] = _floats(given_C[:num_floats])
             self.ints_IR[:, row] = given_C[num_floats:]
-        load = getattr(self.processor, "load", None)
-        if load is not None:
-            load(row, values_X[num_columns:])
+        self.processor.load(row, values_X[num_columns:])
 
     def columns(self, rows_N: Tensor) -> dict[str, Tensor]:
         """The columns of some rows, by the names of their fields."""

@@ -1,5 +1,6 @@
 """From a batch to tokens: the model's forward, its logits, and the sampling of tokens from them.
 
+Knows neither graphs nor the host's side of a step; the worker and its graphs compute with a `ModelRunner`.
 Legend: T tokens of a step, D hidden, N draws, V vocabulary, K alternatives, X = 2 + 2K integers of a scored token: its
 id, the bits of its float32 log-probability, the ids of the K most likely tokens and the bits of theirs.
 """
@@ -8,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch, Kernels, QKNorm, Rope
+from hookline.core.contracts import Batch, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch, is_offered
+from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.step.message import Step
-from hookline.core.worker.request_table import SampleRows
-
-if TYPE_CHECKING:
-    from hookline.core.worker.worker import Worker
+from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.request_table import RequestTable, SampleRows
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,7 @@ class PagedAttention:
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """See Attend."""
         kv_2NSKE = self.kv_layers[layer]
-        fused = getattr(self.kernels, "qkv_attend", None)
-        if fused is not None:
-            out_THE: Tensor = fused(qkv_TC, kv_2NSKE, self.batch, rope, norm)
-        else:
-            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, self.batch, rope, norm)
-            out_THE = self.kernels.attend(q_THE, kv_2NSKE, self.batch)
+        out_THE = self.kernels.qkv_attend(qkv_TC, kv_2NSKE, self.batch, rope, norm)
         return out_THE.reshape(qkv_TC.shape[0], -1)
 
 
@@ -60,57 +56,126 @@ class Extras:
 PLAIN = Extras()
 
 
-def sample_extra(
-    worker: Worker, hidden_ND: Tensor, sampled: SampleRows, extras: Extras, max_num_tokens: int, mask: Any = None
-) -> Tensor:
-    """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
+class ModelRunner:
+    """What a rank computes with: its model, kernels and sampler, its request table and its part of the KV cache.
 
-    max_num_tokens: a number that no draw's position exceeds.
-    Device: no host sync; graph-safe without a mask, if the processors are.
+    kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch.
+    clock: set when steps are timed.
     """
-    raw_NV = whole_logits(worker, hidden_ND)
-    logits_NV, params = raw_NV.float(), sampled.params
-    if extras.num_logprobs >= 0 and logits_NV is raw_NV:
-        logits_NV = raw_NV.clone()
-    if mask is not None:
-        logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
-    if extras.processors:
-        assert worker.pipeline is not None
-        logits_NV = worker.pipeline.process(logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens)
-    tokens_N = worker.sampler.sample(logits_NV, params)
-    if extras.processors:
-        assert worker.pipeline is not None
-        worker.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
-    return tokens_N if extras.num_logprobs < 0 else _score(worker, raw_NV, tokens_N, extras.num_logprobs)
 
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        sampler: Sampler,
+        table: RequestTable,
+        kv_cache: Tensor,
+        *,
+        ranks: LocalRanks = ALONE,
+        vocab_size: int,
+        shards_vocabulary: bool = False,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
+        self.kv_layers = list(kv_cache.unbind(1))
+        self.vocab_size = vocab_size
+        self.shards_vocabulary = shards_vocabulary
+        self.pipeline = pipeline
+        self.clock: StepClock | None = None
+        self._scores_by_sampler = is_offered(sampler.score)
 
-def score_prompt(worker: Worker, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
-    """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""
-    starts = len(step.decode_rows) + step.chunk_lens.cumsum() - step.chunk_lens
-    places = [
-        torch.arange(starts[chunk], starts[chunk] + count)
-        for chunk, count in zip(step.scored_chunks, step.scored_lens, strict=True)
-    ]
-    places_P = torch.cat(places).to(hidden_TD.device)
-    targets_P = torch.from_numpy(step.scored_tokens).to(hidden_TD.device)
-    rows = []
-    for first in range(0, len(places_P), ROWS_AT_ONCE):
-        some = slice(first, first + ROWS_AT_ONCE)
-        raw_PV = whole_logits(worker, hidden_TD.index_select(0, places_P[some]))
-        rows.append(_score(worker, raw_PV, targets_P[some], num_logprobs))
-    return torch.cat(rows)
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can hold; the scratch block is not counted."""
+        return self.kv_layers[0].shape[1] - 1
 
+    def close(self) -> None:
+        """Drop the cache, the weights and what processors keep, whoever still holds this object."""
+        self.pipeline = None
+        self.kv_layers = []
+        self.__dict__.pop("model", None)
+        self.ranks.close()
 
-def whole_logits(worker: Worker, hidden_ND: Tensor) -> Tensor:
-    """Logits over the whole vocabulary, on every rank: (N, V)."""
-    return worker.ranks.all_gather_last(worker.model.logits(hidden_ND))[:, : worker.vocab_size]
+    def begin(self) -> None:
+        """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""
+        if self.clock is not None:
+            self.clock.begin()
 
+    def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
+        """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
 
-def _score(worker: Worker, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-    faster = getattr(worker.sampler, "score", None)
-    score = faster if faster is not None and raw_NV.is_cuda else scored
-    rows_NX: Tensor = score(raw_NV, tokens_N, num_logprobs)
-    return rows_NX
+        A model may compute no more than these in its last layer; where nothing is sampled, one is computed in vain.
+        """
+        self.kernels.prepare(batch)
+        rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
+        if rows_N is not None and len(rows_N) >= batch.num_tokens:
+            rows_N = None  # so that the number of rows says which came back
+        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
+        hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+        if tokens_N is None:
+            return hidden_TD
+        is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
+        return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
+
+    def sample(self, hidden_ND: Tensor, sampled: SampleRows) -> Tensor:
+        """Tokens (N,) sampled plainly from these hidden states."""
+        logits_NV = self.model.logits(hidden_ND)
+        return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
+
+    def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
+        if self.ranks.size == 1:
+            return self.sampler.sample(logits_NV[:, : self.vocab_size], params)
+        if not self.shards_vocabulary:
+            return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
+        scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
+        return self.ranks.best_tokens(scores_N, tokens_N)
+
+    def sample_extra(
+        self, hidden_ND: Tensor, sampled: SampleRows, extras: Extras, max_num_tokens: int, mask: Any = None
+    ) -> Tensor:
+        """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
+
+        max_num_tokens: a number that no draw's position exceeds.
+        Device: no host sync; graph-safe without a mask, if the processors are.
+        """
+        raw_NV = self._whole_logits(hidden_ND)
+        logits_NV, params = raw_NV.float(), sampled.params
+        if extras.num_logprobs >= 0 and logits_NV is raw_NV:
+            logits_NV = raw_NV.clone()
+        if mask is not None:
+            logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
+        if extras.processors:
+            assert self.pipeline is not None
+            logits_NV = self.pipeline.process(logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens)
+        tokens_N = self.sampler.sample(logits_NV, params)
+        if extras.processors:
+            assert self.pipeline is not None
+            self.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
+        return tokens_N if extras.num_logprobs < 0 else self._score(raw_NV, tokens_N, extras.num_logprobs)
+
+    def score_prompt(self, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
+        """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""
+        starts = len(step.decode_rows) + step.chunk_lens.cumsum() - step.chunk_lens
+        places = [
+            torch.arange(starts[chunk], starts[chunk] + count)
+            for chunk, count in zip(step.scored_chunks, step.scored_lens, strict=True)
+        ]
+        places_P = torch.cat(places).to(hidden_TD.device)
+        targets_P = torch.from_numpy(step.scored_tokens).to(hidden_TD.device)
+        rows = []
+        for first in range(0, len(places_P), ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            raw_PV = self._whole_logits(hidden_TD.index_select(0, places_P[some]))
+            rows.append(self._score(raw_PV, targets_P[some], num_logprobs))
+        return torch.cat(rows)
+
+    def _whole_logits(self, hidden_ND: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, on every rank: (N, V)."""
+        return self.ranks.all_gather_last(self.model.logits(hidden_ND))[:, : self.vocab_size]
+
+    def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
+        score = self.sampler.score if self._scores_by_sampler and raw_NV.is_cuda else scored
+        return score(raw_NV, tokens_N, num_logprobs)
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:

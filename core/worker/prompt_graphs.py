@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +23,8 @@ from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
 from hookline.core.worker.cuda_graph import record
+from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
-
-if TYPE_CHECKING:
-    from hookline.core.worker.worker import Worker
-
 
 LAST_DRAWN = -1
 """Stands for a token that only the device knows: the last one of its row."""
@@ -71,16 +68,16 @@ class _Graph:
 
 
 class PromptGraphs:
-    """Captured steps with prompts of a worker, of these shapes: of steps that several hold, the first takes them."""
+    """Captured steps with prompts of these shapes: of steps that several hold, the first takes them."""
 
-    def __init__(self, worker: Worker, shapes: Sequence[PromptShape], max_model_len: int) -> None:
-        self.worker, self.shapes, self.max_model_len = worker, list(shapes), max_model_len
+    def __init__(self, runner: ModelRunner, shapes: Sequence[PromptShape], max_model_len: int) -> None:
+        self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
         self._graphs: dict[PromptShape, _Graph] = {}
 
     def capture(self, pool: Any) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
         for shape in reversed(self.shapes):
-            inputs_X = self.inputs(Step(), shape).to(self.worker.table.device)
+            inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
             graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device)
             self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
         return len(self._graphs)
@@ -98,22 +95,22 @@ class PromptGraphs:
         """
         graph = self._graphs[shape]
         graph.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
-        self.worker.begin()
+        self.runner.begin()
         graph.graph.replay()
         return graph.tokens_N[: step.num_sampled]
 
     def inputs(self, step: Step, shape: PromptShape) -> Tensor:
         """A step as the input of the graph of this shape, on the host."""
-        return torch.from_numpy(lay_out(step, shape, self.worker.table).flat())
+        return torch.from_numpy(lay_out(step, shape, self.runner.table).flat())
 
     def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
         """One step with prompts: everything a graph holds."""
-        worker, table = self.worker, self.worker.table
+        runner, table = self.runner, self.runner.table
         inputs = Inputs.of(inputs_X, shape)
         batch = prompt_batch(table, inputs, shape.num_decodes, self.max_model_len)
         sampled = prompt_sample_rows(table, inputs)
-        hidden_ND = worker.forward(batch, sampled.token_indices_N)
-        tokens_N = worker.sample(hidden_ND, sampled)
+        hidden_ND = runner.forward(batch, sampled.token_indices_N)
+        tokens_N = runner.sample(hidden_ND, sampled)
         table.write_back(sampled, tokens_N)
         table.reset_padding()
         return tokens_N

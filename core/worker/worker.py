@@ -1,4 +1,4 @@
-"""One rank: a model, its kernels, a sampler, the KV cache and the request table.
+"""One rank: launches steps, by graphs where one holds the step, and collects their tokens; sizes what they take.
 
 Computes steps and knows nothing of requests, policies or text. Launching never waits for the device; collecting does.
 Legend: as in core/worker/request_table.py.
@@ -13,56 +13,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Kernels, Model, Sampler, SamplingBatch
-from hookline.core.distributed.ranks import ALONE, LocalRanks
+from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch
 from hookline.core.step.captured import PromptShape
+from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
-from hookline.core.worker.logits_pipeline import Pipeline
-from hookline.core.worker.model_runner import PLAIN, Extras, PagedAttention, sample_extra, score_prompt
+from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.prompt_graphs import PromptGraphs
-from hookline.core.worker.request_table import DeviceStep, RequestTable, SampleRows
+from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
 
 
-class Worker:
-    """The executor of a single rank. kv_cache: [2, layers, blocks + 1, block_size, K, E], the last block is scratch.
+class Worker(SizedExecutor):
+    """The executor of a single rank: a ModelRunner, its graphs, and the way of its tokens to the host.
 
     blaming: entered around each step, to say whose code failed in it.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        kernels: Kernels,
-        sampler: Sampler,
-        table: RequestTable,
-        kv_cache: Tensor,
-        *,
-        ranks: LocalRanks = ALONE,
-        vocab_size: int,
-        shards_vocabulary: bool = False,
-        pipeline: Pipeline | None = None,
-        blaming: AbstractContextManager[None] | None = None,
-    ) -> None:
-        self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
-        self.kv_cache: Tensor | None = kv_cache
-        self.kv_layers = list(kv_cache.unbind(1))
-        self.vocab_size = vocab_size
-        self.shards_vocabulary = shards_vocabulary
-        self.pipeline = pipeline
+    def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
+        self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
-        self.transfer = TokenTransfer(table.padding_row, table.device)
-        self.clock: StepClock | None = None
+        self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
 
     @property
     def num_blocks(self) -> int:
         """Blocks that requests can hold; the scratch block is not counted."""
-        return self.kv_layers[0].shape[1] - 1
+        return self.runner.num_blocks
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
@@ -73,14 +53,14 @@ class Worker:
         num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
-        hidden_TD = self.forward(self._padding_batch(lens))
+        hidden_TD = self.runner.forward(self._padding_batch(lens))
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
-        self.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
+        self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
         del hidden_TD
-        for count in getattr(self.kernels, "own_row_counts", ()):
+        for count in self.runner.kernels.own_row_counts:
             few = self._padding_batch(np.minimum(lens[:1], 2 * count))
             index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
-            self.sample(self.forward(few, index_N), self._padding_sample_rows(index_N))
+            self.runner.sample(self.runner.forward(few, index_N), self._padding_sample_rows(index_N))
 
     def _padding_batch(self, lens: IntArray) -> Batch:
         """Prompts of these lengths, all of the padding row."""
@@ -103,8 +83,8 @@ class Worker:
     def profile_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
         """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
-        DecodeGraphs(self, (), spec.max_model_len).step(rows_G)
-        prompts = PromptGraphs(self, (), spec.max_model_len)
+        DecodeGraphs(self.runner, (), spec.max_model_len).step(rows_G)
+        prompts = PromptGraphs(self.runner, (), spec.max_model_len)
         largest = max(shapes, key=lambda shape: (shape.num_decodes, shape.num_tokens), default=None)
         for shape in {largest, shapes[-1]} if largest else ():
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
@@ -116,27 +96,22 @@ class Worker:
 
         `launch` then replays them.
         """
-        self.graphs = DecodeGraphs(self, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
-        self.prompt_graphs = PromptGraphs(self, shapes, spec.max_model_len)
+        self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
+        self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)
         capture_graphs(self.graphs, self.prompt_graphs)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> TransferredTokens:
         """Start a step; its sampled tokens are on their way to the host."""
         tokens_N = self.compute(step)
-        if self.clock is not None:
-            self.clock.end()
+        if self.runner.clock is not None:
+            self.runner.clock.end()
         return self.transfer.send(tokens_N)
 
     def time_steps(self) -> StepClock:
         """See Executor."""
-        self.clock = StepClock(self.table.device)
-        return self.clock
-
-    def begin(self) -> None:
-        """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""
-        if self.clock is not None:
-            self.clock.begin()
+        clock = self.runner.clock = StepClock(self.table.device)
+        return clock
 
     def compute(self, step: Step) -> Tensor:
         """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
@@ -148,9 +123,9 @@ class Worker:
 
     def _compute(self, step: Step) -> Tensor:
         device_step = self.table.receive(step)
-        if self.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
-            self.pipeline.receive(step, device_step.views)
-        extras = Extras(step.processors, min(step.num_logprobs, self.vocab_size))
+        if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
+            self.runner.pipeline.receive(step, device_step.views)
+        extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
         if self.graphs is not None and self.graphs.can_replay(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
@@ -158,7 +133,7 @@ class Worker:
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
-        self.begin()
+        self.runner.begin()
         batch = self.table.batch(device_step)
         if step.shared_len:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
@@ -170,54 +145,25 @@ class Worker:
 
     def _sample_all(self, batch: Batch, sampled: SampleRows, device_step: DeviceStep, extras: Extras) -> Tensor:
         """What a step that no graph holds sends to the host: see Executor.collect."""
-        step, tokens_N = device_step.step, sampled.token_indices_N
+        step, tokens_N, runner = device_step.step, sampled.token_indices_N, self.runner
         scores_prompts = len(step.scored_chunks) > 0
-        hidden_TD = hidden_ND = self.forward(batch, None if scores_prompts else tokens_N)
+        hidden_TD = hidden_ND = runner.forward(batch, None if scores_prompts else tokens_N)
         if scores_prompts and tokens_N is not None:
             hidden_ND = hidden_TD.index_select(0, tokens_N)
         mask = device_step.views if len(step.mask_rows) else None
         results_N = sampled.rows_N
         if len(sampled.rows_N) and (mask is not None or extras != PLAIN):
-            results_N = sample_extra(self, hidden_ND, sampled, extras, step.max_context_len, mask)
+            results_N = runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, mask)
         elif len(sampled.rows_N):
-            results_N = self.sample(hidden_ND, sampled)
+            results_N = runner.sample(hidden_ND, sampled)
         if not scores_prompts:
             return results_N
-        prompt_PX = score_prompt(self, hidden_TD, step, extras.num_logprobs)
+        prompt_PX = runner.score_prompt(hidden_TD, step, extras.num_logprobs)
         return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
 
     def collect(self, handle: TransferredTokens) -> IntArray:
         """Wait for a launched step and return its tokens, or their scored rows."""
         return handle.wait()
-
-    def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
-        """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
-
-        A model may compute no more than these in its last layer; where nothing is sampled, one is computed in vain.
-        """
-        self.kernels.prepare(batch)
-        rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
-        if rows_N is not None and len(rows_N) >= batch.num_tokens:
-            rows_N = None  # so that the number of rows says which came back
-        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
-        hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
-        if tokens_N is None:
-            return hidden_TD
-        is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
-        return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
-
-    def sample(self, hidden_ND: Tensor, sampled: SampleRows) -> Tensor:
-        """Tokens (N,) sampled plainly from these hidden states."""
-        logits_NV = self.model.logits(hidden_ND)
-        return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
-
-    def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
-        if self.ranks.size == 1:
-            return self.sampler.sample(logits_NV[:, : self.vocab_size], params)
-        if not self.shards_vocabulary:
-            return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
-        scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
-        return self.ranks.best_tokens(scores_N, tokens_N)
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -226,12 +172,8 @@ class Worker:
 
     def close(self) -> None:
         """Drop the cache, the weights and what processors keep."""
-        self.pipeline = None
         self.graphs = None
         self.prompt_graphs = None
-        self.kv_cache = None
-        self.kv_layers = []
-        self.__dict__.pop("model", None)
-        self.ranks.close()
+        self.runner.close()
         if self.table.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.core.contracts import AttentionSpec, Batch, Kernels, QKNorm, Rope
 from hookline.plugins.kernels.torch_attention import attend_rows, plan_rows
 
 RopeRows = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs, of a step's positions: (T, 1, E) each."""
 
 
-class TorchKernels:
+class TorchKernels(Kernels):
     """Implements core.contracts.Kernels.
 
     The cache must hold finite values everywhere (it starts as zeros): what lies in slots that a query may not see is

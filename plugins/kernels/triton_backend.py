@@ -121,7 +121,7 @@ class TritonKernels(TorchKernels):
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """See FusedKernels.linear_add_rms_norm; for a few hundred rows the norm adds up the parts of the product."""
+        """See Kernels.linear_add_rms_norm; for a few hundred rows the norm adds up the parts of the product."""
         is_thin = triton_thin.fits(x_TD, weight_OD)
         parts_PTO = None if is_thin else self._own_product(Kind.PARTS, x_TD, weight_OD, bias_O)
         if parts_PTO is None:
@@ -150,7 +150,7 @@ class TritonKernels(TorchKernels):
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
     ) -> None:
-        """See FusedKernels.add_parts_rms_norm; one launch."""
+        """See Kernels.add_parts_rms_norm; one launch."""
         triton_ops.add_parts_rms_norm(parts_PTD, residual_TD, weight_D, eps, out_TD)
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
@@ -158,13 +158,13 @@ class TritonKernels(TorchKernels):
         return triton_ops.silu_mul(gate_up_TF)
 
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        """See ExpertKernels.route_experts; one launch."""
+        """See Kernels.route_experts; one launch."""
         return triton_experts.route_experts(logits_TX, top_k, normalise)
 
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
     ) -> Tensor:
-        """See ExpertKernels.expert_mlp; pairs grouped by expert on the device."""
+        """See Kernels.expert_mlp; pairs grouped by expert on the device."""
         return triton_experts.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
     def qk_norm_rope_write(
@@ -221,7 +221,7 @@ class TritonKernels(TorchKernels):
     def qkv_attend(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
-        """See FusedKernels.qkv_attend; one launch for decode rows alone that share no prefix, where that is faster."""
+        """See Kernels.qkv_attend; one launch for decode rows alone that share no prefix, where that is faster."""
         step: _DecodeStep | None = batch.scratch.get("decode")
         group = self.spec.num_heads // self.spec.num_kv_heads
         fuses = batch.num_requests == batch.num_decodes and fuses_decode(batch.num_decodes, group)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.core.contracts import MIN_SLOT_BYTES, PeerMemory
+from hookline.core.contracts import MIN_SLOT_BYTES, Exchange, PeerMemory
 from hookline.plugins.kernels import triton_ops, triton_thin
 from hookline.plugins.kernels.triton_launch import launch_options
 from hookline.plugins.kernels.triton_product import Kind
@@ -91,7 +91,7 @@ def _best_kernel(
     tl.store(counts + slot, count + 1)
 
 
-class TritonExchange:
+class TritonExchange(Exchange):
     """`core.contracts.Exchange` over the memory of these ranks."""
 
     def __init__(self, peers: PeerMemory, scratch: WideScratch) -> None:
@@ -121,11 +121,11 @@ class TritonExchange:
         return x_TD, residual_TD
 
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
-        """See FusedExchange."""
+        """See Exchange."""
         return self.fits(residual_TD) and sums_by_rows(self.peers.size, len(residual_TD))
 
     def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """See FusedExchange; overwrites x."""
+        """See Exchange; overwrites x."""
         launch_sum_by_rows(self.peers, x_TD, residual_TD, weight_D, eps)
         return x_TD
 
@@ -133,7 +133,7 @@ class TritonExchange:
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """See FusedExchange: tiles of the product go straight to the ranks that sum them up."""
+        """See Exchange: tiles of the product go straight to the ranks that sum them up."""
         if not _are_like(x_TD, residual_TO, norm_weight_O) or not self.fits(residual_TO):
             return None
         if not self._send(x_TD, weight_OD, bias_O):

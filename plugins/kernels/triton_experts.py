@@ -46,7 +46,7 @@ def _route_kernel(
 
 
 def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """See ExpertKernels.route_experts. Of equal experts the first is taken.
+    """See Kernels.route_experts. Of equal experts the first is taken.
 
     Device: one launch, no host sync.
     """
@@ -238,7 +238,7 @@ def _down_kernel(
 def expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor, cut: Tiling | None = None
 ) -> Tensor:
-    """See ExpertKernels.expert_mlp. `cut` replaces the tiling of choice.
+    """See Kernels.expert_mlp. `cut` replaces the tiling of choice.
 
     Each expert's output is rounded to x's dtype once it is weighted; their sum is float32, rounded once.
     Device: four launches (some more beyond MOST_PAIRS_SCANNED pairs), no host sync.

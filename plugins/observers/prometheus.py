@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
+from hookline.core.contracts import Observer
 from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-class Prometheus:
+class Prometheus(Observer):
     """`core.contracts.Observer`: `text()` is what a scrape gets, `registry` is for an exporter of your own."""
 
     def __init__(self, config: PrometheusConfig) -> None:

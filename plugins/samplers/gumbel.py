@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import SamplingBatch
+from hookline.core.contracts import Sampler, SamplingBatch
 from hookline.plugins.samplers import GumbelConfig
 
 _MASK = 0xFFFFFFFF
@@ -21,7 +21,7 @@ LOWEST_TEMPERATURE = 1e-30
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
-class Gumbel:
+class Gumbel(Sampler):
     """argmax(logits / T + g) with standard Gumbel noise g draws from softmax(logits / T).
 
     Source: Maddison et al. 2014, arXiv:1411.0030. With u uniform, g = -log(-log(u)); here u = 1 - w, because float32
@@ -31,7 +31,8 @@ class Gumbel:
     def __init__(self, config: GumbelConfig) -> None:
         self.config = config
         self.fused = fused_kernel()
-        self.score = fused_scores()
+        if (scores := fused_scores()) is not None:
+            self.score = scores  # type: ignore[method-assign, assignment]
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         return self.sample_shard(logits_NV, params, 0)[1]

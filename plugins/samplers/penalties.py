@@ -12,13 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec
 
 IN_PROMPT = 1 << 24
 """A prompt token counts as this, an output token as 1: one number tells both."""
 
 
-class Penalties:
+class Penalties(LogitsProcessor):
     """Counts a row's tokens anew each step: they are on the device, and so nothing has to be undone by a preemption."""
 
     reads_tokens = True

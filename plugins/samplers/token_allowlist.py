@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
 from hookline.core.errors import RequestError
 from hookline.plugins.samplers import TokenAllowlistArguments
 
 
-class TokenAllowlist:
+class TokenAllowlist(LogitsProcessor):
     """Keeps which tokens each row forbids."""
 
     def __init__(self, spec: ProcessorSpec) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
 from hookline.core.errors import RequestError
 from hookline.core.util.arrays import float_bits
 from hookline.plugins.samplers import TokenBiasArguments
@@ -16,7 +16,7 @@ MAX_TOKENS = 512
 """Most biased tokens of a request."""
 
 
-class TokenBias:
+class TokenBias(LogitsProcessor):
     """Keeps each row's tokens and numbers; unused places add 0 to token 0."""
 
     def __init__(self, spec: ProcessorSpec) -> None:

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
 from hookline.plugins.samplers import TruncationArguments
 
 LOWEST_TEMPERATURE = 1e-30
 """As in gumbel.py."""
 
 
-class Truncation:
+class Truncation(LogitsProcessor):
     """Sets the logits below a row's threshold to -inf."""
 
     def __init__(self, spec: ProcessorSpec) -> None:

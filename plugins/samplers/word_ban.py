@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
 from hookline.core.errors import RequestError, shown
 from hookline.plugins.samplers import WordBanArguments
 
@@ -21,7 +21,7 @@ ANY = -1
 """In a word's beginning: whatever stands there. Beginnings are filled up with it from the left."""
 
 
-class WordBan:
+class WordBan(LogitsProcessor):
     """Keeps each row's words, the last token apart; an unused place has none."""
 
     reads_tokens = True

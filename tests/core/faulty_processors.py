@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec
 
 
 @dataclass
@@ -16,7 +16,7 @@ class PlainProcessorArguments:
     token: int = -1
 
 
-class PlainProcessor:
+class PlainProcessor(LogitsProcessor):
     """Adds `amount` to every even token and forbids `token`; shows it through columns and through load."""
 
     def __init__(self, spec: ProcessorSpec) -> None:

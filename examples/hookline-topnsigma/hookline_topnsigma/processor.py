@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
 from hookline_topnsigma import TopNSigmaArguments
 
 
-class TopNSigma:
+class TopNSigma(LogitsProcessor):
     """Keeps what lies within n standard deviations of the largest logit.
 
     Logits of a sensible answer are few and far above a crowd that is distributed normally, whose width is a measure of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.contracts import AttentionSpec
+from hookline.core.contracts import AttentionSpec, Exchange
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_ranks import PeerRanks, with_copies, with_exchange
 from hookline.core.distributed.process_group import ProcessRanks
@@ -16,7 +16,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
 
 
-class FakeExchange:
+class FakeExchange(Exchange):
     """Sums over two ranks that hold the same; takes up to two rows."""
 
     def __init__(self):

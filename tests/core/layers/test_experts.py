@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.checkpoint.load import random_weights
-from hookline.core.contracts import Runtime
+from hookline.core.contracts import Kernels, Runtime
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.layers import ParallelExperts, SoftmaxRouter, every_expert, plain_expert_mlp, plain_route_experts
@@ -73,16 +73,20 @@ def test_a_router_takes_the_most_probable_experts_best_first(normalise: bool) ->
     assert weight_TA.dtype == torch.float32
 
 
+PLAIN: Any = SimpleNamespace(route_experts=Kernels.route_experts, expert_mlp=Kernels.expert_mlp)
+"""Kernels that leave both operations out."""
+
+
 def runtime_of(kernels: Any, ranks: LocalRanks | None = None) -> Runtime:
     return Runtime(torch.device("cpu"), torch.float32, ranks or LocalRanks(), kernels)
 
 
 def test_the_parts_of_all_ranks_add_up_to_the_whole() -> None:
     given = inputs(9, 2)[:3]
-    whole = ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None), what="inner")
+    whole = ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(PLAIN), what="inner")
     random_weights(whole.targets("experts", "gate", "up", "down"), 1)
     parts = [
-        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None, LocalRanks(r, 5)), what="inner") for r in range(5)
+        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(PLAIN, LocalRanks(r, 5)), what="inner") for r in range(5)
     ]
     for part in parts:
         random_weights(part.targets("experts", "gate", "up", "down"), 1)
@@ -92,7 +96,7 @@ def test_the_parts_of_all_ranks_add_up_to_the_whole() -> None:
 
 def test_ranks_that_do_not_divide_the_features_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"tp=3 does not divide inner 10\. Valid tp values: 1, 2, 5, 10"):
-        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(None, LocalRanks(0, 3)), what="inner")
+        ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(PLAIN, LocalRanks(0, 3)), what="inner")
 
 
 def test_kernels_that_offer_the_operations_are_used_and_others_need_not() -> None:
@@ -106,7 +110,7 @@ def test_kernels_that_offer_the_operations_are_used_and_others_need_not() -> Non
     router = SoftmaxRouter(NUM_EXPERTS, HIDDEN, 2, runtime_of(kernels), normalise=True)
     assert torch.equal(experts(x_TD, expert_TA, weight_TA), x_TD + 1)
     assert torch.equal(router(x_TD)[0], expert_TA + 2)
-    del kernels.route_experts
+    kernels.route_experts = Kernels.route_experts
     assert SoftmaxRouter(NUM_EXPERTS, HIDDEN, 2, runtime_of(kernels), normalise=True)(x_TD)[0].shape == (2, 2)
 
 
@@ -119,7 +123,7 @@ def test_the_sum_over_ranks_and_the_norm_that_follows_are_one_operation_of_the_r
             return (kernels, *given)  # type: ignore[return-value]
 
     x_TD, expert_TA, weight_TA, *_ = inputs(3, 2)
-    kernels, residual_TD, norm_weight_D = SimpleNamespace(), torch.randn(3, HIDDEN), torch.randn(HIDDEN)
+    kernels, residual_TD, norm_weight_D = PLAIN, torch.randn(3, HIDDEN), torch.randn(HIDDEN)
     experts = ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime_of(kernels, FusingRanks()), what="inner")
     random_weights(experts.targets("experts", "gate", "up", "down"), 1)
     handed: Any = experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, 1e-5)

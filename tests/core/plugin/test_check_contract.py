@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from hookline.core.contracts import Needs
+from hookline.core.contracts import Exchange, LogitsProcessor, Needs, Observer, Sampler
+from hookline.core.distributed.peer_ranks import make_exchange
+from hookline.core.errors import PluginError
 from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PlainModel
@@ -94,3 +96,117 @@ def test_what_is_missing_is_named_with_the_contract(kind: str, target: Any, need
     found = contract_fault(kind, target, needs)
     assert found is not None and fault in found
     assert f"hookline.core.contracts.{kind.capitalize()} says what is needed" in found
+
+
+class HasOneOfAlmostTheSameName(PlainKernels):
+    def expert_mlp(self, *given: Any) -> Any: ...
+    def expert_mlps(self, *given: Any) -> Any: ...
+
+
+class OverridesUnderAWrongName(PlainKernels):
+    def expert_mpl(self, *given: Any) -> Any: ...
+
+
+class CountsRowsOnce(PlainKernels):
+    own_row_count = (1, 2)
+
+
+class Processes(LogitsProcessor):
+    def process(self, logits_NV: Any, rows: Any) -> Any: ...
+
+
+class ChangesOneDraw(Processes):
+    @staticmethod
+    def num_draw(arguments: Any, request: Any) -> int:
+        return 1
+
+
+class ReadsAToken(Processes):
+    reads_token = True
+
+
+class HasHelpers(Processes):
+    num_rows = 3
+    tables: Any = ()
+
+    def load_words(self) -> Any: ...
+    def counts(self) -> Any: ...
+
+
+class CountsDrawsOfAnObject(Processes):
+    def num_draws(self, arguments: Any, request: Any) -> Any: ...  # type: ignore[override]
+
+
+class Scores(PlainSampler):
+    def scores(self, *given: Any) -> Any: ...
+
+
+class PlansTwice(Scheduler):
+    def plann(self, view: Any) -> Any: ...
+
+
+class OpensElsewhere(PlainModel):
+    @classmethod
+    def open_checkpiont(cls, config: Any) -> Any: ...
+
+
+class ForgetsToSample(Sampler):
+    pass
+
+
+class SamplesByItself:
+    def __init__(self, config: Any) -> None: ...
+    def sample(self, logits_NV: Any, params: Any) -> Any: ...
+
+
+class Watches(Observer):
+    def on_step_ended(self, stats: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "name", "meant"),
+    [
+        ("kernels", OverridesUnderAWrongName, "expert_mpl", "expert_mlp"),
+        ("kernels", CountsRowsOnce, "own_row_count", "own_row_counts"),
+        ("processor", ChangesOneDraw, "num_draw", "num_draws"),
+        ("processor", ReadsAToken, "reads_token", "reads_tokens"),
+        ("sampler", Scores, "scores", "score"),
+        ("scheduler", PlansTwice, "plann", "plan"),
+        ("model", OpensElsewhere, "open_checkpiont", "open_checkpoint"),
+        ("observer", Watches, "on_step_ended", "on_step_end"),
+    ],
+)
+def test_a_name_that_is_almost_one_of_the_contracts_is_refused(kind: str, target: Any, name: str, meant: str) -> None:
+    found = contract_fault(kind, target, Needs())
+    assert found is not None and found.startswith(f"its {name} is not in the contract. Did you mean '{meant}'? ")
+
+
+def test_an_exchange_is_held_to_its_contract_when_the_kernels_make_it() -> None:
+    class KeepsOwnRow(Exchange):
+        def keeps_own_row(self, residual_TD: Any) -> bool: ...
+
+    kernels = PlainKernels(None, cast(Any, None))
+    kernels.exchange = lambda peers: KeepsOwnRow()  # type: ignore[method-assign]
+    with pytest.raises(PluginError, match=r"exchange of PlainKernels .* its keeps_own_row is not in the contract"):
+        make_exchange(kernels, cast(Any, None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [("kernels", HasOneOfAlmostTheSameName), ("processor", HasHelpers), ("processor", Processes)],
+)
+def test_helpers_of_other_names_pass(kind: str, target: Any) -> None:
+    assert contract_fault(kind, target, Needs()) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "fault"),
+    [
+        ("sampler", ForgetsToSample, "it has no method sample(logits_NV, params)"),
+        ("sampler", SamplesByItself, "it does not extend hookline.core.contracts.Sampler, which has score"),
+        ("processor", CountsDrawsOfAnObject, "its num_draws cannot be called with (arguments, request)"),
+    ],
+)
+def test_what_only_looks_inherited_is_missing(kind: str, target: Any, fault: str) -> None:
+    found = contract_fault(kind, target, Needs())
+    assert found is not None and found.startswith(fault)

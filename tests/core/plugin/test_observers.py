@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from hookline.core.config.settings import validate
-from hookline.core.contracts import Needs
+from hookline.core.contracts import Needs, Observer
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_plugin import new_manager
@@ -23,7 +23,7 @@ class TallyConfig:
     step: int = 1
 
 
-class Tally:
+class Tally(Observer):
     """Counts what it sees; has no method for the start."""
 
     def __init__(self, config):
@@ -42,7 +42,7 @@ class Tally:
         self.is_stopped = True
 
 
-class Clumsy:
+class Clumsy(Observer):
     made: ClassVar = []
 
     def __init__(self, config):
@@ -114,7 +114,7 @@ def test_an_observer_that_cannot_be_used_or_made_says_why_before_anything_is_loa
         make_observers(chosen(["clumsy"]))
 
 
-class Misspelt:
+class Misspelt(Observer):
     def __init__(self, config):
         pass
 
@@ -125,12 +125,12 @@ class Misspelt:
         pass
 
 
-class Blind:
+class Blind(Observer):
     def __init__(self, config):
         pass
 
 
-class Deaf:
+class Deaf(Observer):
     def __init__(self, config):
         pass
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hookline.core.contracts import RequestFacts
+from hookline.core.contracts import LogitsProcessor, RequestFacts
 from hookline.core.errors import ConfigError, RequestError
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
 from hookline.core.requests.extra_args import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, refuse_oversized
@@ -43,7 +43,7 @@ class Arguments:
     inner: Inner = field(default_factory=Inner)
 
 
-class Takes:
+class Takes(LogitsProcessor):
     """Encodes how long its texts are, so that all of its arguments are looked at."""
 
     def __init__(self, spec):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hookline.core.contracts import FromSamplingParams, Needs, RequestFacts
+from hookline.core.contracts import FromSamplingParams, LogitsProcessor, Needs, RequestFacts
 from hookline.core.engine.step_builder import ArgumentWriter
 from hookline.core.errors import RequestError
 from hookline.core.plugin.needs import Facts
@@ -26,7 +26,7 @@ class TopArguments(FromSamplingParams):
     top_k: int = 0
 
 
-class NoEncode:
+class NoEncode(LogitsProcessor):
     def __init__(self, spec):
         self.spec = spec
 

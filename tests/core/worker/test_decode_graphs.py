@@ -16,8 +16,8 @@ def graphs(monkeypatch):
     """Graphs of 2 and 4 rows whose replay returns the rows they were given; `recorded` lists what was captured."""
     device = torch.device("cpu")
     pipeline = SimpleNamespace(is_graph_safe=lambda processors: processors != 4)
-    worker = SimpleNamespace(table=SimpleNamespace(padding_row=9, device=device), pipeline=pipeline, begin=lambda: None)
-    graphs = DecodeGraphs(worker, [2, 4], 64)
+    runner = SimpleNamespace(table=SimpleNamespace(padding_row=9, device=device), pipeline=pipeline, begin=lambda: None)
+    graphs = DecodeGraphs(runner, [2, 4], 64)
     graphs.recorded = []
 
     def record(size, is_shared, extras):

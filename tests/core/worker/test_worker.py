@@ -13,6 +13,7 @@ from hookline.core.step.captured import PromptShape, prompt_shapes
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.decode_graphs import DecodeGraphs
+from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.worker import Worker
 from tests.hf_models import one_prompt
@@ -45,10 +46,10 @@ class WantedRows(EveryRow):
     [(None, None), ([3], 1), ([], 1), ([4, 0, 0], 3), ([4, 3, 2, 1, 0], None), ([0, 1, 2, 3, 4, 4, 4], None)],
 )
 def test_the_hidden_states_are_those_of_the_tokens_named_whatever_the_model_computes(model_class, tokens, num_asked):
-    model, worker = model_class(), Worker.__new__(Worker)
-    worker.model, worker.kernels, worker.kv_layers = model, PlainKernels(None, cast(Any, None)), []
+    model, runner = model_class(), ModelRunner.__new__(ModelRunner)
+    runner.model, runner.kernels, runner.kv_layers = model, PlainKernels(None, cast(Any, None)), []
     batch = one_prompt([50, 51, 52, 53, 54])
-    hidden_ND = worker.forward(batch, None if tokens is None else torch.tensor(tokens, dtype=torch.int64))
+    hidden_ND = runner.forward(batch, None if tokens is None else torch.tensor(tokens, dtype=torch.int64))
     assert hidden_ND.squeeze(1).tolist() == [50 + token for token in (range(5) if tokens is None else tokens)]
     given = num_asked if model_class is WantedRows and num_asked is not None else 5
     assert model.calls == [(num_asked, given)]
@@ -61,7 +62,7 @@ def served():
     with LLM(device="cpu", dtype="float32", engine=sizes) as llm:
         worker: Worker = llm.engine.executor
         forwards: list[tuple[int, list[int] | None, int]] = []
-        forward = worker.model.forward
+        forward = worker.runner.model.forward
 
         def noted(token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
             hidden_ND, rows_N = forward(token_ids_T, positions_T, attend), wanted_rows(attend)
@@ -69,7 +70,7 @@ def served():
             forwards.append((len(token_ids_T), None if rows_N is None else rows_N.tolist(), len(hidden_ND)))
             return hidden_ND
 
-        worker.model.forward = noted
+        worker.runner.model.forward = noted
         yield llm, worker, forwards
 
 
@@ -95,7 +96,7 @@ def test_prompts_that_are_scored_are_computed_whole(served):
 
 def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
     _, worker, _ = served
-    prompts, shape = PromptGraphs(worker, (), 64), PromptShape(32, 0, 4)
+    prompts, shape = PromptGraphs(worker.runner, (), 64), PromptShape(32, 0, 4)
     step = Step(
         chunk_rows=np.array([0, 1]),
         chunk_starts=np.array([0, 0]),
@@ -110,7 +111,7 @@ def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
         wanted.append(tokens_N.tolist())
         return torch.zeros(len(tokens_N), 256)
 
-    worker.forward = forward
+    worker.runner.forward = forward
     with torch.inference_mode():
         assert len(prompts.step(prompts.inputs(step, shape), shape)) == 4
     assert wanted == [[2, 7, 0, 0]]
@@ -121,7 +122,7 @@ def test_a_rehearsal_computes_the_largest_step_and_draws_from_the_row_counts_tha
     place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
     worker.profile_run(place)
     assert forwards == [(16, None, 16)]
-    worker.kernels.own_row_counts = (1, 3)
+    worker.runner.kernels.own_row_counts = (1, 3)
     worker.profile_run(place)
     assert forwards[1:] == [(16, None, 16), (2, [0], 1), (6, [0] * 3, 3)]
 
@@ -138,10 +139,10 @@ def test_a_rehearsal_of_graphs_computes_those_that_hold_most(served, monkeypatch
 class AtOnce(PromptGraphs):
     """Computes what a graph would replay, and notes which shapes were taken."""
 
-    def __init__(self, worker: Worker, *limits: int) -> None:
-        super().__init__(worker, prompt_shapes(*limits), limits[-1])
+    def __init__(self, runner: ModelRunner, *limits: int) -> None:
+        super().__init__(runner, prompt_shapes(*limits), limits[-1])
         self.taken: list[tuple[int, int]] = []
-        prepare = worker.kernels.prepare
+        prepare = runner.kernels.prepare
 
         def with_lengths(batch: Batch) -> None:
             """Kernels of the CPU need lengths on the host, and no rows without queries."""
@@ -154,12 +155,12 @@ class AtOnce(PromptGraphs):
                 batch.context_lens_host = batch.context_lens_B.numpy()
             prepare(batch)
 
-        worker.kernels.prepare = with_lengths  # type: ignore[method-assign]
+        runner.kernels.prepare = with_lengths  # type: ignore[method-assign]
 
     def launch(self, step: Step, shape: PromptShape) -> Tensor:
         self.taken.append((len(step.decode_rows), shape.num_decodes))
         tokens_N = self.step(self.inputs(step, shape), shape)
-        assert self.worker.table.length_R[self.worker.table.padding_row] == 1
+        assert self.runner.table.length_R[self.runner.table.padding_row] == 1
         return tokens_N[: step.num_sampled]
 
 
@@ -177,7 +178,7 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, ove
         plain = [output.token_ids for output in llm.generate(prompts, params)]
         llm.engine.pool.reset_cache()
         worker: Worker = llm.engine.executor
-        graphs = worker.prompt_graphs = AtOnce(worker, 20, 48, 96)
+        graphs = worker.prompt_graphs = AtOnce(worker.runner, 20, 48, 96)
         assert [output.token_ids for output in llm.generate(prompts, params)] == plain
         assert {decodes for _, decodes in graphs.taken} == {0, 16}
         assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)
