@@ -1,4 +1,4 @@
-"""Tensor-parallel layers and rotary tables, for models."""
+"""Tensor-parallel layers, the residual stream and rotary tables, for models."""
 
 from hookline.core.layers.experts import (
     ParallelExperts,
@@ -14,6 +14,7 @@ from hookline.core.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
@@ -23,9 +24,11 @@ __all__ = [
     "ParallelExperts",
     "ParallelHead",
     "QKVParallelLinear",
+    "Residual",
     "RopeSettings",
     "RowParallelLinear",
     "SoftmaxRouter",
+    "SummedBlock",
     "VocabParallelEmbedding",
     "empty_parameter",
     "every_expert",

@@ -11,7 +11,7 @@ Legend: T tokens, D input features of this rank, O output features of this rank,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -142,21 +142,6 @@ class RowParallelLinear:
         return self.ranks.linear_add_rms_norm(
             self.kernels, x_TD, self.weight_OD, self._own_bias, residual_TO, norm_weight_O, eps
         )
-
-    def add_rms_norm_each(
-        self, x_chunks: Iterable[Tensor], residual_chunks: list[Tensor], norm_weight_O: Tensor, eps: float
-    ) -> Iterator[Tensor]:
-        """`add_rms_norm` of each chunk of rows: the sums over ranks are hidden behind other chunks' products.
-
-        x_chunks: as many as of the residual. What a caller must mind: see Ranks.add_rms_norm_each.
-        """
-        if len(residual_chunks) > 1 or self.ranks.keeps_own_rows(residual_chunks[0]):
-            partials = map(self.local, x_chunks)
-            yield from self.ranks.add_rms_norm_each(self.kernels, partials, residual_chunks, norm_weight_O, eps)
-            return
-        for index, x_TD in enumerate(x_chunks):
-            normed_TO, residual_chunks[index] = self.add_rms_norm(x_TD, residual_chunks[index], norm_weight_O, eps)
-            yield normed_TO
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""

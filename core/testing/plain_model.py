@@ -18,6 +18,7 @@ from hookline.core.layers import (
     MergedColumnParallelLinear,
     ParallelHead,
     QKVParallelLinear,
+    Residual,
     RowParallelLinear,
     VocabParallelEmbedding,
     rope_settings,
@@ -44,7 +45,7 @@ class PlainModel:
         spec = self.spec(hf_config)
         settings = rope_settings(hf_config)
         rope = Rope(rope_table(settings, spec.head_dim, settings.max_position).to(runtime.device))
-        self.kernels = runtime.kernels
+        self.runtime = runtime
         self.embed = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, runtime)
         self.layers = [PlainLayer(index, spec, rope, runtime) for index in range(spec.num_layers)]
         self.norm_D = torch.empty(spec.hidden_size, device=runtime.device, dtype=runtime.dtype)
@@ -67,10 +68,10 @@ class PlainModel:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        hidden_TD = self.embed(token_ids_T)
+        residual = Residual(self.embed(token_ids_T), EPS, self.runtime)
         for layer in self.layers:
-            hidden_TD = layer(hidden_TD, attend)
-        return self.kernels.rms_norm(hidden_TD, self.norm_D, EPS)
+            layer(residual, attend)
+        return residual.norm(self.norm_D)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -100,12 +101,12 @@ class PlainLayer:
         self.gate_up = MergedColumnParallelLinear(hidden, [2 * hidden, 2 * hidden], runtime, what="2 * hidden_size")
         self.down = RowParallelLinear(2 * hidden, hidden, runtime)
 
-    def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
-        """(T, D) -> (T, D)."""
-        qkv_TC = self.qkv(self.kernels.rms_norm(hidden_TD, self.attention_norm_D, EPS))
-        hidden_TD = hidden_TD + self.output(attend(self.index, qkv_TC, self.rope))
-        gate_up_TF = self.gate_up(self.kernels.rms_norm(hidden_TD, self.mlp_norm_D, EPS))
-        return hidden_TD + self.down(self.kernels.silu_mul(gate_up_TF))
+    def __call__(self, residual: Residual, attend: Attend) -> None:
+        """Norm, attention, add; norm, feed-forward, add."""
+        attended_TD = attend(self.index, self.qkv(residual.norm(self.attention_norm_D)), self.rope)
+        residual.add(attended_TD, through=self.output)
+        inner_TF = self.kernels.silu_mul(self.gate_up(residual.norm(self.mlp_norm_D)))
+        residual.add(inner_TF, through=self.down)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Names as layers.0.q.weight."""
