@@ -89,12 +89,12 @@ def parts(model, tokens, say):
         found = []
         for name, weight in (
             ("qkv", layer.qkv.weight_OD), ("output", layer.output.weight_OD),
-            ("gate_up", layer.gate_up.weight_OD), ("down", layer.down.weight_OD),
+            ("gate_up", layer.mlp.gate_up.weight_OD), ("down", layer.mlp.down.weight_OD),
         ):  # fmt: skip
             x = torch.randn(rows, weight.shape[1], device=device).bfloat16()
             ms = ms_of(lambda x=x, weight=weight: [model.kernels.linear(x, weight, None) for _ in range(4)]) / 4
             found.append(f"{name} {ms:.3f} ({2e-9 * rows * weight.numel() / ms:.0f} TFLOP/s)")
-        wide = torch.randn(rows, layer.gate_up.weight_OD.shape[0], device=device).bfloat16()
+        wide = torch.randn(rows, layer.mlp.gate_up.weight_OD.shape[0], device=device).bfloat16()
         x, residual = (torch.randn(rows, 5120, device=device).bfloat16() for _ in range(2))
         for name, call in (
             ("silu_mul", partial(model.kernels.silu_mul, wide)),

@@ -10,6 +10,7 @@ from hookline.core.layers.experts import (
 )
 from hookline.core.layers.linear import (
     ColumnParallelLinear,
+    GatedMLP,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
@@ -20,6 +21,7 @@ from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, emp
 
 __all__ = [
     "ColumnParallelLinear",
+    "GatedMLP",
     "MergedColumnParallelLinear",
     "ParallelExperts",
     "ParallelHead",

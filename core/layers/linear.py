@@ -23,6 +23,7 @@ from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, emp
 
 __all__ = [
     "ColumnParallelLinear",
+    "GatedMLP",
     "MergedColumnParallelLinear",
     "ParallelExperts",
     "ParallelHead",
@@ -149,6 +150,40 @@ class RowParallelLinear:
         if self.bias_O is not None:
             targets[f"{name}.bias"] = WeightTarget.whole(self.bias_O, init="zeros")
         return targets
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)) with the intermediate features split over the ranks; the partial sums are added up.
+
+    Shapes: x_TD (T, D) -> (T, D), the same on every rank.
+    Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
+    """
+
+    def __init__(self, hidden: int, inner: int, runtime: Runtime, *, what: str = "intermediate_size") -> None:
+        self.kernels = runtime.kernels
+        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
+        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
+
+    def local(self, x_TD: Tensor) -> Tensor:
+        """Partial sum of this rank."""
+        return self.down.local(self._gated(x_TD))
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """The whole feed-forward: (T, D) -> (T, D)."""
+        return self.down(self._gated(x_TD))
+
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """As RowParallelLinear.add_rms_norm."""
+        return self.down.add_rms_norm(self._gated(x_TD), residual_TD, norm_weight_D, eps)
+
+    def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        """`name.gate.weight` and so on -> this rank's part."""
+        return {**self.gate_up.targets(f"{name}.{gate}", f"{name}.{up}"), **self.down.targets(f"{name}.{down}")}
+
+    def _gated(self, x_TD: Tensor) -> Tensor:
+        return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
 
 
 def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:

@@ -20,7 +20,7 @@ from hookline.core.distributed.chunking import cut, cut_like, whole
 
 
 class SummedBlock(Protocol):
-    """What a residual adds through: the end of a block whose products the ranks add up, as `RowParallelLinear` is."""
+    """What a residual adds through: a layer whose products the ranks add up, as `RowParallelLinear` and `GatedMLP`."""
 
     def local(self, x_TF: Tensor, /) -> Tensor:
         """Partial sum of this rank, (T, D)."""

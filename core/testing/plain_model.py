@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     Residual,
@@ -94,19 +94,17 @@ class PlainLayer:
 
     def __init__(self, index: int, spec: ModelSpec, rope: Rope, runtime: Runtime) -> None:
         hidden = spec.hidden_size
-        self.index, self.rope, self.kernels = index, rope, runtime.kernels
+        self.index, self.rope = index, rope
         self.attention_norm_D, self.mlp_norm_D = torch.empty(2, hidden, device=runtime.device, dtype=runtime.dtype)
         self.qkv = QKVParallelLinear(hidden, spec.num_heads, spec.num_kv_heads, spec.head_dim, runtime)
         self.output = RowParallelLinear(hidden, hidden, runtime)
-        self.gate_up = MergedColumnParallelLinear(hidden, [2 * hidden, 2 * hidden], runtime, what="2 * hidden_size")
-        self.down = RowParallelLinear(2 * hidden, hidden, runtime)
+        self.mlp = GatedMLP(hidden, 2 * hidden, runtime, what="2 * hidden_size")
 
     def __call__(self, residual: Residual, attend: Attend) -> None:
         """Norm, attention, add; norm, feed-forward, add."""
         attended_TD = attend(self.index, self.qkv(residual.norm(self.attention_norm_D)), self.rope)
         residual.add(attended_TD, through=self.output)
-        inner_TF = self.kernels.silu_mul(self.gate_up(residual.norm(self.mlp_norm_D)))
-        residual.add(inner_TF, through=self.down)
+        residual.add(residual.norm(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Names as layers.0.q.weight."""
@@ -116,6 +114,5 @@ class PlainLayer:
             f"{layer}.mlp_norm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
             **self.qkv.targets(f"{layer}.q", f"{layer}.k", f"{layer}.v"),
             **self.output.targets(f"{layer}.output"),
-            **self.gate_up.targets(f"{layer}.gate", f"{layer}.up"),
-            **self.down.targets(f"{layer}.down"),
+            **self.mlp.targets(layer, "gate", "up", "down"),
         }

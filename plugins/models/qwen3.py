@@ -2,7 +2,7 @@
 
 Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
 Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
-F intermediate, V vocabulary (of this rank).
+V vocabulary (of this rank).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     Residual,
@@ -77,31 +77,25 @@ class Qwen3Layer:
 
     def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
         self.index, self.is_last, self.rope = index, index == shape.num_layers - 1, rope
-        self.kernels = runtime.kernels
-        hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.attention_bias
+        hidden, bias = shape.hidden_size, shape.attention_bias
         self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
         q_norm_E, k_norm_E = empty_parameter(runtime, shape.head_dim), empty_parameter(runtime, shape.head_dim)
         self.qk_norm = QKNorm(q_norm_E, k_norm_E, shape.eps)
         self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
         self.mlp_norm_D = empty_parameter(runtime, hidden)
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what="intermediate_size")
-        self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
+        self.mlp = GatedMLP(hidden, shape.intermediate_size, runtime)
 
     def __call__(self, residual: Residual, attend: Attend) -> None:
         attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope, self.qk_norm)
         residual.add(attended_TD, through=self.output)
         if self.is_last:
             residual.keep(wanted_rows(attend))
-        residual.add(map(self.feed_forward, residual.norm_each(self.mlp_norm_D)), through=self.down)
-
-    def feed_forward(self, x_TD: Tensor) -> Tensor:
-        """The gated features (T, F) that `down` takes."""
-        return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+        residual.add(residual.norm_each(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         layer = f"model.layers.{self.index}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        attention = f"{layer}.self_attn"
         norms = {
             f"{layer}.input_layernorm.weight": self.attention_norm_D,
             f"{attention}.q_norm.weight": self.qk_norm.q_weight_E,
@@ -112,6 +106,5 @@ class Qwen3Layer:
             **{name: WeightTarget.whole(weight, init="ones") for name, weight in norms.items()},
             **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
             **self.output.targets(f"{attention}.o_proj"),
-            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            **self.down.targets(f"{mlp}.down_proj"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
         }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelExperts,
     ParallelHead,
     QKVParallelLinear,
@@ -88,7 +88,8 @@ class Qwen3MoeLayer:
         self.qk_norm = QKNorm(q_norm_E, k_norm_E, shape.eps)
         self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
         self.mlp_norm_D = empty_parameter(runtime, hidden)
-        self.mlp = Experts(shape, runtime) if index in shape.sparse_layers else FeedForward(shape, runtime)
+        is_sparse = index in shape.sparse_layers
+        self.mlp = Experts(shape, runtime) if is_sparse else GatedMLP(hidden, shape.intermediate_size, runtime)
 
     def __call__(self, residual: Residual, attend: Attend) -> None:
         attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope, self.qk_norm)
@@ -110,7 +111,7 @@ class Qwen3MoeLayer:
             **{name: WeightTarget.whole(weight, init="ones") for name, weight in norms.items()},
             **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
             **self.output.targets(f"{attention}.o_proj"),
-            **self.mlp.weight_targets(f"{layer}.mlp"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
         }
 
 
@@ -131,33 +132,5 @@ class Experts:
         expert_TA, weight_TA = self.router(x_TD)
         return self.experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
-    def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
-        return {
-            **self.router.targets(f"{mlp}.gate"),
-            **self.experts.targets(f"{mlp}.experts", "gate_proj", "up_proj", "down_proj"),
-        }
-
-
-class FeedForward:
-    """The gated feed-forward of a layer without experts."""
-
-    def __init__(self, shape: MoeShape, runtime: Runtime) -> None:
-        hidden, inner, what = shape.hidden_size, shape.intermediate_size, "intermediate_size"
-        self.kernels = runtime.kernels
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
-        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
-
-    def local(self, x_TD: Tensor) -> Tensor:
-        return self.down.local(self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD))
-
-    def add_rms_norm(
-        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        inner_TF = self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
-        return self.down.add_rms_norm(inner_TF, residual_TD, norm_weight_D, eps)
-
-    def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
-        return {
-            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            **self.down.targets(f"{mlp}.down_proj"),
-        }
+    def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        return {**self.router.targets(f"{name}.gate"), **self.experts.targets(f"{name}.experts", gate, up, down)}

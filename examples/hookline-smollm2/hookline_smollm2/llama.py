@@ -14,7 +14,7 @@ from torch import Tensor
 from hookline.core.contracts import Attend, CheckpointSource, ModelSpec, Rope, Runtime, WeightTarget
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     Residual,
@@ -107,32 +107,29 @@ class LlamaLayer:
 
     def __init__(self, index: int, spec: ModelSpec, inner: int, rope: Rope, runtime: Runtime) -> None:
         hidden = spec.hidden_size
-        self.index, self.rope, self.kernels = index, rope, runtime.kernels
+        self.index, self.rope = index, rope
         self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, spec.num_heads, spec.num_kv_heads, spec.head_dim, runtime)
         self.output = RowParallelLinear(spec.num_heads * spec.head_dim, hidden, runtime)
         self.mlp_norm_D = empty_parameter(runtime, hidden)
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what="intermediate_size")
-        self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
+        self.mlp = GatedMLP(hidden, inner, runtime)
 
     def __call__(self, residual: Residual, attend: Attend) -> None:
         """Norm, attention, add; norm, feed-forward, add."""
-        attended_TD = attend(self.index, self.qkv(residual.norm(self.attention_norm_D)), self.rope)
+        attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope)
         residual.add(attended_TD, through=self.output)
-        inner_TF = self.kernels.linear_silu_mul(residual.norm(self.mlp_norm_D), self.gate_up.weight_OD)
-        residual.add(inner_TF, through=self.down)
+        residual.add(residual.norm_each(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Hugging Face's names -> where this rank puts them."""
         layer = f"model.layers.{self.index}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        attention = f"{layer}.self_attn"
         return {
             f"{layer}.input_layernorm.weight": WeightTarget.whole(self.attention_norm_D, init="ones"),
             f"{layer}.post_attention_layernorm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
             **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
             **self.output.targets(f"{attention}.o_proj"),
-            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            **self.down.targets(f"{mlp}.down_proj"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
         }
 
 
