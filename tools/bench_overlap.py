@@ -19,11 +19,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.multiprocessing.spawn import spawn
 
 from hookline.core.contracts import AttentionSpec, Runtime
-from hookline.core.distributed.chunking import cut, whole
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_ranks import with_copies
 from hookline.core.distributed.process_group import ProcessRanks, connect
 from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.layers import Residual
 from hookline.plugins.kernels.triton_backend import TritonKernels
 from hookline.plugins.models.qwen3 import Qwen3
 
@@ -69,19 +69,17 @@ def ms_of(call):
     return start.elapsed_time(end) / REPEATS
 
 
-def chain(model, ranks, hidden_TD):
+def chain(model, hidden_TD):
     """Qwen3.forward from the embedding on."""
-    residual = cut(hidden_TD.clone(), ranks.num_chunks(len(hidden_TD)))
-    norms = [*(layer.attention_norm_D for layer in model.layers), model.norm_D]
-    normed = [model.kernels.rms_norm(chunk_TD, norms[0], model.eps) for chunk_TD in residual]
     width = model.layers[0].qkv.num_heads * 128
 
     def attend(layer, qkv_TC, rope, norm):
         return qkv_TC[:, :width].contiguous()
 
-    for layer, next_norm_D in zip(model.layers, norms[1:], strict=True):
-        normed = layer(normed, residual, next_norm_D, attend)
-    return whole(normed)
+    residual = Residual(hidden_TD.clone(), model.eps, model.runtime)
+    for layer in model.layers:
+        layer(residual, attend)
+    return residual.norm(model.norm_D)
 
 
 def parts(model, tokens, say):
@@ -91,12 +89,12 @@ def parts(model, tokens, say):
         found = []
         for name, weight in (
             ("qkv", layer.qkv.weight_OD), ("output", layer.output.weight_OD),
-            ("gate_up", layer.gate_up.weight_OD), ("down", layer.down.weight_OD),
+            ("gate_up", layer.mlp.gate_up.weight_OD), ("down", layer.mlp.down.weight_OD),
         ):  # fmt: skip
             x = torch.randn(rows, weight.shape[1], device=device).bfloat16()
             ms = ms_of(lambda x=x, weight=weight: [model.kernels.linear(x, weight, None) for _ in range(4)]) / 4
             found.append(f"{name} {ms:.3f} ({2e-9 * rows * weight.numel() / ms:.0f} TFLOP/s)")
-        wide = torch.randn(rows, layer.gate_up.weight_OD.shape[0], device=device).bfloat16()
+        wide = torch.randn(rows, layer.mlp.gate_up.weight_OD.shape[0], device=device).bfloat16()
         x, residual = (torch.randn(rows, 5120, device=device).bfloat16() for _ in range(2))
         for name, call in (
             ("silu_mul", partial(model.kernels.silu_mul, wide)),
@@ -148,12 +146,12 @@ def compare(model, ways, switch, hidden_TD, say):
         for case in cases:
             switch.now, switch.count = ways[case[0]], case[1]
             if turn == 0:
-                out_TD = chain(model, switch, hidden_TD)
+                out_TD = chain(model, hidden_TD)
                 reference_TD = out_TD if case == ("nccl", 1) else reference_TD
                 if case[0] != "alone":
                     check(case, out_TD, reference_TD)
             else:
-                found[case].append(ms_of(lambda: chain(model, switch, hidden_TD)) / LAYERS)
+                found[case].append(ms_of(lambda: chain(model, hidden_TD)) / LAYERS)
     for way in ways:
         medians = [f"{count}: {sorted(found[way, count])[TURNS // 2]:.3f}" for count in CHUNKS]
         say(f"{len(hidden_TD)} rows, {way:8} ms a layer by chunks  " + "  ".join(medians))

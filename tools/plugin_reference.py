@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,7 @@ KINDS = (
     "needs",
 )
 """Modules of core/contracts, in the order of the page."""
-LAYERS = ("linear", "vocab", "experts", "rope")
+LAYERS = ("residual", "linear", "vocab", "experts", "rope")
 HEAD = """# Reference: hooks, contracts, layers
 
 Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
@@ -93,7 +94,7 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
 
 def _methods(node: ast.ClassDef) -> Iterator[str]:
     for method in node.body:
-        if isinstance(method, ast.FunctionDef) and _doc(method):
+        if isinstance(method, ast.FunctionDef) and _doc(method) and not re.match("_[^_]", method.name):
             marks = "".join(f"@{ast.unparse(one)} " for one in method.decorator_list)
             yield f"- `{marks}{_signature(method)}`: {' '.join(_doc(method, fenced=False).split())}"
 

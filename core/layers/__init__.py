@@ -1,4 +1,4 @@
-"""Tensor-parallel layers and rotary tables, for models."""
+"""Tensor-parallel layers, the residual stream and rotary tables, for models."""
 
 from hookline.core.layers.experts import (
     ParallelExperts,
@@ -10,22 +10,27 @@ from hookline.core.layers.experts import (
 )
 from hookline.core.layers.linear import (
     ColumnParallelLinear,
+    GatedMLP,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
+from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
     "ColumnParallelLinear",
+    "GatedMLP",
     "MergedColumnParallelLinear",
     "ParallelExperts",
     "ParallelHead",
     "QKVParallelLinear",
+    "Residual",
     "RopeSettings",
     "RowParallelLinear",
     "SoftmaxRouter",
+    "SummedBlock",
     "VocabParallelEmbedding",
     "empty_parameter",
     "every_expert",

@@ -11,7 +11,7 @@ Legend: T tokens, D input features of this rank, O output features of this rank,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, emp
 
 __all__ = [
     "ColumnParallelLinear",
+    "GatedMLP",
     "MergedColumnParallelLinear",
     "ParallelExperts",
     "ParallelHead",
@@ -143,27 +144,46 @@ class RowParallelLinear:
             self.kernels, x_TD, self.weight_OD, self._own_bias, residual_TO, norm_weight_O, eps
         )
 
-    def add_rms_norm_each(
-        self, x_chunks: Iterable[Tensor], residual_chunks: list[Tensor], norm_weight_O: Tensor, eps: float
-    ) -> Iterator[Tensor]:
-        """`add_rms_norm` of each chunk of rows: the sums over ranks are hidden behind other chunks' products.
-
-        x_chunks: as many as of the residual. What a caller must mind: see Ranks.add_rms_norm_each.
-        """
-        if len(residual_chunks) > 1 or self.ranks.keeps_own_rows(residual_chunks[0]):
-            partials = map(self.local, x_chunks)
-            yield from self.ranks.add_rms_norm_each(self.kernels, partials, residual_chunks, norm_weight_O, eps)
-            return
-        for index, x_TD in enumerate(x_chunks):
-            normed_TO, residual_chunks[index] = self.add_rms_norm(x_TD, residual_chunks[index], norm_weight_O, eps)
-            yield normed_TO
-
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""
         targets = {f"{name}.weight": WeightTarget.shard(self.weight_OD, 1, self.part)}
         if self.bias_O is not None:
             targets[f"{name}.bias"] = WeightTarget.whole(self.bias_O, init="zeros")
         return targets
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)) with the intermediate features split over the ranks; the partial sums are added up.
+
+    Shapes: x_TD (T, D) -> (T, D), the same on every rank.
+    Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
+    """
+
+    def __init__(self, hidden: int, inner: int, runtime: Runtime, *, what: str = "intermediate_size") -> None:
+        self.kernels = runtime.kernels
+        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
+        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
+
+    def local(self, x_TD: Tensor) -> Tensor:
+        """Partial sum of this rank."""
+        return self.down.local(self._gated(x_TD))
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """The whole feed-forward: (T, D) -> (T, D)."""
+        return self.down(self._gated(x_TD))
+
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """As RowParallelLinear.add_rms_norm."""
+        return self.down.add_rms_norm(self._gated(x_TD), residual_TD, norm_weight_D, eps)
+
+    def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        """`name.gate.weight` and so on -> this rank's part."""
+        return {**self.gate_up.targets(f"{name}.{gate}", f"{name}.{up}"), **self.down.targets(f"{name}.{down}")}
+
+    def _gated(self, x_TD: Tensor) -> Tensor:
+        return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
 
 
 def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:

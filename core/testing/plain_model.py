@@ -15,9 +15,10 @@ from torch import Tensor
 from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelHead,
     QKVParallelLinear,
+    Residual,
     RowParallelLinear,
     VocabParallelEmbedding,
     rope_settings,
@@ -44,7 +45,7 @@ class PlainModel:
         spec = self.spec(hf_config)
         settings = rope_settings(hf_config)
         rope = Rope(rope_table(settings, spec.head_dim, settings.max_position).to(runtime.device))
-        self.kernels = runtime.kernels
+        self.runtime = runtime
         self.embed = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, runtime)
         self.layers = [PlainLayer(index, spec, rope, runtime) for index in range(spec.num_layers)]
         self.norm_D = torch.empty(spec.hidden_size, device=runtime.device, dtype=runtime.dtype)
@@ -67,10 +68,10 @@ class PlainModel:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        hidden_TD = self.embed(token_ids_T)
+        residual = Residual(self.embed(token_ids_T), EPS, self.runtime)
         for layer in self.layers:
-            hidden_TD = layer(hidden_TD, attend)
-        return self.kernels.rms_norm(hidden_TD, self.norm_D, EPS)
+            layer(residual, attend)
+        return residual.norm(self.norm_D)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -93,19 +94,17 @@ class PlainLayer:
 
     def __init__(self, index: int, spec: ModelSpec, rope: Rope, runtime: Runtime) -> None:
         hidden = spec.hidden_size
-        self.index, self.rope, self.kernels = index, rope, runtime.kernels
+        self.index, self.rope = index, rope
         self.attention_norm_D, self.mlp_norm_D = torch.empty(2, hidden, device=runtime.device, dtype=runtime.dtype)
         self.qkv = QKVParallelLinear(hidden, spec.num_heads, spec.num_kv_heads, spec.head_dim, runtime)
         self.output = RowParallelLinear(hidden, hidden, runtime)
-        self.gate_up = MergedColumnParallelLinear(hidden, [2 * hidden, 2 * hidden], runtime, what="2 * hidden_size")
-        self.down = RowParallelLinear(2 * hidden, hidden, runtime)
+        self.mlp = GatedMLP(hidden, 2 * hidden, runtime, what="2 * hidden_size")
 
-    def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
-        """(T, D) -> (T, D)."""
-        qkv_TC = self.qkv(self.kernels.rms_norm(hidden_TD, self.attention_norm_D, EPS))
-        hidden_TD = hidden_TD + self.output(attend(self.index, qkv_TC, self.rope))
-        gate_up_TF = self.gate_up(self.kernels.rms_norm(hidden_TD, self.mlp_norm_D, EPS))
-        return hidden_TD + self.down(self.kernels.silu_mul(gate_up_TF))
+    def __call__(self, residual: Residual, attend: Attend) -> None:
+        """Norm, attention, add; norm, feed-forward, add."""
+        attended_TD = attend(self.index, self.qkv(residual.norm(self.attention_norm_D)), self.rope)
+        residual.add(attended_TD, through=self.output)
+        residual.add(residual.norm(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Names as layers.0.q.weight."""
@@ -115,6 +114,5 @@ class PlainLayer:
             f"{layer}.mlp_norm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
             **self.qkv.targets(f"{layer}.q", f"{layer}.k", f"{layer}.v"),
             **self.output.targets(f"{layer}.output"),
-            **self.gate_up.targets(f"{layer}.gate", f"{layer}.up"),
-            **self.down.targets(f"{layer}.down"),
+            **self.mlp.targets(layer, "gate", "up", "down"),
         }

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelExperts,
     ParallelHead,
     QKVParallelLinear,
+    Residual,
     RowParallelLinear,
     SoftmaxRouter,
     VocabParallelEmbedding,
@@ -34,7 +35,7 @@ class Qwen3Moe:
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
-        self.kernels, self.eps = runtime.kernels, shape.eps
+        self.runtime, self.eps = runtime, shape.eps
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
         self.layers = [Qwen3MoeLayer(index, shape, rope, runtime) for index in range(shape.num_layers)]
         self.norm_D = empty_parameter(runtime, shape.hidden_size)
@@ -55,13 +56,11 @@ class Qwen3Moe:
         )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        residual_TD = self.embed(token_ids_T)
-        norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
-        normed_TD = self.kernels.rms_norm(residual_TD, norms[0], self.eps)
-        for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
-            rows_N = wanted_rows(attend) if layer is self.layers[-1] else None
-            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend, rows_N)
-        return normed_TD
+        # In chunks of the rows every expert's weights would be read once for each.
+        residual = Residual(self.embed(token_ids_T), self.eps, self.runtime, in_chunks=False)
+        for layer in self.layers:
+            layer(residual, attend)
+        return residual.norm(self.norm_D)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return self.head(hidden_ND)
@@ -81,7 +80,7 @@ class Qwen3MoeLayer:
     """Attention, then experts or one feed-forward, each behind a norm and around a residual."""
 
     def __init__(self, index: int, shape: MoeShape, rope: Rope, runtime: Runtime) -> None:
-        self.index, self.rope, self.eps = index, rope, shape.eps
+        self.index, self.is_last, self.rope = index, index == shape.num_layers - 1, rope
         hidden, bias = shape.hidden_size, shape.attention_bias
         self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
@@ -89,20 +88,15 @@ class Qwen3MoeLayer:
         self.qk_norm = QKNorm(q_norm_E, k_norm_E, shape.eps)
         self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
         self.mlp_norm_D = empty_parameter(runtime, hidden)
-        self.mlp = Experts(shape, runtime) if index in shape.sparse_layers else FeedForward(shape, runtime)
+        is_sparse = index in shape.sparse_layers
+        self.mlp = Experts(shape, runtime) if is_sparse else GatedMLP(hidden, shape.intermediate_size, runtime)
 
-    def __call__(
-        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend, rows_N: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The stream after this layer, normalised for what comes next and as it is.
-
-        rows_N: of the last layer, the rows to go on with after attention, if not all.
-        """
-        attended_TD = attend(self.index, self.qkv(normed_TD), self.rope, self.qk_norm)
-        if rows_N is not None:
-            attended_TD, residual_TD = attended_TD.index_select(0, rows_N), residual_TD.index_select(0, rows_N)
-        normed_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, self.eps)
-        return self.mlp.add_rms_norm(normed_TD, residual_TD, next_norm_D, self.eps)
+    def __call__(self, residual: Residual, attend: Attend) -> None:
+        attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope, self.qk_norm)
+        residual.add(attended_TD, through=self.output)
+        if self.is_last:
+            residual.keep(wanted_rows(attend))
+        residual.add(residual.norm(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         layer = f"model.layers.{self.index}"
@@ -117,7 +111,7 @@ class Qwen3MoeLayer:
             **{name: WeightTarget.whole(weight, init="ones") for name, weight in norms.items()},
             **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
             **self.output.targets(f"{attention}.o_proj"),
-            **self.mlp.weight_targets(f"{layer}.mlp"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
         }
 
 
@@ -129,36 +123,14 @@ class Experts:
         self.router = SoftmaxRouter(num_experts, hidden, shape.num_chosen, runtime, normalise=shape.normalises_weights)
         self.experts = ParallelExperts(num_experts, hidden, shape.expert_size, runtime, what="moe_intermediate_size")
 
+    def local(self, x_TD: Tensor) -> Tensor:
+        return self.experts.local(x_TD, *self.router(x_TD))
+
     def add_rms_norm(
         self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         expert_TA, weight_TA = self.router(x_TD)
         return self.experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
-    def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
-        return {
-            **self.router.targets(f"{mlp}.gate"),
-            **self.experts.targets(f"{mlp}.experts", "gate_proj", "up_proj", "down_proj"),
-        }
-
-
-class FeedForward:
-    """The gated feed-forward of a layer without experts."""
-
-    def __init__(self, shape: MoeShape, runtime: Runtime) -> None:
-        hidden, inner, what = shape.hidden_size, shape.intermediate_size, "intermediate_size"
-        self.kernels = runtime.kernels
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
-        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
-
-    def add_rms_norm(
-        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        inner_TF = self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
-        return self.down.add_rms_norm(inner_TF, residual_TD, norm_weight_D, eps)
-
-    def weight_targets(self, mlp: str) -> dict[str, WeightTarget]:
-        return {
-            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            **self.down.targets(f"{mlp}.down_proj"),
-        }
+    def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        return {**self.router.targets(f"{name}.gate"), **self.experts.targets(f"{name}.experts", gate, up, down)}

@@ -174,7 +174,7 @@ class ForgetsToAddUpTheRanks(PlainModel):
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         super().__init__(hf_config, runtime)
         for layer in self.layers:
-            layer.down.ranks = LocalRanks()
+            layer.mlp.down.ranks = LocalRanks()
 
 
 class SharesNothingOut(PlainModel):

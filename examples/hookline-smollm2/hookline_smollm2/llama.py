@@ -14,9 +14,10 @@ from torch import Tensor
 from hookline.core.contracts import Attend, CheckpointSource, ModelSpec, Rope, Runtime, WeightTarget
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
-    MergedColumnParallelLinear,
+    GatedMLP,
     ParallelHead,
     QKVParallelLinear,
+    Residual,
     RowParallelLinear,
     VocabParallelEmbedding,
     empty_parameter,
@@ -35,10 +36,10 @@ class Llama:
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         spec = self.spec(hf_config)
         rope = Rope(rope_table(rope_settings(hf_config), spec.head_dim, spec.max_position).to(runtime.device))
-        self.kernels, self.eps = runtime.kernels, float(hf_config.get("rms_norm_eps", 1e-6))
+        self.runtime, self.eps = runtime, float(hf_config.get("rms_norm_eps", 1e-6))
         self.embed = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, runtime)
         inner = whole_number(hf_config, "intermediate_size")
-        self.layers = [LlamaLayer(index, spec, inner, self.eps, rope, runtime) for index in range(spec.num_layers)]
+        self.layers = [LlamaLayer(index, spec, inner, rope, runtime) for index in range(spec.num_layers)]
         self.norm_D = empty_parameter(runtime, spec.hidden_size)
         tied_to = self.embed if hf_config.get("tie_word_embeddings") else None
         self.head = ParallelHead(spec.vocab_size, spec.hidden_size, runtime, tied_to=tied_to)
@@ -80,12 +81,10 @@ class Llama:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        residual_TD = self.embed(token_ids_T)
-        norms = [*(layer.attention_norm_D for layer in self.layers), self.norm_D]
-        normed_TD = self.kernels.rms_norm(residual_TD, norms[0], self.eps)
-        for layer, next_norm_D in zip(self.layers, norms[1:], strict=True):
-            normed_TD, residual_TD = layer(normed_TD, residual_TD, next_norm_D, attend)
-        return normed_TD
+        residual = Residual(self.embed(token_ids_T), self.eps, self.runtime)
+        for layer in self.layers:
+            layer(residual, attend)
+        return residual.norm(self.norm_D)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -106,36 +105,31 @@ class Llama:
 class LlamaLayer:
     """Attention and a gated feed-forward, each behind a norm and around a residual."""
 
-    def __init__(self, index: int, spec: ModelSpec, inner: int, eps: float, rope: Rope, runtime: Runtime) -> None:
+    def __init__(self, index: int, spec: ModelSpec, inner: int, rope: Rope, runtime: Runtime) -> None:
         hidden = spec.hidden_size
-        self.index, self.rope, self.kernels, self.eps = index, rope, runtime.kernels, eps
+        self.index, self.rope = index, rope
         self.attention_norm_D = empty_parameter(runtime, hidden)
         self.qkv = QKVParallelLinear(hidden, spec.num_heads, spec.num_kv_heads, spec.head_dim, runtime)
         self.output = RowParallelLinear(spec.num_heads * spec.head_dim, hidden, runtime)
         self.mlp_norm_D = empty_parameter(runtime, hidden)
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what="intermediate_size")
-        self.down = RowParallelLinear(inner, hidden, runtime, what="intermediate_size")
+        self.mlp = GatedMLP(hidden, inner, runtime)
 
-    def __call__(
-        self, normed_TD: Tensor, residual_TD: Tensor, next_norm_D: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """The stream after this layer, (T, D): normalised for what comes next, and as it is."""
-        attended_TD = attend(self.index, self.qkv(normed_TD), self.rope)
-        normed_TD, residual_TD = self.output.add_rms_norm(attended_TD, residual_TD, self.mlp_norm_D, self.eps)
-        inner_TF = self.kernels.linear_silu_mul(normed_TD, self.gate_up.weight_OD)
-        return self.down.add_rms_norm(inner_TF, residual_TD, next_norm_D, self.eps)
+    def __call__(self, residual: Residual, attend: Attend) -> None:
+        """Norm, attention, add; norm, feed-forward, add."""
+        attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope)
+        residual.add(attended_TD, through=self.output)
+        residual.add(residual.norm_each(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Hugging Face's names -> where this rank puts them."""
         layer = f"model.layers.{self.index}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        attention = f"{layer}.self_attn"
         return {
             f"{layer}.input_layernorm.weight": WeightTarget.whole(self.attention_norm_D, init="ones"),
             f"{layer}.post_attention_layernorm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
             **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
             **self.output.targets(f"{attention}.o_proj"),
-            **self.gate_up.targets(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            **self.down.targets(f"{mlp}.down_proj"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
         }
 
 

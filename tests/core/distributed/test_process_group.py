@@ -1,4 +1,4 @@
-"""Sums on a side stream, without a GPU: a stand-in for the stream computes a sum as late as it may."""
+"""Sums on a side stream, without a GPU: a stand-in for the stream computes a sum when somebody waits for it."""
 
 from typing import Any, cast
 
@@ -77,9 +77,10 @@ def test_chunks_whose_sums_are_taken_aside_equal_the_whole(num_rows: int, num_ch
     expected_TO, expected_sum_TO = plain.add_rms_norm(x_TD, residual_TO.clone(), weight_O, EPS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "ROW_TILE", tile)
-        _, layer = make(LateSideStream())
+        ranks, layer = make(LateSideStream())
         residual = rows.cut(residual_TO, num_chunks)
-        normed_TO = rows.whole(layer.add_rms_norm_each(rows.cut_like(x_TD, residual), residual, weight_O, EPS))
+        partials = map(layer.local, rows.cut_like(x_TD, residual))
+        normed_TO = rows.whole(ranks.add_rms_norm_each(KERNELS, partials, residual, weight_O, EPS))
     torch.testing.assert_close(normed_TO, expected_TO)
     assert torch.equal(rows.whole(residual), expected_sum_TO)
 
@@ -89,10 +90,11 @@ def test_every_sum_starts_before_the_first_is_waited_for_and_none_is_waited_for_
 ) -> None:
     monkeypatch.setattr(rows, "ROW_TILE", 1)
     side_stream = LateSideStream()
-    _, layer = make(side_stream)
+    ranks, _ = make(side_stream)
     residual = rows.cut(torch.zeros(3, WIDTH).double(), 3)
-    chunks = rows.cut_like(torch.ones(3, WIDTH).double(), residual)
-    for index, _ in enumerate(layer.add_rms_norm_each(chunks, residual, torch.ones(WIDTH).double(), EPS)):
+    partials = rows.cut_like(torch.ones(3, WIDTH).double(), residual)
+    norms = ranks.add_rms_norm_each(KERNELS, partials, residual, torch.ones(WIDTH).double(), EPS)
+    for index, _ in enumerate(norms):
         side_stream.log.append(f"took {index}")
     starts = [f"start {index}" for index in range(3)]
     assert side_stream.log == [*starts, "wait 0", "took 0", "wait 1", "took 1", "wait 2", "took 2"]

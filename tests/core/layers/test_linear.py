@@ -16,6 +16,7 @@ from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
     ColumnParallelLinear,
+    GatedMLP,
     MergedColumnParallelLinear,
     ParallelHead,
     QKVParallelLinear,
@@ -122,6 +123,28 @@ def test_row_shards_sum_to_the_plain_layer_with_one_bias(size: int, bias: bool) 
         fill(layer.targets("w"), whole)
         total += layer.local(mine)
     torch.testing.assert_close(total, functional.linear(x, whole["w.weight"], whole["w.bias"] if bias else None))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gated_shards_sum_to_the_plain_feed_forward(size: int) -> None:
+    x, shapes = random(TOKENS, HIDDEN, seed=1), {"gate": (8, HIDDEN), "up": (8, HIDDEN), "down": (HIDDEN, 8)}
+    whole = {f"mlp.{name}.weight": random(*shape, seed=len(name)) for name, shape in shapes.items()}
+    gate, up, down = whole.values()
+    expected = (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    residual, weight = random(TOKENS, HIDDEN, seed=5), 1 + 0.1 * random(HIDDEN, seed=6)
+
+    def work(ranks: LocalRanks) -> tuple[Tensor, ...]:
+        place = Runtime(torch.device("cpu"), torch.float64, ranks, PlainKernels(None, cast(AttentionSpec, None)))
+        layer = GatedMLP(HIDDEN, 8, place)
+        fill(layer.targets("mlp", "gate", "up", "down"), whole)
+        return layer(x), *layer.add_rms_norm(x, residual.clone(), weight, 1e-6), layer.local(x)
+
+    shards = on_ranks(size, work)
+    torch.testing.assert_close(torch.stack([local for *_, local in shards]).sum(0), expected)
+    for product, normed, total, _ in shards:
+        torch.testing.assert_close(product, expected)
+        torch.testing.assert_close(total, residual + expected)
+        torch.testing.assert_close(normed, functional.rms_norm(residual + expected, (HIDDEN,), weight, 1e-6))
 
 
 def test_row_parallel_layer_adds_its_partial_sums_over_the_ranks() -> None:
