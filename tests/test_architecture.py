@@ -186,6 +186,10 @@ def test_reading_the_command_line_imports_no_numpy() -> None:
     )
 
 
+def test_listing_what_is_installed_imports_nothing_large() -> None:
+    assert_bare("from hookline.core.info import main\nassert main([]) == 0", "transformers", "hydra", "numpy")
+
+
 def assert_bare(code: str, *further: str) -> None:
     check = f"import sys\nfound = {{'torch', 'triton', *{further!r}}} & set(sys.modules)\nassert not found, found"
     done = subprocess.run(

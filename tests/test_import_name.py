@@ -1,6 +1,6 @@
 """One import name: whatever else is called core, plugins or conf, an installed Hookline works.
 
-The wheel is installed in a fresh environment. Working folders hold modules of those names that end whoever imports them.
+The wheel is installed in a fresh environment. Working folders hold modules of those names that end their importer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def crowded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def crowded_command(crowded: Path) -> Path:
-    """One for the console command, which has no business with any module of a working folder but the plugin it names."""
+    """One for the console command, which imports nothing of a working folder but the plugin it is told."""
     (crowded / "mine.py").write_text(POLICY)
     return place(crowded, "json.py", "socket.py")
 
