@@ -215,7 +215,8 @@ class SamplerSuite:
         index_N = torch.arange(NUM_DRAWS, device=self.device)
         params.seed_N.copy_(index_N // 64 * 10 + seed)
         params.position_N.copy_(index_N % 64 * 2 + position)
-        return self.make().sample(logits_NV, params)
+        tokens_N: Tensor = self.make().sample(logits_NV, params)
+        return tokens_N
 
     def _various_logits(self) -> Iterator[Tensor]:
         for dtype in self.dtypes:
