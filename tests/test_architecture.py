@@ -6,6 +6,7 @@ writes use the public names alone; what is bare at import stays bare.
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ BARE = (
     *(f"hookline.plugins.{kind}" for kind in ("models", "schedulers", "samplers", "kernels")),
 )
 
+PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/*.md")} - {ROOT / "docs" / "plugins_reference.md"})
 CIRCLES = [{f"hookline.core.worker.{name}" for name in ("decode_graphs", "model_runner", "prompt_graphs", "worker")}]
 """Modules of core that import each other until the graphs get their own runner handed in; no other may."""
 HEAVY = {"torch", "triton", "transformers"}
@@ -105,9 +107,9 @@ def reachable(start: str, graph: Mapping[str, Set[str]]) -> set[str]:
     return reached
 
 
-def private_imports(path: Path, public: Set[str]) -> list[str]:
-    """What a file imports of core that may change without notice."""
-    names = [name for name in imports_in(parsed(path)) if name.startswith(("hookline.core", "core."))]
+def private_imports(tree: ast.AST, public: Set[str]) -> list[str]:
+    """What some code imports of core that may change without notice."""
+    names = [name for name in imports_in(tree) if name.startswith(("hookline.core", "core."))]
     return [name for name in names if not any(is_of(name, one) for one in public)]
 
 
@@ -233,24 +235,29 @@ def test_contracts_import_torch_for_type_checkers_alone(path: Path) -> None:
     "path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT / "examples"))
 )
 def test_examples_use_the_public_names(path: Path) -> None:
-    assert private_imports(path, public_names()) == []
+    assert private_imports(parsed(path), public_names()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_what_the_documents_show_uses_the_public_names(page: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    assert [name for block in blocks for name in private_imports(ast.parse(block), public_names())] == []
 
 
 @pytest.mark.parametrize("kind", kinds())
 def test_what_core_new_writes_uses_the_public_names(kind: str, tmp_path: Path) -> None:
     folder = write_skeleton(kind, "mine", tmp_path / "new")
-    assert [name for path in folder.rglob("*.py") for name in private_imports(path, public_names())] == []
+    assert [name for path in folder.rglob("*.py") for name in private_imports(parsed(path), public_names())] == []
 
 
-def test_a_private_import_would_be_found(tmp_path: Path) -> None:
-    path = tmp_path / "guilty.py"
-    path.write_text(
+def test_a_private_import_would_be_found() -> None:
+    code = (
         "from hookline import LLM\nfrom hookline.core.contracts import Plan\nfrom hookline.core import errors\n"
         "import hookline.core.testing.fakes\nfrom hookline.core.engine.engine import Engine\n"
         "def f():\n    from hookline.core.distributed import ranks\nfrom core.layers import Linear\n"
     )
     found = ["core.layers.Linear", "hookline.core.distributed.ranks", "hookline.core.engine.engine.Engine"]
-    assert sorted(private_imports(path, public_names())) == found
+    assert sorted(private_imports(ast.parse(code), public_names())) == found
 
 
 FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
