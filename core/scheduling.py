@@ -19,6 +19,9 @@ MAX_PROMPT_STEPS = 16
 With 16,384 tokens a step, a burst of 512 prompts of 512 tokens each is still computed without a pause. When arrivals
 never end, one step in 17 decodes; it is shorter than a step full of prompts, so they lose less than a seventeenth.
 """
+TILE_TOKENS = 128
+"""A matrix product takes about as long for any number of tokens up to a multiple of it, so steps of whole tiles cost
+least. The captured steps of prompts and decodes have a multiple of it, or max_num_batched_tokens."""
 
 
 def decodes_are_due(view: SchedulerView, max_prompt_steps: int = MAX_PROMPT_STEPS) -> bool:

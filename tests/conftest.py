@@ -31,3 +31,13 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     make_qwen3(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A fresh environment with Hookline's wheel in it, and nothing of this tree."""
+    from tests.fresh_environment import ROOT, FreshEnvironment
+
+    environment = FreshEnvironment(tmp_path_factory.mktemp("installed"))
+    environment.install([ROOT])
+    return environment

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 
 class FreshEnvironment:
@@ -32,19 +33,34 @@ class FreshEnvironment:
     def install(self, sources: Sequence[Path]) -> list[Path]:
         """Build the wheels of some source folders and pip-install them; returns the wheels."""
         wheels = self.folder / "wheels"
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
         build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", str(wheels)]
-        call([*pip, *build, *map(str, sources)], self.folder)
+        call([*PIP, *build, *map(str, sources)], self.folder)
         built = sorted(wheels.glob("*.whl"))
-        install = ["--python", str(self.python), "install", "--no-deps", "--no-index", "--no-compile"]
-        call([*pip, *install, *map(str, built)], self.folder)
+        self.install_wheels(built)
         return built
+
+    def install_wheels(self, wheels: Sequence[Path]) -> None:
+        """Install wheels, again if they are there already."""
+        self.pip("install", "--no-deps", "--no-index", "--force-reinstall", *map(str, wheels))
+
+    def pip(self, *arguments: str) -> None:
+        """Run pip for this environment; it must succeed."""
+        call([*PIP, "--python", str(self.python), *arguments], self.folder)
 
     def run(self, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run this environment's python; the result is the caller's to check."""
+        return self._started([str(self.python), *arguments], folder, environ)
+
+    def hookline(self, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the console command `hookline`, as `run` does."""
+        return self._started([str(self.python.with_name("hookline")), *arguments], folder, environ)
+
+    def _started(
+        self, command: Sequence[str], folder: Path | None, environ: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HOOKLINE"))}
         return subprocess.run(
-            [str(self.python), *arguments],
+            command,
             cwd=folder or self.folder,
             env={**kept, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **environ},
             stdin=subprocess.DEVNULL,

@@ -1,19 +1,27 @@
-"""Core knows no plugin, not even in a string, and what is bare at import stays bare."""
+"""The architecture that is checked by machine, beside pyproject.toml's contracts of imports.
+
+Core knows no plugin, not even in a string; no module of core imports itself by a detour; examples and what `core.new`
+writes use the public names alone; what is bare at import stays bare.
+"""
 
 import ast
-import graphlib
+import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
 
+from hookline.core.new.command import kinds, write_skeleton
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 
 ROOT = Path(__file__).parents[1]
-CORE = sorted(path for path in ROOT.glob("core/**/*.py"))
+CORE = sorted(ROOT.glob("core/**/*.py"))
 ORDINARY_WORDS = {"torch", "triton"}
 """Names of entries that are also names of libraries core deals with."""
 BARE = (
@@ -32,6 +40,82 @@ BARE = (
     "hookline.core.scheduling",
     *(f"hookline.plugins.{kind}" for kind in ("models", "schedulers", "samplers", "kernels")),
 )
+
+PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/*.md")} - {ROOT / "docs" / "plugins_reference.md"})
+HEAVY = {"torch", "triton", "transformers"}
+
+
+def public_names() -> set[str]:
+    """What plugins may import of core, as the contract in pyproject.toml says it."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = (one for one in settings["contracts"] if one["name"] == "plugins use the public names")
+    return {imported for _, imported in (line.split(" -> ") for line in contract["ignore_imports"])}
+
+
+def imports_in(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all that some code imports, wherever in it: `a.b.c` for `from a.b import c`, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """Each module of core and the modules of core that it imports, those for type checkers included."""
+    files = {".".join(("hookline", *path.relative_to(root).with_suffix("").parts)): path for path in core_files(root)}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+
+    def imported(path: Path) -> Iterator[str]:
+        for name in imports_in(parsed(path)):
+            module = name if name in files else name.rpartition(".")[0]
+            if module in files:
+                yield module
+
+    return {module: set(imported(path)) - {module} for module, path in files.items()}
+
+
+def core_files(root: Path) -> list[Path]:
+    return sorted(root.glob("core/**/*.py"))
+
+
+def circles(graph: Mapping[str, Set[str]]) -> list[set[str]]:
+    """Sets of modules each of which imports all of its set, at once or by a detour."""
+    reached = {module: reachable(module, graph) for module in graph}
+    found: list[set[str]] = []
+    for module in graph:
+        circle = {other for other in reached[module] if module in reached[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def reachable(start: str, graph: Mapping[str, Set[str]]) -> set[str]:
+    reached: set[str] = set()
+    ahead = [start]
+    while ahead:
+        new = graph[ahead.pop()] - reached
+        reached |= new
+        ahead += new
+    return reached
+
+
+def private_imports(tree: ast.AST, public: Set[str]) -> list[str]:
+    """What some code imports of core that may change without notice."""
+    names = [name for name in imports_in(tree) if name.startswith(("hookline.core", "core."))]
+    return [name for name in names if not any(is_of(name, one) for one in public)]
+
+
+def is_of(name: str, public: str) -> bool:
+    """Whether an imported name is a public module, a name in it, or below one that is public whole (`x.**`)."""
+    if public.endswith(".**"):
+        return name.startswith(public.removesuffix("**"))
+    return public in (name, name.rpartition(".")[0])
 
 
 def plugin_names() -> set[str]:
@@ -102,6 +186,10 @@ def test_reading_the_command_line_imports_no_numpy() -> None:
     )
 
 
+def test_listing_what_is_installed_imports_nothing_large() -> None:
+    assert_bare("from hookline.core.info import main\nassert main([]) == 0", "transformers", "hydra", "numpy")
+
+
 def assert_bare(code: str, *further: str) -> None:
     check = f"import sys\nfound = {{'torch', 'triton', *{further!r}}} & set(sys.modules)\nassert not found, found"
     done = subprocess.run(
@@ -118,16 +206,96 @@ def test_each_kind_has_a_default_that_exists(kind: str) -> None:
     assert name == "auto" or PluginHost.load(environ={}).choose(kind, name).name == name
 
 
-def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Modules of core that a file imports, wherever in it and if for type checkers alone."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-    wanted = {(node.module or "", alias.name) for node in nodes for alias in node.names}
-    return {f"{module}.{name}" if f"{module}.{name}" in modules else module for module, name in wanted} & modules
-
-
 def test_no_module_of_core_imports_itself_by_a_detour() -> None:
-    names = {path: ".".join(("hookline", *path.relative_to(ROOT).with_suffix("").parts)) for path in CORE}
-    modules = {name.removesuffix(".__init__"): path for path, name in names.items() if "templates" not in path.parts}
-    graph = {module: imports_of(path, set(modules)) for module, path in modules.items()}
-    assert len(graph) > 100
-    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    assert circles(import_graph(ROOT)) == []
+
+
+def test_a_circle_would_be_found_even_if_it_is_for_type_checkers_alone(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "core", tmp_path / "core", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "core" / "errors.py").open("a") as file:
+        file.write("\nif TYPE_CHECKING:\n    from hookline.core.util import text\n")
+    with (tmp_path / "core" / "util" / "text.py").open("a") as file:
+        file.write("\ndef planted():\n    from hookline.core.errors import ConfigError\n")
+    assert {"hookline.core.errors", "hookline.core.util.text"} in circles(import_graph(tmp_path))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "core" / "contracts").glob("*.py")), ids=lambda path: path.name)
+def test_contracts_import_torch_for_type_checkers_alone(path: Path) -> None:
+    class Runs(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.If | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+    left = Runs().visit(parsed(path))
+    assert {name.partition(".")[0] for name in imports_in(left)} & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT / "examples"))
+)
+def test_examples_use_the_public_names(path: Path) -> None:
+    assert private_imports(parsed(path), public_names()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_what_the_documents_show_uses_the_public_names(page: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    assert [name for block in blocks for name in private_imports(ast.parse(block), public_names())] == []
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_what_core_new_writes_uses_the_public_names(kind: str, tmp_path: Path) -> None:
+    folder = write_skeleton(kind, "mine", tmp_path / "new")
+    assert [name for path in folder.rglob("*.py") for name in private_imports(parsed(path), public_names())] == []
+
+
+def test_a_private_import_would_be_found() -> None:
+    code = (
+        "from hookline import LLM\nfrom hookline.core.contracts import Plan\nfrom hookline.core import errors\n"
+        "import hookline.core.testing.fakes\nfrom hookline.core.engine.engine import Engine\n"
+        "def f():\n    from hookline.core.distributed import ranks\nfrom core.layers import Linear\n"
+    )
+    found = ["core.layers.Linear", "hookline.core.distributed.ranks", "hookline.core.engine.engine.Engine"]
+    assert sorted(private_imports(ast.parse(code), public_names())) == found
+
+
+FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+PLANTED = {
+    "imports of core point down": ("core/errors.py", f"{FOR_TYPES}    from hookline.core.engine.engine import Engine"),
+    "the host side of a step knows no torch": ("core/engine/engine.py", "import torch"),
+    "plugins use the public names": ("plugins/schedulers/chunked.py", "from hookline.core.engine.engine import Engine"),
+    "core knows no plugin": ("core/engine/engine.py", "from hookline.plugins.schedulers import chunked"),
+    "the kinds do not know each other": ("plugins/schedulers/chunked.py", "from hookline.plugins import samplers"),
+}
+
+
+@pytest.fixture(scope="module")
+def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("tree")
+    for name in ("core", "plugins", "conf", "hookline"):
+        ignored = shutil.ignore_patterns("__pycache__", "qwen3_tiny")
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    return tree
+
+
+@pytest.mark.parametrize("contract", PLANTED)
+def test_the_contracts_hold_and_an_import_that_breaks_one_is_found(contract: str, copied_tree: Path) -> None:
+    assert f"{contract} KEPT" in linted(copied_tree)
+    name, line = PLANTED[contract]
+    path = copied_tree / name
+    before = path.read_text()
+    path.write_text(f"{before}\n{line}\n")
+    try:
+        assert f"{contract} BROKEN" in linted(copied_tree)
+    finally:
+        path.write_text(before)
+
+
+def linted(tree: Path) -> str:
+    pytest.importorskip("importlinter", reason="needs the extra: pip install hookline[dev]")
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache'])"
+    environ = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=tree, env=environ, capture_output=True, text=True, timeout=60, check=False
+    ).stdout

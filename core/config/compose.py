@@ -5,6 +5,7 @@ The only place that runs Hydra. Its errors leave as our own, in one line; nothin
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import is_raw, quote_raw_values, search_path_overrides, store_options
 from hookline.core.config.schema import describe
+from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
@@ -53,10 +55,10 @@ def compose(
     in another process; what it returns is what Hydra's sweeper hears of the job.
     Raises: ConfigError or PluginError with the near miss and what is available.
     """
-    try:
-        arguments = flags_first(arguments)
-    except SystemExit:  # after `--version`
+    if any(len(one) > 2 and "--version".startswith(one) for one in arguments):
+        print(f"{PROJECT} {importlib.metadata.version(PROJECT)}")
         return []
+    arguments = flags_first(arguments)
     _refuse_name_overrides(arguments)
     store_options(host)
     raw = tuple(argument for argument in arguments if is_raw(argument))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hookline.core.scheduling import TILE_TOKENS
+
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
-TILE_TOKENS = 128
-"""A matrix product takes about as long for any number of tokens up to a multiple of it; so captured mixed steps have a
-multiple of it, or max_num_batched_tokens."""
 LEAST_SAVED = 64
 """Tokens by which such a multiple is less than max_num_batched_tokens."""
 MAX_ROWS = 16

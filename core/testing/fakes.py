@@ -15,6 +15,8 @@ import xxhash
 from hookline.core.contracts import Limits, Scheduler
 from hookline.core.engine.engine import Engine
 from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.plugin.check_plugin import new_manager
+from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step, pack, unpack
@@ -170,6 +172,11 @@ def fake_engine(
         ),
         **options,
     )
+
+
+def watched_by(*observers: Any) -> Observers:
+    """For `fake_engine(..., observers=watched_by(observer))`: these observers, and no plugin's hooks."""
+    return Observers(new_manager(), {type(observer).__name__: observer for observer in observers})
 
 
 def check_engine(engine: Engine) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Sampler, SamplingBatch
+from hookline.core.contracts import SamplingBatch
 from hookline.core.testing.checks import check, check_form, check_unchanged
 from hookline.core.testing.counts import chi_square_p_value
 from hookline.core.testing.host_sync import no_host_sync
@@ -37,8 +37,8 @@ class SamplerSuite:
     graph_safe: ClassVar[bool] = True
     temperatures: ClassVar[Sequence[float]] = (0.3, 0.7, 1.0, 2.5)
 
-    def make(self) -> Sampler:
-        """The sampler under test."""
+    def make(self) -> Any:
+        """The sampler under test; without `sample_shard`, unless its needs state vocabulary_shards."""
         raise NotImplementedError("return your sampler from make()")
 
     def distribution(self, logits_V: Tensor, temperature: float) -> Tensor:
@@ -215,7 +215,8 @@ class SamplerSuite:
         index_N = torch.arange(NUM_DRAWS, device=self.device)
         params.seed_N.copy_(index_N // 64 * 10 + seed)
         params.position_N.copy_(index_N % 64 * 2 + position)
-        return self.make().sample(logits_NV, params)
+        tokens_N: Tensor = self.make().sample(logits_NV, params)
+        return tokens_N
 
     def _various_logits(self) -> Iterator[Tensor]:
         for dtype in self.dtypes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
 from hookline.core.errors import RequestError
-from hookline.core.util.arrays import float_bits
 from hookline.plugins.samplers import TokenBiasArguments
 
 MAX_TOKENS = 512
@@ -26,14 +26,14 @@ class TokenBias(LogitsProcessor):
 
     @staticmethod
     def encode(arguments: TokenBiasArguments, request: RequestFacts) -> Sequence[int]:
-        tokens, biases = list(arguments.logit_bias), arguments.logit_bias.values()
+        tokens, biases = list(arguments.logit_bias), list(arguments.logit_bias.values())
         if len(tokens) > MAX_TOKENS:
             raise RequestError(f"sampling.logit_bias has {len(tokens)} tokens; at most {MAX_TOKENS} may have a bias")
         if max(tokens) >= request.vocab_size:
             raise RequestError(
                 f"sampling.logit_bias: token id {max(tokens)} is outside the vocabulary (0 to {request.vocab_size - 1})"
             )
-        return [*tokens, *float_bits(biases).tolist()]
+        return [*tokens, *np.array(biases, np.float32).view(np.int32).tolist()]
 
     def load(self, row: int, values_X: Tensor) -> None:
         count = len(values_X) // 2

@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hookline.core.contracts import Plan, RequestView, SchedulerView
-from hookline.core.scheduling import SIMPLY_DECODE, can_simply_decode, plan_mixed
-from hookline.core.step.captured import TILE_TOKENS
+from hookline.core.scheduling import SIMPLY_DECODE, TILE_TOKENS, can_simply_decode, plan_mixed
 from hookline.plugins.schedulers import LongestFirstConfig
 
 PLANS_A_PACE = 8

@@ -10,10 +10,9 @@ from hookline_flashinfer import FlashInferConfig
 
 from hookline.core.contracts import AttentionSpec
 from hookline.core.errors import ConfigError, PluginError
-from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.needs import Facts, choose_kernels
 from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
 from hookline.core.testing.checks import check_close
+from hookline.core.testing.installed import installed_kernels
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -25,11 +24,11 @@ needs_gpu = pytest.mark.skipif(
 
 def test_on_a_cpu_it_is_refused_with_its_reasons() -> None:
     with pytest.raises(PluginError, match=r"kernels 'flashinfer' of plugin .*device is cpu, needs cuda"):
-        choose_kernels(PluginHost.load(), "flashinfer", Facts("cpu", "bfloat16"))
+        installed_kernels("flashinfer", dtype="bfloat16")
 
 
 def test_where_it_cannot_run_auto_passes_it_over() -> None:
-    assert choose_kernels(PluginHost.load(), "auto", Facts("cpu", "float32")).name != "flashinfer"
+    assert installed_kernels("auto") != "flashinfer"
 
 
 def test_an_empty_workspace_is_refused() -> None:

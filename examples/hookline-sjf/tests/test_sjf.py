@@ -6,13 +6,12 @@ import pytest
 from hookline_sjf import ShortestJobFirstConfig
 from hookline_sjf.policy import ShortestJobFirst
 
-from hookline.core.config.settings import validate
 from hookline.core.contracts import ALL, Limits, SchedulerView
 from hookline.core.errors import ConfigError
-from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import MAX_PROMPT_STEPS
 from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.installed import installed_config
 from hookline.core.testing.scheduler_suite import SchedulerSuite, drain
 
 
@@ -88,5 +87,5 @@ def test_ageing_that_would_let_jobs_starve_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize(("preset", "ageing"), [("sjf", 1000.0), ("sjf_patient", 100.0), ("sjf_impatient", 10_000.0)])
 def test_the_installed_presets_set_the_ageing(preset: str, ageing: float) -> None:
-    config = validate({"scheduler": preset}, PluginHost.load())
+    config = installed_config(scheduler=preset)
     assert (config.scheduler.name, config.scheduler.config.ageing_tokens_per_s) == ("sjf", ageing)

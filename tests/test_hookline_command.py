@@ -1,0 +1,95 @@
+"""`hookline`: the commands of core under one name, and what it does with everything else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hookline
+from hookline.__main__ import main
+from hookline.core import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+SHOWS = {
+    "run": (["prompt=x", "--cfg", "job"], "\nprompt: x\n"),
+    "bench": (["workload=smoke", "--cfg", "job"], "\nworkload:\n"),
+    "simulate": (["workload=smoke", "--cfg", "job"], "\ncost: "),
+    "report": (["--help"], "python -m core.report"),
+    "info": (["chunked"], "scheduler=chunked: "),
+    "new": (["scheduler", "mine"], "hookline-mine is a scheduler policy that runs."),
+}
+"""Command -> arguments, and something that it prints for them."""
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_core_is_a_sub_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, shown = SHOWS[command]
+    assert main([command, *arguments]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_every_command_is_one_that_python_m_core_knows() -> None:
+    folders = {path.parent.name for path in (ROOT / "core").glob("*/__main__.py")}
+    assert set(COMMANDS) == folders
+
+
+@pytest.mark.parametrize("arguments", [["prompt=x", "--cfg", "job"], ["--cfg", "job", "prompt=x"]])
+def test_arguments_without_a_command_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    bare = capsys.readouterr().out
+    assert main(["run", *arguments]) == 0
+    assert capsys.readouterr().out == bare
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["run", "--version"], ["bench", "--vers"], ["bench", "-m", "--version"]]
+)
+def test_its_version_is_hooklines_and_not_that_of_what_composes(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"hookline {hookline.__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_the_commands(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([flag]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: hookline ") and all(command in shown for command in COMMANDS)
+
+
+def test_an_unknown_command_exits_with_2_and_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["becnh", "workload=smoke"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    expected = f"hookline: error: no command 'becnh'. Did you mean 'bench'? Commands: {', '.join(COMMANDS)}\n"
+    assert captured.err == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["modle=x"], ["run", "modle=x"], ["bench", "modle=x"], ["simulate", "modle=x"], ["report"], ["info", "no"]],
+)
+def test_a_mistake_exits_with_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("hookline: error: ") and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["hookline", "core.run"])
+def test_the_exit_code_is_the_process_s(module: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, "modle=x"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hookline: error: ")
