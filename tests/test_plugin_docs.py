@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hookline.core.contracts import API_VERSION
 from hookline.core.contracts import hooks as hookspecs
 from hookline.core.new import command as new
 from hookline.core.testing.running import failures
@@ -126,6 +127,12 @@ def test_the_public_names_are_there() -> None:
     for name in rows:
         importlib.import_module(name)
     assert set(re.findall(r"`(\w+)`", rows["hookline"])) == set(importlib.import_module("hookline").__all__)
+
+
+def test_the_version_of_the_interface_is_the_one_stated() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"API_VERSION = (\d+)", text)) == {str(API_VERSION)}
+    assert f"It is {API_VERSION};" in text
 
 
 def test_the_kernels_that_are_public_to_be_subclassed_are_the_registered_ones() -> None:

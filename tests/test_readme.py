@@ -14,7 +14,10 @@ import tomllib
 
 import pytest
 
+from hookline.core import errors, sampling_params
+from hookline.core.checkpoint import checkpoint
 from hookline.core.plugin.host import PluginHost
+from hookline.core.requests import extra_args
 from hookline.core.testing.running import failures
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.doc_pages import ROOT, blocks, commands, run_here
@@ -222,6 +225,40 @@ def test_the_ratios_that_are_quoted_follow_from_the_table(peer):
     column = {"nano-vLLM": -3, "vLLM": -2}[peer]
     assert [line.split("|")[column].strip() for line in lines] == ratios
     assert f"{min(ratios)} to {max(ratios)} times {peer} " in README.read_text()
+
+
+LIMITS = {
+    "n`": [sampling_params.MAX_COMPLETIONS],
+    "`logprobs`": [sampling_params.MAX_LOGPROBS],
+    "`stop`": [sampling_params.MAX_STOPS, sampling_params.MAX_STOP_CHARACTERS],
+    "`stop_token_ids`": [sampling_params.MAX_STOP_TOKEN_IDS],
+    "`logit_bias`": [sampling_params.MAX_BIASES],
+    "`allowed_token_ids`": [sampling_params.MAX_ALLOWED_TOKEN_IDS],
+    "`bad_words`": [
+        sampling_params.MAX_BAD_WORDS,
+        sampling_params.MAX_BAD_WORD_CHARACTERS,
+        sampling_params.MAX_BAD_WORD_TOKEN_IDS,
+    ],
+    "`extra_args`": [extra_args.MAX_VALUES, extra_args.MAX_CHARACTERS, extra_args.MAX_DEPTH],
+    "JSON files": [checkpoint.MAX_DEPTH],
+    "an error's text": [errors.MAX_SHOWN],
+}
+"""What begins or names a row of SECURITY.md's table of limits -> the limits in it, in order."""
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_limits_in_the_security_page_are_those_of_core(name):
+    table = (ROOT / "SECURITY.md").read_text().partition("## Limits")[2]
+    [row] = [line for line in table.splitlines() if line.startswith("| ") and name in line.split("|")[1]]
+    found = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row.split("|")[2])]
+    assert found == LIMITS[name]
+
+
+def test_ci_runs_on_every_python_that_is_supported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [text.rpartition(" ")[2] for text in project["classifiers"] if "Python :: 3." in text]
+    [matrix] = re.findall(r"python: \[(.*)\]", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert re.findall(r"[\d.]+", matrix) == versions
 
 
 def slug(title):
