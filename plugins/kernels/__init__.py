@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hookline.core.contracts import Needs, Registrar, hookimpl
 
+if TYPE_CHECKING:
+    from hookline.plugins.kernels.triton_backend import TritonKernels
+
 API_VERSION = 2
+__all__ = ["TritonKernels", "register_kernels"]
+
+
+def __getattr__(name: str) -> Any:
+    """TritonKernels, public to be subclassed; imported on first use."""
+    if name == "TritonKernels":
+        from hookline.plugins.kernels.triton_backend import TritonKernels
+
+        return TritonKernels
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 @hookimpl

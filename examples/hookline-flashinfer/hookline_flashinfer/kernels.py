@@ -14,7 +14,7 @@ from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch
-from hookline.plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.kernels import TritonKernels
 from hookline_flashinfer import FlashInferConfig
 from hookline_flashinfer.pages import DevicePages, host_pages
 
