@@ -126,7 +126,7 @@ def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
         ("prompt=hello", "prompt has no effect in a benchmark"),
         ("objective=speed", "no metric named objective=speed"),
         ("job_timeout_s=5", "job_timeout_s is for the jobs of a sweep; add -m, or leave it out"),
-        ("repeats=0", "repeats=0 must be a whole number of at least 1"),
+        ("repeats=0", "repeats=0 must be at least 1"),
         ("engine.max_model_len=8", "every request of the workload was refused: the prompt has"),
     ],
 )

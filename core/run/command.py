@@ -27,15 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from hookline.core.config.compose import compose
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.run.settings import validate_run
+    from hookline.core.run.settings import RunKeys, validate_run
 
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
         from hookline.core.sweep.sweep import run_sweep
 
-        return run_sweep(arguments, host)
-    jobs = compose(arguments, host)
+        return run_sweep(arguments, host, RunKeys)
+    jobs = compose(arguments, host, RunKeys)
     return execute(validate_run(jobs[0].tree, host), host) if jobs else 0
 
 

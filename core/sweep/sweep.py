@@ -111,10 +111,10 @@ class Sweep:
         return record
 
 
-def run_sweep(arguments: Sequence[str], host: PluginHost, command: str = "run") -> int:
+def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: str = "run") -> int:
     """Run the sweep that the arguments ask for and return the exit code: 1 if any job of it failed.
 
-    Where jobs take prompts, piped input is read once and given to each of them.
+    keys: see `compose`. Where jobs take prompts, piped input is read once and given to each of them.
     Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
     """
     text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
@@ -123,7 +123,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, command: str = "run") 
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(own, host, BENCHES.get(command, "config"), sweep)
+            compose(own, host, keys, BENCHES.get(command, "config"), sweep)
         finally:  # what was done before an error or an interrupt is worth showing, too
             records = read_lines(notes)
             if records:

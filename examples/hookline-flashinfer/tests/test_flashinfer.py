@@ -8,6 +8,7 @@ import pytest
 import torch
 from hookline_flashinfer import FlashInferConfig
 
+from hookline.core.config.settings import validate
 from hookline.core.contracts import AttentionSpec
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.plugin.host import PluginHost
@@ -34,7 +35,7 @@ def test_where_it_cannot_run_auto_passes_it_over() -> None:
 
 def test_an_empty_workspace_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kernels\.workspace_mib=0 must be at least 1"):
-        FlashInferConfig(workspace_mib=0)
+        validate({"kernels": {"name": "flashinfer", "workspace_mib": 0}}, PluginHost.load())
 
 
 @needs_gpu
