@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hookline.core.bench.files import read_recording
-from hookline.core.sweep.results import read_results
-from hookline.core.util.json_lines import read_lines
+from hookline.core.sweep.results import read_lines, read_results
 
 ROOT = Path(__file__).parents[1]
 FAULTY = """

@@ -78,7 +78,7 @@ def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None 
     """
     from hookline.core.bench.files import write_recording
     from hookline.core.sweep.job_status import failure
-    from hookline.core.util.json_lines import append_line
+    from hookline.core.sweep.results import append_line
 
     result, records = tree.get("result"), tree.get("records")
     try:

@@ -74,7 +74,7 @@ def compose(
     found: list[Job] = []
     with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
         try:
-            _run_hydra(config_name, _Task(raw, _config_dir(), run_job or _Collect(found)))
+            _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))
         except SystemExit:
             asked = get_args_parser().parse_intermixed_args(arguments)
             if not asked.help and not asked.hydra_help:
@@ -96,14 +96,6 @@ def compose(
                 raise ConfigError(job.fault)
             _refuse_unset_kinds(job)
     return found
-
-
-@dataclass(frozen=True)
-class _Collect:
-    found: list[Job]
-
-    def __call__(self, job: Job) -> None:
-        self.found.append(job)
 
 
 @dataclass(frozen=True)

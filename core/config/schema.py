@@ -44,7 +44,8 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Ite
     try:
         inert = {key: _inert(value, joined(prefix, key), texts) for key, value in values.items()}
         node = OmegaConf.merge(OmegaConf.structured(cls), inert)
-        _refuse_missing(OmegaConf.missing_keys(node), prefix)
+        for key in sorted(OmegaConf.missing_keys(node)):
+            raise ConfigError(f"{joined(prefix, key)} has no value and no default; set {joined(prefix, key)}=...")
         return _instance(node, texts, prefix)
     except HooklineError:
         raise
@@ -173,7 +174,7 @@ def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> s
     key = clipped(joined(prefix, full_key))
     text = str(error).partition("\n")[0]
     if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
-        return unknown_key(key, _keys_around(error))
+        return unknown_key(key, getattr(error, "parent_node", None) or ())
     if wrong := _WRONG_TYPE.fullmatch(text):
         value = _with_texts(wrong[1], texts)
         value = clipped(value) if wrong[2] not in ("str", None) else shown(value)
@@ -181,13 +182,3 @@ def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> s
     if "Incompatible value 'None'" in text:
         return f"{key} must have a value; it is None"
     return f"{key}: {clipped(_with_texts(' '.join(text.split()), texts), 2 * MAX_TEXT)}"
-
-
-def _keys_around(error: Exception) -> list[str]:
-    parent = getattr(error, "parent_node", None)
-    return [str(key) for key in parent] if parent is not None else []
-
-
-def _refuse_missing(keys: Iterable[str], prefix: str) -> None:
-    for key in sorted(keys):
-        raise ConfigError(f"{joined(prefix, key)} has no value and no default; set {joined(prefix, key)}=...")

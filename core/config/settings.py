@@ -16,7 +16,7 @@ from hookline.core.config.schema import build, check_keys
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import Preset, default_options, preset_values
+from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import AUTO, KINDS, OBSERVER, Entry, Option
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
@@ -195,15 +195,11 @@ def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Seque
 
 def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
     presets = [preset for preset in host.presets if preset.kind == kind]
-    found = _find(presets, name)
+    found = next((preset for preset in presets if preset.name == name), None)
     if host.registry.find(kind, name) is None and found is None:
         core_choice = [AUTO] if kind == "kernels" else []
         raise host.unknown(kind, name, [*core_choice, *(preset.name for preset in presets)])
     return preset_values(found, presets) if found is not None else (name, {})
-
-
-def _find(presets: Sequence[Preset], name: str) -> Preset | None:
-    return next((preset for preset in presets if preset.name == name), None)
 
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:

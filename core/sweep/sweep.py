@@ -24,9 +24,8 @@ from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
-from hookline.core.sweep.results import FORMAT, RESULTS
+from hookline.core.sweep.results import FORMAT, RESULTS, append_line, read_lines
 from hookline.core.util.child_python import python_command
-from hookline.core.util.json_lines import append_line, read_lines
 
 LOG = "log.txt"
 """In a job's folder: what the job printed."""

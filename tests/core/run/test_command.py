@@ -459,6 +459,7 @@ def test_help_and_cfg_show_options_and_run_nothing(llm: type[FakeLLM], capsys: p
     out = capsys.readouterr().out
     assert out.startswith("python -m core.run [option=name | key=value] ...: completes prompts.")
     assert "scheduler: hasty, patient" in out
+    assert "engine.max_num_seqs=512\n    Most requests running at the same time.\n" in out
     assert main([*CHOSEN, "scheduler.limit=7", "--cfg", "job"]) == 0
     assert "limit: 7" in capsys.readouterr().out
     assert llm.calls == []
