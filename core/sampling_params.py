@@ -252,7 +252,7 @@ class SamplingParams:
     """The same for the prompt's tokens, all but the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments of logits processors that plugins bring, by the processor's name; taken literally, and within the
-    limits of core/requests/extra_args.py."""
+    limits of core/requests/logits_processing.py."""
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, 1)
