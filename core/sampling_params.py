@@ -192,34 +192,8 @@ def derived_seed(seed: int, number: int) -> int:
 class SamplingParams:
     """Sampling parameters of one request.
 
-    The first five are None unless set: the checkpoint's generation_config.json decides then, else they change nothing.
-
-    temperature:        dimensionless, >= 0; 0 means greedy.
-    top_k:              draw from the k most likely tokens, ties with the last one included; 0 or -1: from all.
-    top_p:              draw from the most likely tokens that together reach this probability, in (0, 1]; 1: from all.
-    min_p:              draw from the tokens at least this part as likely as the most likely one, in [0, 1]; 0: all.
-    repetition_penalty: > 0; logits of tokens in prompt or output are divided by it, negative ones multiplied.
-    presence_penalty:   in [-2, 2]; subtracted from the logits of tokens in the output.
-    frequency_penalty:  in [-2, 2]; the same, for each time the token is in the output.
-    logit_bias:         token id -> number added to its logit.
-    allowed_token_ids:  if not None, the only tokens that may be drawn.
-    bad_words:          texts, or lists of token ids, whose last token is not drawn after the ones before it.
-    max_tokens:         most tokens to generate, >= 1.
-    min_tokens:         fewest tokens to generate before an end-of-sequence or stop token may be drawn.
-    seed:               fixes the draws of this request whatever else runs; None derives one from the engine's seed and
-                        the request's number.
-    stop_token_ids:     further token ids that end the request; they stay in token_ids, not in the text.
-    ignore_eos:         do not stop at the checkpoint's end-of-sequence tokens.
-    n:                  completions of the prompt, 1 to 1024. The first draws with `seed`, the others with seeds made of
-                        it.
-    stop:               texts that end the request, once min_tokens are there; the text ends before the one that is
-                        complete first, the token that completed it is the last. One text, or several.
-    include_stop_str_in_output: leave the stop string in the text.
-    skip_special_tokens: leave special tokens out of the text.
-    logprobs:           0 to 20: give every token with its log-probability under the model, and this many alternatives.
-    prompt_logprobs:    the same for the prompt's tokens, all but the first.
-    extra_args:         arguments of logits processors that plugins bring, by the processor's name; taken literally, and
-                        within the limits of core/requests/extra_args.py.
+    temperature, top_k, top_p, min_p and repetition_penalty are None unless set: the checkpoint's generation_config.json
+    decides then; where it says nothing, they are 1, 0, 1, 0 and 1.
 
     Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
     min_p, each over what the one before left, as transformers' processors do. Processors of plugins come where their
@@ -233,27 +207,52 @@ class SamplingParams:
     """
 
     temperature: float | None = None
+    """Dimensionless, >= 0; 0 means greedy."""
     max_tokens: int = 64
+    """Most tokens to generate, >= 1."""
     min_tokens: int = 0
+    """Fewest tokens to generate before an end-of-sequence or stop token may be drawn."""
     seed: int | None = None
+    """Fixes the draws of this request whatever else runs; None derives one from the engine's seed and the request's
+    number."""
     stop_token_ids: tuple[int, ...] = ()
+    """Further token ids that end the request; they stay in token_ids, not in the text."""
     ignore_eos: bool = False
+    """Do not stop at the checkpoint's end-of-sequence tokens."""
     n: int = 1
+    """Completions of the prompt, 1 to 1024. The first draws with `seed`, the others with seeds made of it."""
     stop: tuple[str, ...] = ()
+    """Texts that end the request, once min_tokens are there; the text ends before the one that is complete first, the
+    token that completed it is the last. One text, or several."""
     include_stop_str_in_output: bool = False
+    """Leave the stop string in the text."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     top_k: int | None = None
+    """Draw from the k most likely tokens, ties with the last one included; 0 or -1: from all."""
     top_p: float | None = None
+    """Draw from the most likely tokens that together reach this probability, in (0, 1]; 1: from all."""
     min_p: float | None = None
+    """Draw from the tokens at least this part as likely as the most likely one, in [0, 1]; 0: all."""
     repetition_penalty: float | None = None
+    """> 0; logits of tokens in prompt or output are divided by it, negative ones multiplied."""
     presence_penalty: float = 0.0
+    """In [-2, 2]; subtracted from the logits of tokens in the output."""
     frequency_penalty: float = 0.0
+    """In [-2, 2]; the same, for each time the token is in the output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id -> number added to its logit."""
     allowed_token_ids: tuple[int, ...] | None = None
+    """If not None, the only tokens that may be drawn."""
     bad_words: tuple[str | tuple[int, ...], ...] = ()
+    """Texts, or lists of token ids, whose last token is not drawn after the ones before it."""
     logprobs: int | None = None
+    """0 to 20: give every token with its log-probability under the model, and this many alternatives."""
     prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, all but the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arguments of logits processors that plugins bring, by the processor's name; taken literally, and within the
+    limits of core/requests/logits_processing.py."""
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, 1)

@@ -200,9 +200,9 @@ def assert_bare(code: str, *further: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_a_default_that_exists(kind: str) -> None:
-    from hookline.core.plugin.presets import default_tree
+    from hookline.core.plugin.presets import default_options
 
-    name = default_tree()[kind]
+    name = default_options()[kind]
     assert name == "auto" or PluginHost.load(environ={}).choose(kind, name).name == name
 
 

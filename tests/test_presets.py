@@ -8,7 +8,8 @@ import pytest
 from hookline.core.config.compose import compose
 from hookline.core.config.settings import ENGINE_KEYS, EngineConfig, validate
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import CONF, Preset, default_tree, presets_in
+from hookline.core.plugin.presets import CONF, Preset, default_options, presets_in
+from hookline.core.run.settings import RunKeys
 
 PRESETS = presets_in(CONF, "hookline")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -37,7 +38,7 @@ def work_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def composed(host: PluginHost, *arguments: str) -> Any:
-    tree = compose(list(arguments), host)[0].tree
+    tree = compose(list(arguments), host, RunKeys)[0].tree
     return validate({key: tree[key] for key in ENGINE_KEYS}, host)
 
 
@@ -53,7 +54,7 @@ def test_command_line_and_library_agree_on_a_preset(host: PluginHost, preset: Pr
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_composes_and_changes_something(host: PluginHost, name: str) -> None:
     config = composed(host, f"experiment={name}")
-    assert config.engine != EngineConfig() or config.scheduler.name != default_tree()["scheduler"]
+    assert config.engine != EngineConfig() or config.scheduler.name != default_options()["scheduler"]
 
 
 @pytest.mark.parametrize("name", QWEN3)

@@ -4,6 +4,7 @@ import json
 
 from hookline import LLM, SamplingParams
 from hookline.core.bench.command import measure
+from hookline.core.bench.settings import BenchKeys
 from hookline.core.config.compose import compose
 from hookline.core.plugin.host import PluginHost
 
@@ -26,7 +27,7 @@ def test_device_times_are_part_of_the_launch_on_a_cpu_and_change_no_token():
 def test_a_benchmark_tells_step_times_by_kind_and_writes_a_profile(tmp_path):
     host, path = PluginHost.load(), tmp_path / "trace.json"
     arguments = [f"profile={path}", "profile_steps=3", "profile_skip=2", "repeats=1", "workload.num_prompts=2"]
-    result, _ = measure(compose(arguments, host, config_name="bench")[0].tree, host)
+    result, _ = measure(compose(arguments, host, BenchKeys, "bench")[0].tree, host)
     times = result["metrics"]["step_times"]
     assert times["prefill"]["steps"] >= 1 and times["decode"]["steps"] >= 7
     assert times["decode"]["device_ms"] > 0 and 0 < times["decode_idle_percent"] < 100

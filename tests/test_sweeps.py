@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hookline.core.bench.files import read_recording
-from hookline.core.sweep.results import read_results
-from hookline.core.util.json_lines import read_lines
+from hookline.core.sweep.results import read_lines, read_results
 
 ROOT = Path(__file__).parents[1]
 FAULTY = """
@@ -126,7 +125,7 @@ def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
         ("prompt=hello", "prompt has no effect in a benchmark"),
         ("objective=speed", "no metric named objective=speed"),
         ("job_timeout_s=5", "job_timeout_s is for the jobs of a sweep; add -m, or leave it out"),
-        ("repeats=0", "repeats=0 must be a whole number of at least 1"),
+        ("repeats=0", "repeats=0 must be at least 1"),
         ("engine.max_model_len=8", "every request of the workload was refused: the prompt has"),
     ],
 )

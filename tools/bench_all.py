@@ -15,6 +15,7 @@ import yaml
 from hookline.core.bench.command import run_load
 from hookline.core.bench.facts import describe, describe_engine, first_token_s
 from hookline.core.bench.metrics import Slo, summarise, time_lines
+from hookline.core.bench.settings import BenchKeys
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.cli.command import guarded
 from hookline.core.config.compose import compose
@@ -31,7 +32,7 @@ def run(arguments: list[str]) -> int:
     names = [argument for argument in arguments if argument in WORKLOADS] or WORKLOADS
     arguments = [argument for argument in arguments if argument not in WORKLOADS]
     host = PluginHost.load()
-    tree = compose(arguments, host, config_name="bench")[0].tree
+    tree = compose(arguments, host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     rows = []
     with LLM.from_config(config, host) as llm:

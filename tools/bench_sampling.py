@@ -17,6 +17,7 @@ from hookline.core.config.compose import compose
 from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.frontend.llm import LLM
 from hookline.core.plugin.host import PluginHost
+from hookline.core.run.settings import RunKeys
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
 
 PENALTIES = dict(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
@@ -39,7 +40,7 @@ NUM_PROMPTS, LENGTH, REPEATS = 32, 512, 3
 def run(arguments: list[str]) -> int:
     is_profiled = "--profile" in arguments
     host = PluginHost.load()
-    tree = compose([one for one in arguments if one != "--profile"], host)[0].tree
+    tree = compose([one for one in arguments if one != "--profile"], host, RunKeys)[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     with LLM.from_config(config, host) as llm:
         plain_s = 0.0

@@ -7,7 +7,7 @@ is a list of token ids and no text is made, so the engine alone is timed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from hookline.core.bench.facts import describe, describe_engine, first_token_s, 
 if TYPE_CHECKING:
     from hookline.core.bench.metrics import Slo
     from hookline.core.bench.recorder import Recording
+    from hookline.core.bench.settings import BenchKeys
     from hookline.core.bench.workload import Load, WorkloadConfig
     from hookline.core.config.settings import Config
     from hookline.core.engine.engine import Engine
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     Measure = Callable[[Mapping[str, Any], PluginHost], tuple[dict[str, Any], Recording]]
     Encode = Callable[[str], list[int]]
 
-BENCH_KEYS = ("workload", "slo", "objective", "repeats", "result", "records", "job_timeout_s")
 SHOWN = (
     "seconds",
     "output_tok_s",
@@ -48,21 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded(run_benchmarks, arguments)
 
 
-def run_benchmarks(arguments: list[str], name: str = "bench", measure_: Measure | None = None) -> int:
+def run_benchmarks(
+    arguments: list[str], name: str = "bench", measure_: Measure | None = None, keys: type[BenchKeys] | None = None
+) -> int:
     """Run the job or the sweep that a command line of `core.{name}` asks for; returns the exit code.
 
-    name: of the command and of its configuration. measure_: as for `execute`.
+    name: of the command and of its configuration. measure_: as for `execute`. keys: its root keys; None: BenchKeys.
     """
+    from hookline.core.bench.settings import BenchKeys
     from hookline.core.cli.command import is_sweep
     from hookline.core.config.compose import compose
     from hookline.core.plugin.host import PluginHost
     from hookline.core.sweep.sweep import run_sweep
 
+    keys = keys or BenchKeys
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
-        return run_sweep(arguments, host, name)
-    jobs = compose(arguments, host, config_name=name)
+        return run_sweep(arguments, host, keys, name)
+    jobs = compose(arguments, host, keys, name)
     return execute(jobs[0].tree, host, measure_) if jobs else 0
 
 
@@ -74,7 +78,7 @@ def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None 
     """
     from hookline.core.bench.files import write_recording
     from hookline.core.sweep.job_status import failure
-    from hookline.core.util.json_lines import append_line
+    from hookline.core.sweep.results import append_line
 
     result, records = tree.get("result"), tree.get("records")
     try:
@@ -132,32 +136,38 @@ def outcome(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
     return {"status": "done", "error": None, "metrics": metrics, "objective": objective}
 
 
-def validate_bench(tree: Mapping[str, Any], host: PluginHost, further_keys: Iterable[str] = ()) -> Bench:
-    """Check a tree. further_keys: root keys that are somebody else's matter.
+def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKeys] | None = None) -> Bench:
+    """Check a tree. keys: the dataclass of its root keys; None: BenchKeys. What it adds to them is for its own command.
 
     Raises: ConfigError or PluginError naming the key, the value and the fix.
     """
+    from dataclasses import fields
+
     from hookline.core.bench.metrics import Slo, check_objective
+    from hookline.core.bench.settings import BenchKeys
     from hookline.core.bench.workload import WorkloadConfig
-    from hookline.core.config.schema import build, check_keys
+    from hookline.core.config.schema import build, check_keys, plain_defaults
     from hookline.core.config.settings import ENGINE_KEYS, validate
     from hookline.core.errors import ConfigError
-    from hookline.core.frontend.profiling import PROFILE_KEYS, Profile
-    from hookline.core.plugin.presets import default_tree
-    from hookline.core.run.settings import RUN_KEYS
+    from hookline.core.frontend.profiling import Profile, ProfileKeys
+    from hookline.core.plugin.registry import KINDS
+    from hookline.core.run.settings import RunKeys
+    from hookline.core.util.ranges import check_ranges
 
-    check_keys(tree, (*RUN_KEYS, *BENCH_KEYS, *further_keys))
-    defaults = default_tree()
-    for key in RUN_KEYS:
-        if key not in (*ENGINE_KEYS, *PROFILE_KEYS) and tree.get(key) != defaults.get(key):
+    keys = keys or BenchKeys
+    check_keys(tree, (*KINDS, *(one.name for one in fields(keys))))
+    taken = (*ENGINE_KEYS, *(one.name for one in fields(ProfileKeys)))
+    for key, default in plain_defaults(RunKeys).items():
+        if key not in taken and tree.get(key, default) != default:
             raise ConfigError(f"{key} has no effect in a benchmark, whose requests are the workload's")
     if tree.get("job_timeout_s") is not None:
         raise ConfigError("job_timeout_s is for the jobs of a sweep; add -m, or leave it out")
-    repeats = tree.get("repeats", 2)
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ConfigError(f"repeats={repeats!r} must be a whole number of at least 1")
+    repeats = tree.get("repeats", keys.repeats)
+    if isinstance(repeats, bool) or not isinstance(repeats, int):
+        raise ConfigError(f"repeats={repeats!r} is not an int")
+    check_ranges(keys, {"repeats": repeats})
     slo: Slo = build(Slo, tree.get("slo") or {}, "slo")
-    objective = str(tree.get("objective") or "output_tok_s")
+    objective = str(tree.get("objective") or keys.objective)
     check_objective(objective, slo)
     workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)

@@ -15,7 +15,7 @@ import numpy as np
 
 from hookline.core.bench.recorder import Column, Recording, RequestRecord
 from hookline.core.errors import ConfigError
-from hookline.core.util.json_lines import read_lines
+from hookline.core.sweep.results import read_lines
 
 STEPS = "steps.npz"
 REQUESTS = "requests.jsonl"

@@ -10,6 +10,7 @@ import numpy as np
 
 from hookline.core.bench.recorder import Recording, RequestRecord, token_times
 from hookline.core.errors import ConfigError
+from hookline.core.util.ranges import bounded, check_ranges
 from hookline.core.util.text import near_miss
 
 Column = np.ndarray[Any, Any]
@@ -78,19 +79,18 @@ DISTRIBUTIONS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "running", "wa
 class Slo:
     """What a request must keep to count as good, in seconds; None bounds nothing.
 
-    ttft_s: time to the first token. tpot_s: mean time per token after that. e2e_s: time to the last token.
     Raises: ConfigError for a bound that is not above 0.
     """
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    ttft_s: float | None = bounded(None, above=0)
+    """Time to the first token."""
+    tpot_s: float | None = bounded(None, above=0)
+    """Mean time per token after the first."""
+    e2e_s: float | None = bounded(None, above=0)
+    """Time to the last token."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            bound = getattr(self, field.name)
-            if bound is not None and not bound > 0:
-                raise ConfigError(f"slo.{field.name}={bound} must be above 0, or null")
+        check_ranges(Slo, vars(self), "slo")
 
     @property
     def is_stated(self) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from hookline.core.bench.step_counts import StepCounter, StepCounts
 from hookline.core.contracts import StepStats
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError
-from hookline.core.step.counts import StepCounter, StepCounts
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock as StepClock

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 from hookline.core.errors import ConfigError
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.util.ranges import bounded, check_ranges
 
 DISTRIBUTIONS = ("uniform", "lognormal")
 Z_90 = 1.6449
@@ -24,17 +25,19 @@ class WorkloadConfig:
     Raises: ConfigError naming the key, the value and the allowed range.
     """
 
-    num_prompts: int = 8
+    num_prompts: int = bounded(8, 1)
     """Requests; with several turns, conversations."""
     prompt_len: tuple[int, int] = (16, 64)
+    """Tokens of a prompt, without the shared prefix."""
     output_len: tuple[int, int] = (8, 16)
+    """Tokens that a request asks for."""
     length_distribution: str = "uniform"
     """How lengths are drawn from their range: "uniform", or "lognormal" with 90 % of the draws inside and none out."""
-    shared_prefix_len: int = 0
+    shared_prefix_len: int = bounded(0, 0)
     """Leading tokens that all prompts share, on top of prompt_len."""
-    request_rate: float | None = None
+    request_rate: float | None = bounded(None, above=0)
     """Requests that arrive per second, whatever the engine has finished by then; None: all at the start."""
-    burstiness: float = 1.0
+    burstiness: float = bounded(1.0, above=0)
     """Shape of the gamma-distributed gaps between arrivals: 1 is a Poisson process, less comes in bursts."""
     turns: tuple[int, int] = (1, 1)
     """Turns of a conversation: each later prompt is what was said so far and prompt_len new tokens."""
@@ -42,20 +45,21 @@ class WorkloadConfig:
     """Wait between an answer's end and the next turn."""
     trace: str | None = None
     """A .jsonl file of recorded requests in place of all that is drawn; core.bench.trace says what a line holds."""
-    max_token_id: int = 10000
+    max_token_id: int = bounded(10000, 1)
     """Token ids are drawn from 0 to this; a smaller vocabulary lowers it."""
     temperature: float = 0.6
+    """Of all requests; 0 is greedy."""
     seed: int = 0
+    """Of all that is drawn."""
 
     def __post_init__(self) -> None:
+        check_ranges(WorkloadConfig, vars(self), "workload")
         for name in ("prompt_len", "output_len", "turns", "think_s"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # configurations bring lists
         for name in ("prompt_len", "output_len", "turns"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:
                 raise ConfigError(f"workload.{name}=[{low}, {high}] must be two whole numbers, 1 <= first <= second")
-        if self.num_prompts < 1 or self.shared_prefix_len < 0 or self.max_token_id < 1:
-            raise ConfigError("workload.num_prompts and max_token_id must be at least 1, shared_prefix_len at least 0")
         if self.length_distribution not in DISTRIBUTIONS:
             known = ", ".join(DISTRIBUTIONS)
             raise ConfigError(f"workload.length_distribution={self.length_distribution!r} is not one of {known}")
@@ -68,10 +72,6 @@ class WorkloadConfig:
             raise ConfigError(f"workload.think_s=[{low}, {high}] must be two finite numbers, 0 <= first <= second")
         if high and self.turns == (1, 1):
             raise ConfigError(f"workload.think_s=[{low}, {high}] has no effect without workload.turns")
-        if self.request_rate is not None and not 0 < self.request_rate < math.inf:
-            raise ConfigError(f"workload.request_rate={self.request_rate} must be a finite number above 0, or null")
-        if not 0 < self.burstiness < math.inf:
-            raise ConfigError(f"workload.burstiness={self.burstiness} must be a finite number above 0")
         if self.burstiness != 1 and self.request_rate is None:
             raise ConfigError(f"workload.burstiness={self.burstiness} has no effect without workload.request_rate")
 

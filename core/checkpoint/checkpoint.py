@@ -18,8 +18,6 @@ from hookline.core.errors import CheckpointError, ConfigError, RequestError, sho
 from hookline.core.sampling_params import generation_defaults
 from hookline.core.util.mappings import merge
 
-__all__ = ["WEIGHTS", "Checkpoint", "load_tokenizer", "locate", "merge", "resolve", "resolve_model", "resolve_random"]
-
 WEIGHTS = ("checkpoint", "random")
 """The values of model.weights."""
 MAX_DEPTH = 64

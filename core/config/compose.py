@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hookline.core.config.hydra_errors import explain
-from hookline.core.config.hydra_options import is_raw, quote_raw_values, search_path_overrides, store_options
-from hookline.core.config.schema import describe
+from hookline.core.config.hydra_options import (
+    is_raw,
+    quote_raw_values,
+    search_path_overrides,
+    store_keys,
+    store_options,
+)
+from hookline.core.config.schema import describe, documented
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -46,11 +52,13 @@ class Job:
 def compose(
     arguments: Sequence[str],
     host: PluginHost,
+    keys: type,
     config_name: str = "config",
     run_job: Callable[[Job], float | None] | None = None,
 ) -> list[Job]:
     """The jobs that the arguments ask for; none if Hydra was only asked to show something.
 
+    keys: the dataclass of the command's root keys beside the kinds, which config_name's defaults list takes as `keys`.
     run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
     in another process; what it returns is what Hydra's sweeper hears of the job.
     Raises: ConfigError or PluginError with the near miss and what is available.
@@ -61,14 +69,24 @@ def compose(
     arguments = flags_first(arguments)
     _refuse_name_overrides(arguments)
     store_options(host)
+    store_keys(keys)
     raw = tuple(argument for argument in arguments if is_raw(argument))
     found: list[Job] = []
     with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
         try:
-            _run_hydra(config_name, _Task(raw, _config_dir(), run_job or _Collect(found)))
+            _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))
         except SystemExit:
-            if not _asks_for_help(arguments):
+            from hydra._internal.utils import get_args_parser
+
+            asked = get_args_parser().parse_intermixed_args(arguments)
+            if not asked.help and not asked.hydra_help:
                 raise
+            if asked.help:
+                print(
+                    "== Keys ==\nWhat a key is unless it is set, and what it means; None is written null.\n",
+                    *documented(keys),
+                    sep="\n",
+                )
         except Exception as error:
             explained = explain(error, host)
             if explained is None:
@@ -80,21 +98,6 @@ def compose(
                 raise ConfigError(job.fault)
             _refuse_unset_kinds(job)
     return found
-
-
-def _asks_for_help(arguments: Sequence[str]) -> bool:
-    from hydra._internal.utils import get_args_parser
-
-    given = get_args_parser().parse_intermixed_args(arguments)
-    return bool(given.help or given.hydra_help)
-
-
-@dataclass(frozen=True)
-class _Collect:
-    found: list[Job]
-
-    def __call__(self, job: Job) -> None:
-        self.found.append(job)
 
 
 @dataclass(frozen=True)

@@ -70,12 +70,8 @@ def _bad_value(cause: Exception, message: str) -> ConfigError:
     parent = getattr(cause, "parent_node", None)
     full_key = str(getattr(cause, "full_key", None) or overridden[1])
     # In the middle of a key, OmegaConf names the whole of it; the part that does not exist is what the user mistyped.
-    keys = [str(key) for key in parent] if parent is not None and not _is_leaf(parent) else []
+    keys = [str(key) for key in parent] if parent is not None and hasattr(parent, "keys") else []
     return ConfigError(unknown_key(full_key, [key for key in keys if key not in _INTERNAL_KEYS], LIMIT_KEYS))
-
-
-def _is_leaf(node: object) -> bool:
-    return not hasattr(node, "keys")
 
 
 def _innermost(error: BaseException) -> BaseException:

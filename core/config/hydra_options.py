@@ -1,4 +1,4 @@
-"""What Hydra is given: each entry as a typed option, and values that are quoted before it parses them."""
+"""What Hydra is given: entries as typed options, a command's keys, and values that are quoted before it parses them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from hookline.core.config.schema import plain_defaults
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, KINDS, Entry
 
@@ -44,6 +45,13 @@ def store_options(host: PluginHost) -> None:
         if entry.kind in KINDS:
             store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
     store.store(group="kernels", name=AUTO, node={"name": AUTO}, provider="hookline")
+
+
+def store_keys(keys: type) -> None:
+    """Offer the defaults of a command's root keys as `keys`, for its YAML's defaults list."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="keys", node=plain_defaults(keys), provider="hookline")
 
 
 def option_node(entry: Entry) -> Any:

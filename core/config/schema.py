@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import MAX_TEXT, ConfigError, HooklineError, clipped, shown
-from hookline.core.util.text import near_miss, one_line
+from hookline.core.util.field_docs import field_docs
+from hookline.core.util.ranges import check_ranges
+from hookline.core.util.text import joined, near_miss, one_line
 
 MISSING = "???"
 """OmegaConf's mark for a field without a default; as a value it is refused."""
@@ -24,14 +27,14 @@ _STAND_INS = re.compile(_STAND_IN.format("([0-9]{1,12})"))
 _TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "bool": "a bool", "String": "a str"}
 
 
-def build(cls: type, values: Mapping[str, Any], prefix: str, elsewhere: Iterable[str] = ()) -> Any:
+def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Iterable[str] = ()) -> Any:
     """An instance of the dataclass `cls` with `values` laid over its defaults. `prefix` names it in errors.
 
     A text arrives exactly as it is, also with `${` in it. elsewhere: full keys that may have been meant, if an unknown
     one is near none of the dataclass's own.
 
-    Raises: ConfigError for an unknown key (with the near miss), a wrong type, a value that is missing or `???`, or one
-    that the dataclass itself refuses.
+    Raises: ConfigError for an unknown key (with the near miss), a wrong type, a value that is missing or `???`, outside
+    its field's range, or refused by the dataclass itself.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -39,10 +42,11 @@ def build(cls: type, values: Mapping[str, Any], prefix: str, elsewhere: Iterable
     check_keys(values, (field.name for field in dataclasses.fields(cls) if field.init), prefix, elsewhere)
     texts: list[str] = []
     try:
-        inert = {key: _inert(value, f"{prefix}.{key}", texts) for key, value in values.items()}
+        inert = {key: _inert(value, joined(prefix, key), texts) for key, value in values.items()}
         node = OmegaConf.merge(OmegaConf.structured(cls), inert)
-        _refuse_missing(OmegaConf.missing_keys(node), prefix)
-        return _instance(node, texts)
+        for key in sorted(OmegaConf.missing_keys(node)):
+            raise ConfigError(f"{joined(prefix, key)} has no value and no default; set {joined(prefix, key)}=...")
+        return _instance(node, texts, prefix)
     except HooklineError:
         raise
     except OmegaConfBaseException as error:
@@ -68,7 +72,7 @@ def _inert(value: Any, key: str, texts: list[str]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {name: _inert(inner, f"{key}.{name}", texts) for name, inner in value.items()}
+        return {name: _inert(inner, joined(key, name), texts) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_inert(inner, f"{key}[{index}]", texts) for index, inner in enumerate(value)]
     return value
@@ -82,16 +86,19 @@ def _with_texts(value: str, texts: Sequence[str]) -> str:
     return _STAND_INS.sub(text, value)
 
 
-def _instance(node: Any, texts: Sequence[str]) -> Any:
+def _instance(node: Any, texts: Sequence[str], key: str) -> Any:
     """What a node of OmegaConf holds: instances of dataclasses, dicts, lists and values, with their texts in them."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
 
     if isinstance(node, ListConfig):
-        return [_instance(item, texts) for item in node]
+        return [_instance(item, texts, f"{key}[{index}]") for index, item in enumerate(node)]
     if isinstance(node, DictConfig):
-        values = {key: _instance(node[key], texts) for key in node}
+        values: dict[Any, Any] = {name: _instance(node[name], texts, joined(key, name)) for name in node}
         cls: Any = OmegaConf.get_type(node)
-        return values if cls is dict else cls(**_with_tuples(cls, values))
+        if cls is dict:
+            return values
+        check_ranges(cls, values, key)
+        return cls(**_with_tuples(cls, values))
     if isinstance(node, str):
         return _with_texts(node, texts)
     return Path(_with_texts(str(node), texts)) if isinstance(node, Path) else node
@@ -105,6 +112,35 @@ def _with_tuples(cls: Any, values: dict[Any, Any]) -> dict[Any, Any]:
     return values
 
 
+def plain_defaults(cls: type) -> dict[str, Any]:
+    """The defaults of a dataclass as plain values; a dataclass among them is a mapping, an empty mapping is None."""
+    values = {one.name: _default(one) for one in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if value is not dataclasses.MISSING}
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    factory = one.default_factory
+    value = one.default if factory is dataclasses.MISSING else factory()
+    if dataclasses.is_dataclass(value):
+        return plain_defaults(type(value))
+    if isinstance(value, Mapping):
+        assert not value, f"{one.name}: Hydra would take no further key"
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+def documented(cls: type, prefix: str = "") -> Iterator[str]:
+    """Lines that say what each key of a dataclass is unless set, and what it means."""
+    docs = field_docs(cls)
+    for one in dataclasses.fields(cls):
+        key, factory = joined(prefix, one.name), one.default_factory
+        is_section = dataclasses.is_dataclass(factory)
+        yield key if is_section else f"{key}={json.dumps(_default(one))}"
+        yield f"    {docs.get(one.name, '')}"
+        if is_section:
+            yield from documented(factory, key)  # type: ignore[arg-type]
+
+
 def check_keys(
     values: Mapping[str, Any], known: Iterable[str], prefix: str = "", elsewhere: Iterable[str] = ()
 ) -> None:
@@ -115,7 +151,7 @@ def check_keys(
     names = list(known)
     for key in values:
         if key not in names:
-            raise ConfigError(unknown_key(f"{prefix}.{key}" if prefix else str(key), names, elsewhere))
+            raise ConfigError(unknown_key(joined(prefix, key), names, elsewhere))
 
 
 def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
@@ -135,10 +171,10 @@ def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = (
 def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> str:
     """One line for what OmegaConf found wrong: `engine.max_num_seqs='abc' is not an int`. texts: see `build`."""
     full_key = str(getattr(error, "full_key", None) or "")
-    key = clipped(".".join(part for part in (prefix, full_key) if part))
+    key = clipped(joined(prefix, full_key))
     text = str(error).partition("\n")[0]
     if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
-        return unknown_key(key, _keys_around(error))
+        return unknown_key(key, getattr(error, "parent_node", None) or ())
     if wrong := _WRONG_TYPE.fullmatch(text):
         value = _with_texts(wrong[1], texts)
         value = clipped(value) if wrong[2] not in ("str", None) else shown(value)
@@ -146,13 +182,3 @@ def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> s
     if "Incompatible value 'None'" in text:
         return f"{key} must have a value; it is None"
     return f"{key}: {clipped(_with_texts(' '.join(text.split()), texts), 2 * MAX_TEXT)}"
-
-
-def _keys_around(error: Exception) -> list[str]:
-    parent = getattr(error, "parent_node", None)
-    return [str(key) for key in parent] if parent is not None else []
-
-
-def _refuse_missing(keys: Iterable[str], prefix: str) -> None:
-    for key in sorted(keys):
-        raise ConfigError(f"{prefix}.{key} has no value and no default; set {prefix}.{key}=...")

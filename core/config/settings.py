@@ -1,12 +1,12 @@
 """The configuration as plain frozen dataclasses, and `validate`, which makes it from a tree once.
 
 The same for the command line and for `LLM(...)`: nothing unknown is ignored, and no DictConfig gets past here. Knows
-the kinds and core's own keys; options, their fields and the defaults come from plugins and conf/.
+the kinds and core's own keys with their defaults; options and their fields come from plugins, what is chosen of them
+when nothing is said from conf/config.yaml.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,24 +16,16 @@ from hookline.core.config.schema import build, check_keys
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import Preset, default_tree, preset_values
+from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import AUTO, KINDS, OBSERVER, Entry, Option
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
+from hookline.core.util.ranges import bounded, check_ranges
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 MAX_COUNT = 2**31 - 1
 """Of an engine's sizes and limits: they and what they number are 32-bit integers on the device."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-_COUNTS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "block_size",
-    "num_blocks",
-    "max_queued_requests",
-    "max_queued_tokens",
-)
 
 
 @dataclass(frozen=True)
@@ -43,19 +35,19 @@ class EngineConfig:
     Raises: ConfigError naming the key, the value and the allowed range.
     """
 
-    max_num_seqs: int = 512
+    max_num_seqs: int = bounded(512, 1, MAX_COUNT)
     """Most requests running at the same time."""
-    max_num_batched_tokens: int = 16384
+    max_num_batched_tokens: int = bounded(16384, 1, MAX_COUNT)
     """Most tokens computed in one step."""
-    max_model_len: int = 4096
+    max_model_len: int = bounded(4096, 1, MAX_COUNT)
     """Longest request, in tokens of prompt and output."""
-    memory_fraction: float = 0.9
-    """Part of the GPU's memory that Hookline may use, in (0, 1]."""
-    cpu_cache_gib: float = 2.0
+    memory_fraction: float = bounded(0.9, above=0, high=1)
+    """Part of the GPU's memory that Hookline may use, above 0 and at most 1."""
+    cpu_cache_gib: float = bounded(2.0, above=0)
     """Size of the KV cache on a CPU, in GiB."""
-    block_size: int | None = None
+    block_size: int | None = bounded(None, 1, MAX_COUNT)
     """Tokens per KV block; None takes what the kernels prefer."""
-    num_blocks: int | None = None
+    num_blocks: int | None = bounded(None, 1, MAX_COUNT)
     """KV blocks; None takes as many as memory allows."""
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
@@ -66,24 +58,22 @@ class EngineConfig:
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
-    max_queued_requests: int | None = None
-    """Most requests that wait for a place; further ones are refused until some have started. None: no limit."""
-    max_queued_tokens: int | None = None
+    max_queued_requests: int | None = bounded(None, 1, MAX_COUNT)
+    """Most requests that wait for a place; further ones are refused until some have started, though LLM.generate waits
+    instead. None: no limit."""
+    max_queued_tokens: int | None = bounded(None, 1, MAX_COUNT)
     """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
-    stall_timeout_s: float = 30.0
+    stall_timeout_s: float = bounded(30.0, above=0)
     """Seconds without progress after which the engine ends with an error."""
-    rank_timeout_s: float = 5.0
+    rank_timeout_s: float = bounded(5.0, above=0)
     """tp > 1: seconds without a sign of life from a rank's process after which the engine ends with an error."""
-    step_timeout_s: float = 5.0
+    step_timeout_s: float = bounded(5.0, above=0)
     """tp > 1: seconds for which ranks wait for one of them in a step, beyond what they took themselves to get there,
     after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of compiling
     do not count. Raise it to stop a rank in a debugger."""
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_COUNT:
-                raise ConfigError(f"engine.{name}={value} must be at least 1 and at most {MAX_COUNT}")
+        check_ranges(EngineConfig, vars(self), "engine")
         if self.max_model_len == 1:
             raise ConfigError("engine.max_model_len=1 must be at least 2: a token of a prompt, and one of its answer")
         if self.num_blocks == self.block_size == 1:
@@ -96,55 +86,63 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"engine.max_num_seqs={self.max_num_seqs}: each running request computes a token a step"
             )
-        for name in ("cpu_cache_gib", "stall_timeout_s", "rank_timeout_s", "step_timeout_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"engine.{name}={value} must be a finite number above 0")
-        if not 0 < self.memory_fraction <= 1:
-            raise ConfigError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
-class Config:
+class EngineKeys:
+    """Root keys that describe an engine, beside the kinds."""
+
+    tp: int = bounded(1, 1)
+    """Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."""
+    seed: int = bounded(0, 0, MAX_SEED)
+    """Of random weights, and of requests that bring none."""
+    dtype: str = AUTO
+    """auto, float32, bfloat16 or float16."""
+    device: str = AUTO
+    """auto, cpu, cuda or cuda:N."""
+    observers: tuple[Option, ...] = ()
+    """Who watches the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Sizes and limits of the engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(EngineKeys):
     """Everything an engine is built from. Plain data: it can be pickled and sent to another process."""
 
     model: Option
     scheduler: Option
     sampler: Option
     kernels: Option = field(default_factory=Option)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    observers: tuple[Option, ...] = ()
-    tp: int = 1
-    seed: int = 0
-    dtype: str = AUTO
-    device: str = AUTO
 
     def __post_init__(self) -> None:
-        _whole("tp", self.tp, 1)
-        _whole("seed", self.seed, 0, MAX_SEED)
+        for name in ("tp", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name}={value!r} is not an int")
+        check_ranges(Config, vars(self))
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if not _DEVICE.fullmatch(str(self.device)):
             raise ConfigError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N")
 
 
-ENGINE_KEYS = tuple(field.name for field in fields(Config))
-"""Root keys that describe an engine."""
+ENGINE_KEYS = (*KINDS, *(field.name for field in fields(EngineKeys)))
+"""All root keys that describe an engine."""
 LIMIT_KEYS = tuple(f"engine.{field.name}" for field in fields(EngineConfig))
 """Full keys of the engine's limits, which are often looked for in the scheduler."""
 
 
 def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
-    """Check a tree of plain values and choose the options; what it leaves out comes from conf/config.yaml.
+    """Check a tree of plain values and choose the options; what it leaves out has its default.
 
     A kind's value is the name of an option or preset, or a mapping with `name` and the fields to set.
     Raises: ConfigError for keys and values; PluginError for a name that is not there or is broken.
     """
     check_keys(tree, ENGINE_KEYS)
-    defaults = default_tree()
-    given = {key: value for key, value in {**defaults, **tree}.items() if key in ENGINE_KEYS}
+    defaults, given = default_options(), dict(tree)
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
-    engine = {**defaults.get("engine", {}), **_mapping("engine", given.pop("engine", None) or {})}
+    engine = _mapping("engine", given.pop("engine", None) or {})
     observers = _observers(given.pop("observers", None), host)
     return Config(**options, observers=observers, engine=build(EngineConfig, engine, "engine"), **given)
 
@@ -197,15 +195,11 @@ def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Seque
 
 def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
     presets = [preset for preset in host.presets if preset.kind == kind]
-    found = _find(presets, name)
+    found = next((preset for preset in presets if preset.name == name), None)
     if host.registry.find(kind, name) is None and found is None:
         core_choice = [AUTO] if kind == "kernels" else []
         raise host.unknown(kind, name, [*core_choice, *(preset.name for preset in presets)])
     return preset_values(found, presets) if found is not None else (name, {})
-
-
-def _find(presets: Sequence[Preset], name: str) -> Preset | None:
-    return next((preset for preset in presets if preset.name == name), None)
 
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:
@@ -213,15 +207,6 @@ def _mapping(key: str, value: Any) -> Mapping[str, Any]:
         names = "the name of an option or " if key in KINDS else ""
         raise ConfigError(f"{key}={value!r} is not {names}a mapping of fields")
     return value
-
-
-def _whole(key: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{key}={value!r} is not an int")
-    if value < low or (high is not None and value > high):
-        raise ConfigError(
-            f"{key}={value} must be at least {low}" + (f" and at most {high}" if high is not None else "")
-        )
 
 
 def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:

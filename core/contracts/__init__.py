@@ -40,6 +40,7 @@ from hookline.core.contracts.scheduler import (
     SchedulerView,
 )
 from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+from hookline.core.util.ranges import bounded
 
 __all__ = [
     "ALL",
@@ -86,6 +87,7 @@ __all__ = [
     "SchedulerView",
     "StepStats",
     "WeightTarget",
+    "bounded",
     "hookimpl",
     "is_offered",
     "wanted_rows",

@@ -115,13 +115,13 @@ class Dispatcher:
         draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
 
     def grow_decodes(self, decode: IntArray, draft: Draft) -> None:
-        """One more token for each of these table; those at a block boundary get a block."""
+        """One more token for each of these entries; those at a block boundary get a block."""
         draft.table += self.cache.allocate_next(decode)
         self.table.num_computed_tokens_S[decode] += 1
         self.note_progress(decode, draft)
 
-    def note_progress(self, table: IntArray, draft: Draft) -> None:
-        """Raise the high-water marks of these table, and note whether any rose."""
-        computed, marks = self.table.num_computed_tokens_S[table], self.table.high_water_S[table]
+    def note_progress(self, entries: IntArray, draft: Draft) -> None:
+        """Raise the high-water marks of these entries, and note whether any rose."""
+        computed, marks = self.table.num_computed_tokens_S[entries], self.table.high_water_S[entries]
         draft.got_further |= bool((computed > marks).any())
-        self.table.high_water_S[table] = np.maximum(computed, marks)
+        self.table.high_water_S[entries] = np.maximum(computed, marks)

@@ -53,7 +53,7 @@ def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
 
 def frame_of(words: IntArray) -> memoryview:
     """The bytes of a frame."""
-    return memoryview(np.concatenate([np.array([len(words)], dtype=np.int64), words])).cast("B")
+    return memoryview(np.concatenate([np.array([len(words)], dtype=np.int64), words]).tobytes())
 
 
 def receive_frame(connection: socket.socket) -> IntArray:
@@ -66,7 +66,7 @@ def receive_frame(connection: socket.socket) -> IntArray:
 
 def _receive_words(connection: socket.socket, count: int) -> IntArray:
     words = np.empty(count, dtype=np.int64)
-    rest = memoryview(words).cast("B")
+    rest = words.data.cast("B")
     while len(rest):
         num_bytes = connection.recv_into(rest)
         if not num_bytes:

@@ -20,6 +20,7 @@ from hookline.core.executor.messages import Line, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import Step, unpack
 from hookline.core.util.arrays import IntArray
+from hookline.core.util.text import one_line
 
 
 class RankWorker(Protocol):
@@ -59,7 +60,7 @@ def run_rank(fd: int, build: Build) -> NoReturn:
 
 
 def _shared(task: Mapping[str, Any]) -> Any:
-    return SharedWords.attach(task["memory_fd"], task["num_words"]).words
+    return SharedWords(task["memory_fd"], task["num_words"]).words
 
 
 def _live(parent: socket.socket, heartbeat: Heartbeat) -> None:
@@ -105,12 +106,11 @@ def _receive(parent: socket.socket) -> IntArray:
 
 
 def _report(parent: socket.socket, error: BaseException) -> None:
-    cause = " ".join(f"{type(error).__name__}: {error}".split())
     if not isinstance(error, HooklineError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug of ours
     else:
         show_traceback(error)
     try:
-        send_message(parent, {"error": cause, "is_echo": isinstance(error, RankError)})
+        send_message(parent, {"error": one_line(error), "is_echo": isinstance(error, RankError)})
     except OSError:
         pass  # the parent is gone, and nobody is left to tell

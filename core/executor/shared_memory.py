@@ -20,7 +20,10 @@ WORD = 8
 
 
 class SharedWords:
-    """`words` is the memory as an int64 array; `fd` is what another process needs to attach it."""
+    """The memory behind a descriptor, perhaps an inherited one.
+
+    `words` is the memory as an int64 array; `fd` is what another process needs to attach it.
+    """
 
     def __init__(self, fd: int, num_words: int) -> None:
         self.fd = fd
@@ -32,11 +35,6 @@ class SharedWords:
         """New memory, all zeros."""
         fd = _nameless_file()
         os.ftruncate(fd, num_words * WORD)
-        return cls(fd, num_words)
-
-    @classmethod
-    def attach(cls, fd: int, num_words: int) -> SharedWords:
-        """The memory behind an inherited descriptor."""
         return cls(fd, num_words)
 
     def close(self) -> None:

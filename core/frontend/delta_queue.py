@@ -1,7 +1,7 @@
-"""NewDeltas of requests on their way from the engine's thread to coroutines. Knows no engine and no text.
+"""Deltas of requests on their way from the engine's thread to coroutines. Knows no engine and no text.
 
-A deltas is unbounded, and yet holds little: new_deltas that nobody has read are merged, so a slow reader gets fewer and
-larger Deltas.
+A queue is unbounded, and yet holds little: Deltas that nobody has read are merged, so a slow reader gets fewer and
+larger ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeltaQueue:
         """
         await self._has_news.wait()
         if not self._deltas:
-            assert self._error is not None, "a deltas was opened without new_deltas in it"
+            assert self._error is not None, "there is news, but neither a Delta nor an error"
             raise self._error
         delta = self._deltas.pop(next(iter(self._deltas)))
         if not self._deltas and self._error is None:

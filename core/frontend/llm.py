@@ -34,7 +34,7 @@ class LLM:
     Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
-    what is left out is as there: conf/config.yaml says. observers: names, or such mappings.
+    what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """

@@ -12,19 +12,31 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError
+from hookline.core.util.ranges import bounded
 
 if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
 
-PROFILE_KEYS = ("profile", "profile_steps", "profile_skip")
-"""Root keys of a run and of a benchmark."""
 SUFFIXES = (".json", ".json.gz")
 logger = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True)
+class ProfileKeys:
+    """Root keys of a run and of a benchmark."""
+
+    profile: str | None = None
+    """file.json or file.json.gz: a Chrome or Perfetto trace of some steps."""
+    profile_steps: int = bounded(20, 1)
+    """How many steps it shows."""
+    profile_skip: int = bounded(10, 1)
+    """Steps before them, as a warm-up."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +47,10 @@ class Profile:
     """
 
     path: Path
-    num_steps: int = 20
-    num_skipped: int = 10
+    num_steps: int = ProfileKeys.profile_steps
+    num_skipped: int = ProfileKeys.profile_skip
 
     def __post_init__(self) -> None:
-        _check_count("profile_steps", self.num_steps)
-        _check_count("profile_skip", self.num_skipped)
         if not self.path.name.endswith(SUFFIXES):
             raise ConfigError(f"profile={self.path}: the name must end in {' or '.join(SUFFIXES)}")
         if not self.path.parent.is_dir():
@@ -53,13 +63,9 @@ class Profile:
         """What a composed tree asks for; None without `profile`."""
         if tree.get("profile") is None:
             return None
-        given = {"num_steps": tree.get("profile_steps"), "num_skipped": tree.get("profile_skip")}
-        return cls(Path(str(tree["profile"])), **{key: value for key, value in given.items() if value is not None})
-
-
-def _check_count(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key}={value!r} must be a whole number of at least 1")
+        keys = {one.name: tree[one.name] for one in fields(ProfileKeys) if tree.get(one.name) is not None}
+        asked: ProfileKeys = build(ProfileKeys, keys)
+        return cls(Path(str(asked.profile)), asked.profile_steps, asked.profile_skip)
 
 
 @contextmanager

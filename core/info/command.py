@@ -15,13 +15,14 @@ from typing import Any
 
 from hookline.core.contracts import API_VERSION, FromSamplingParams, Needs
 from hookline.core.errors import ConfigError
-from hookline.core.info.sources import field_docs, module_file
+from hookline.core.info.sources import module_file
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.presets import Preset, preset_values
 from hookline.core.plugin.problems import Problem
 from hookline.core.plugin.registry import KINDS, OBSERVER, Entry, Origin
+from hookline.core.util.field_docs import field_docs
 from hookline.core.util.text import near_miss
 
 

@@ -1,15 +1,8 @@
-"""What the source files say beyond what runs: where a module lies, and the docstrings under a dataclass's fields.
-
-Imports nothing of what it looks at. Whatever cannot be found is empty: a listing must not fail for it.
-"""
+"""Where a module lies. Imports nothing of what it looks at; what cannot be found is empty: no listing fails for it."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import inspect
-import textwrap
-from itertools import pairwise
 from pathlib import Path
 
 
@@ -28,31 +21,3 @@ def module_file(module: str) -> str:
             if path.is_file():
                 return str(path)
     return ""
-
-
-def field_docs(config: type) -> dict[str, str]:
-    """Field name -> the docstring under it, in one line; a class's own over those of its bases."""
-    docs: dict[str, str] = {}
-    for cls in reversed(config.__mro__):
-        docs |= _own_docs(cls)
-    return docs
-
-
-def _own_docs(cls: type) -> dict[str, str]:
-    try:
-        definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return {}  # a built-in class, or one whose source is not at hand
-    docs = {}
-    for statement, following in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
-        text = _text(following)
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and text:
-            docs[statement.target.id] = " ".join(text.split())
-    return docs
-
-
-def _text(statement: ast.stmt) -> str:
-    """The string that a statement consists of, or nothing."""
-    constant = statement.value if isinstance(statement, ast.Expr) else None
-    value = constant.value if isinstance(constant, ast.Constant) else ""
-    return value if isinstance(value, str) else ""

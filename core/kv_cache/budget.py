@@ -70,10 +70,10 @@ class Ledger:
         """See BlockBudget."""
         return self.take_each(self._queue.decoding())
 
-    def take_each(self, table: IntArray) -> bool:
-        """take_decodes for the requests in these table: decoding ones, none of them given back."""
-        running = self._queue.table
-        cost = np.count_nonzero(running.num_computed_tokens_S[table] >= running.num_block_tokens_S[table])
+    def take_each(self, entries: IntArray) -> bool:
+        """take_decodes for the requests of these entries of the table: decoding ones, none of them given back."""
+        table = self._queue.table
+        cost = np.count_nonzero(table.num_computed_tokens_S[entries] >= table.num_block_tokens_S[entries])
         if cost > self._num_free:
             return False
         self._num_free -= int(cost)

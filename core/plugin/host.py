@@ -30,8 +30,6 @@ from hookline.core.plugin.sources import (
 )
 from hookline.core.util.text import near_miss, one_line
 
-__all__ = ["PluginHost", "Problem", "Source", "Stage"]
-
 _log = logging.getLogger("hookline")
 
 

@@ -1,4 +1,4 @@
-"""YAML presets: an option under another name, with some of its fields set; and the defaults of conf/config.yaml.
+"""YAML presets: an option under another name, with some of its fields set; and the default options.
 
 Reads them without Hydra, for `LLM(...)` and `core.info`, with the same result as composing them. Knows no option by
 name and no plugin; which presets exist follows from the folders.
@@ -66,20 +66,16 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
     return base, {str(key): value for key, value in merged.items()}
 
 
-def default_tree(path: Path = CONF / "config.yaml") -> dict[str, Any]:
-    """The root keys of config.yaml with the kinds' default options, as plain data, without Hydra's own keys.
+def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
+    """The option or preset of each kind that config.yaml's defaults list chooses.
 
     Raises: ConfigError if the file is missing or has no defaults list.
     """
-    values = _read(path)
-    defaults = values.pop("defaults", None)
+    defaults = _read(path).get("defaults")
     if not isinstance(defaults, list):
         raise ConfigError(f"{path}: no defaults list")
-    values.pop("hydra", None)
-    for item in defaults:
-        if isinstance(item, dict):
-            values.update({kind: name for kind, name in item.items() if kind in KINDS})
-    return values
+    items = [item for item in defaults if isinstance(item, dict)]
+    return {kind: name for item in items for kind, name in item.items() if kind in KINDS}
 
 
 def _read(path: Path) -> dict[str, Any]:

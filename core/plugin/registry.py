@@ -13,6 +13,7 @@ from typing import Any
 from hookline.core.contracts import Needs
 from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.check_contract import contract_fault
+from hookline.core.util.text import one_line
 
 AUTO = "auto"
 """Stands for "core chooses" in the kernels group, so no entry may bear it."""
@@ -66,8 +67,7 @@ class Entry:
         except PASSES:
             raise
         except BaseException as error:
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise PluginError(f"{self} cannot be loaded from {self.target}: {cause}") from error
+            raise PluginError(f"{self} cannot be loaded from {self.target}: {one_line(error)}") from error
         fault = contract_fault(self.kind, target, self.needs)
         if fault is not None:
             raise PluginError(f"{self} does not keep its contract: {fault}")

@@ -1,6 +1,7 @@
 """The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
 
-Validates on arrival and imports a processor's code when a request first uses it. Knows no tensors;
+Validates on arrival, extra_args by their size first, and imports a processor's code when a request first uses it. Knows
+no tensors;
 `core.worker.logits_pipeline` does the work on each rank. Both halves list the processors in the same order, so that an
 index names one.
 """
@@ -18,7 +19,6 @@ from hookline.core.errors import ConfigError, PluginError, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.processors import Stage
 from hookline.core.plugin.registry import PROCESSOR, Entry
-from hookline.core.requests.extra_args import refuse_oversized
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray
 
@@ -28,6 +28,12 @@ MAX_CACHED_KEYS_BYTES = 2**20
 """Most memory for the keys of the arguments that are kept converted; when they reach it, all are forgotten."""
 MAX_CACHED_KEY_BYTES = 2**14
 """Larger arguments are converted anew for each request."""
+MAX_CHARACTERS = 65_536
+"""Most characters of a request's extra_args: of all keys, texts and numbers together."""
+MAX_VALUES = 1024
+"""Most values of a request's extra_args: each number, text, list and mapping is one. A value costs up to 0.1 ms."""
+MAX_DEPTH = 16
+"""Most mappings and lists around a value of a request's extra_args, itself not counted."""
 
 
 @dataclass(frozen=True)
@@ -141,3 +147,32 @@ class Processing:
             self._built[key] = built
             self._built_bytes += num_bytes
         return built
+
+
+def refuse_oversized(extra_args: Mapping[str, Any]) -> None:
+    """Look at extra_args before anything of them is converted, kept or shown, and no further than the limits reach.
+
+    Raises: RequestError naming the limit.
+    """
+    num_characters, num_values = 0, 0
+    waiting: list[tuple[Any, int]] = [(extra_args, 1)]
+    while waiting:
+        holder, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise RequestError(f"sampling.extra_args is nested deeper than {MAX_DEPTH} levels; make it flatter")
+        pairs = holder.items() if isinstance(holder, Mapping) else (("", value) for value in holder)
+        for key, value in pairs:
+            num_values += 1
+            num_characters += _num_characters(key) + _num_characters(value)
+            if num_values > MAX_VALUES:
+                raise RequestError(f"sampling.extra_args holds more than {MAX_VALUES} values; send fewer")
+            if num_characters > MAX_CHARACTERS:
+                raise RequestError(f"sampling.extra_args holds more than {MAX_CHARACTERS} characters; send less")
+            if isinstance(value, Mapping | list | tuple):
+                waiting.append((value, depth + 1))
+
+
+def _num_characters(value: object) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return value.bit_length() // 3 if isinstance(value, int) else 0

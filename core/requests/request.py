@@ -8,6 +8,7 @@ block's content is a slice and never a conversion. The counts that change with e
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -225,51 +226,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacade:
-    """It shows, and cannot set."""
+    """See RequestView: it shows, and cannot set."""
 
     _request: Request = field(repr=False)
 
-    @property
-    def id(self) -> int:
-        """See RequestView."""
-        return self._request.id
-
-    @property
-    def arrival_s(self) -> float:
-        """See RequestView."""
-        return self._request.arrival_s
-
-    @property
-    def priority(self) -> int:
-        """See RequestView."""
-        return self._request.priority
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_prompt_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_output_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.max_tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_tokens
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """See RequestView."""
-        return self._request.num_computed_tokens
-
-    @property
-    def is_prefilling(self) -> bool:
-        """See RequestView."""
-        return self._request.is_prefilling
+    id = property(attrgetter("_request.id"))
+    arrival_s = property(attrgetter("_request.arrival_s"))
+    priority = property(attrgetter("_request.priority"))
+    num_prompt_tokens = property(attrgetter("_request.num_prompt_tokens"))
+    num_output_tokens = property(attrgetter("_request.num_output_tokens"))
+    max_tokens = property(attrgetter("_request.max_tokens"))
+    num_tokens = property(attrgetter("_request.num_tokens"))
+    num_computed_tokens = property(attrgetter("_request.num_computed_tokens"))
+    is_prefilling = property(attrgetter("_request.is_prefilling"))

@@ -85,9 +85,9 @@ class RequestQueue:
 
     def decoding(self) -> IntArray:
         """Entries of the running requests that are past their known tokens, oldest first; nobody may write to it."""
-        table = self.running_entries()
-        is_ready = self.table.can_decode(table)
-        return table if is_ready.all() else table[is_ready]
+        entries = self.running_entries()
+        is_ready = self.table.can_decode(entries)
+        return entries if is_ready.all() else entries[is_ready]
 
     def count_step(self, num_decodes: int) -> None:
         """Note, before a step changes anything, how many decode in it."""
@@ -96,9 +96,9 @@ class RequestQueue:
 
     def prefilling(self) -> list[RequestView]:
         """Views of the running requests with known tokens to compute, oldest first."""
-        table = self.running_entries()
-        is_ready = self.table.can_decode(table)
-        return [] if is_ready.all() else [request.view for request in self.table.requests(table[~is_ready])]
+        entries = self.running_entries()
+        is_ready = self.table.can_decode(entries)
+        return [] if is_ready.all() else [request.view for request in self.table.requests(entries[~is_ready])]
 
 
 class Views(Sequence[RequestView]):

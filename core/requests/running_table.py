@@ -52,7 +52,7 @@ class RunningTable:
         """How many requests here each token id ends, up to the largest such id and 0 behind it."""
 
     def take(self, request: Request) -> None:
-        """Give a request a entry and move its counts and tokens there."""
+        """Give a request an entry and move its counts and tokens there."""
         entry = self._free.pop()
         self._requests[entry], request.entry = request, entry
         self._counts_SC[entry] = request.counts

@@ -1,9 +1,4 @@
-"""`python -m core.run` and `hookline`: prompts in, text out.
-
-Bare at import, since child processes import it again: no torch, no Hydra, nothing but the standard library. Only
-results go to standard output. Exit codes: 0 done; 2 a user's error or a refused request, one line each on standard
-error; 1 a failed job of a sweep; 130 interrupted.
-"""
+"""From a command line to its results: what `core.run` does. Bare at import, as its package says."""
 
 from __future__ import annotations
 
@@ -27,15 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from hookline.core.config.compose import compose
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.run.settings import validate_run
+    from hookline.core.run.settings import RunKeys, validate_run
 
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
         from hookline.core.sweep.sweep import run_sweep
 
-        return run_sweep(arguments, host)
-    jobs = compose(arguments, host)
+        return run_sweep(arguments, host, RunKeys)
+    jobs = compose(arguments, host, RunKeys)
     return execute(validate_run(jobs[0].tree, host), host) if jobs else 0
 
 

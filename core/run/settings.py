@@ -7,20 +7,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hookline.core.cli.stdin import SOURCES
 from hookline.core.config.schema import check_keys
-from hookline.core.config.settings import ENGINE_KEYS, Config, validate
+from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
 from hookline.core.errors import ConfigError
-from hookline.core.frontend.profiling import PROFILE_KEYS, Profile
+from hookline.core.frontend.profiling import Profile, ProfileKeys
 from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import KINDS
 from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 
-RUN_KEYS = (*ENGINE_KEYS, "sampling", *SOURCES, "output", "usage", *PROFILE_KEYS)
+
+@dataclass(frozen=True)
+class RunKeys(ProfileKeys, EngineKeys):
+    """Root keys of a run, beside the kinds: their defaults are what a composed tree holds unless something is said."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Of every prompt; lines of a .jsonl file may set their own."""
+    prompt: str | None = None
+    """One prompt, raw text."""
+    prompts: list[str] | None = None
+    """Several, e.g. prompts='["a", "b"]'."""
+    prompts_file: str | None = None
+    """.txt: one a line; .jsonl: objects with prompt, messages or prompt_token_ids."""
+    output: str | None = None
+    """file.jsonl; None prints text."""
+    usage: bool = False
+    """Say on standard error how many tokens and how long it took."""
+
+
+RUN_KEYS = (*KINDS, *(one.name for one in fields(RunKeys)))
 """All root keys of a run."""
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hookline.core.plugin.host import PluginHost
     from hookline.core.simulate.cost import CostModel
 
-SIMULATE_KEYS = ("cost", "fit", "save", "host_s")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code, as `core.run` does."""
@@ -31,8 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     from hookline.core.bench.command import run_benchmarks
+    from hookline.core.simulate.settings import SimulateKeys
 
-    return run_benchmarks(arguments, "simulate", measure)
+    return run_benchmarks(arguments, "simulate", measure, SimulateKeys)
 
 
 def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], Recording]:
@@ -45,8 +44,9 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     from hookline.core.bench.metrics import MACHINE, summarise
     from hookline.core.errors import ConfigError
     from hookline.core.simulate.engine import check_machine, simulated_engine
+    from hookline.core.simulate.settings import SimulateKeys
 
-    bench = validate_bench(tree, host, SIMULATE_KEYS)
+    bench = validate_bench(tree, host, SimulateKeys)
     if bench.profile is not None:
         raise ConfigError("profile has no effect in a simulation: nothing is computed that could be traced")
     cost = cost_model(tree)
@@ -70,13 +70,12 @@ def predict(cost: CostModel, config: Mapping[str, Any], num_blocks: int | None =
     from hookline.core.bench.command import run_load, validate_bench
     from hookline.core.bench.metrics import summarise
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.plugin.presets import default_tree
     from hookline.core.simulate.engine import simulated_engine
 
     host = PluginHost.load()
     tree = {**config, "engine": {**config["engine"], "num_blocks": config["engine"].get("num_blocks") or num_blocks}}
     given = {key: value for key, value in tree.items() if value is not None}
-    bench = validate_bench({**default_tree(), **given}, host)
+    bench = validate_bench(given, host)
     with closing(simulated_engine(bench.config, cost, host)) as engine:
         recording = run_load(engine, bench.workload)
     return summarise(recording, bench.slo)
@@ -90,12 +89,12 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
     from dataclasses import replace
 
     from hookline.core.errors import ConfigError
-    from hookline.core.plugin.presets import CONF, default_tree
     from hookline.core.simulate.cost import CostModel, HostCost, cost_of, read_cost, write_cost
+    from hookline.core.simulate.settings import SimulateKeys
 
-    cost, fit, save, host_s = (tree.get(key) for key in SIMULATE_KEYS)
+    cost, fit, save, host_s = (tree.get(key) for key in ("cost", "fit", "save", "host_s"))
     if fit is not None:
-        if cost != default_tree(CONF / "simulate.yaml")["cost"]:
+        if cost != SimulateKeys.cost:
             raise ConfigError(f"cost={cost} has no effect beside fit={fit}; give cost or fit, not both")
         from hookline.core.simulate.fit import fit_cost, read_measured
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hookline.core.bench.step_counts import StepCounts
 from hookline.core.errors import ConfigError
 from hookline.core.step.captured import PromptShape, graph_sizes, holding_shape, prompt_shapes
-from hookline.core.step.counts import StepCounts
 
 FORMAT = 1
 DECODE, CAPTURED, PREFILL, MIXED = "decode", "captured_prefill", "prefill", "mixed"

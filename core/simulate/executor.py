@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hookline.core.bench.step_counts import StepCounter
 from hookline.core.engine.engine import Engine
 from hookline.core.simulate.cost import CostModel, Shapes
-from hookline.core.step.counts import StepCounter
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock, DeviceTime

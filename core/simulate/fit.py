@@ -11,6 +11,7 @@ import numpy as np
 
 from hookline.core.bench.files import STEPS, read_recording
 from hookline.core.bench.recorder import Recording
+from hookline.core.bench.step_counts import StepCounts
 from hookline.core.errors import ConfigError
 from hookline.core.simulate.cost import (
     CAPTURED,
@@ -23,10 +24,8 @@ from hookline.core.simulate.cost import (
     HostCost,
     Shapes,
 )
-from hookline.core.step.counts import StepCounts
 from hookline.core.sweep.job_status import DONE
-from hookline.core.sweep.results import RESULTS
-from hookline.core.util.json_lines import read_lines
+from hookline.core.sweep.results import RESULTS, read_lines
 
 Column = np.ndarray[Any, Any]
 NUM_REWEIGHTINGS = 4

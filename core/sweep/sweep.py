@@ -24,9 +24,8 @@ from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
-from hookline.core.sweep.results import FORMAT, RESULTS
+from hookline.core.sweep.results import FORMAT, RESULTS, append_line, read_lines
 from hookline.core.util.child_python import python_command
-from hookline.core.util.json_lines import append_line, read_lines
 
 LOG = "log.txt"
 """In a job's folder: what the job printed."""
@@ -111,10 +110,10 @@ class Sweep:
         return record
 
 
-def run_sweep(arguments: Sequence[str], host: PluginHost, command: str = "run") -> int:
+def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: str = "run") -> int:
     """Run the sweep that the arguments ask for and return the exit code: 1 if any job of it failed.
 
-    Where jobs take prompts, piped input is read once and given to each of them.
+    keys: see `compose`. Where jobs take prompts, piped input is read once and given to each of them.
     Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
     """
     text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
@@ -123,7 +122,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, command: str = "run") 
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(own, host, BENCHES.get(command, "config"), sweep)
+            compose(own, host, keys, BENCHES.get(command, "config"), sweep)
         finally:  # what was done before an error or an interrupt is worth showing, too
             records = read_lines(notes)
             if records:

@@ -1,10 +1,8 @@
 """The scheduler policies that ship with Hookline: their options and their registration. Imports no policy code."""
 
-import math
 from dataclasses import dataclass
 
-from hookline.core.contracts import Registrar, hookimpl
-from hookline.core.errors import ConfigError
+from hookline.core.contracts import Registrar, bounded, hookimpl
 from hookline.core.scheduling import MAX_PROMPT_STEPS
 
 API_VERSION = 2
@@ -14,21 +12,17 @@ API_VERSION = 2
 class PrefillFirstConfig:
     """Waiting prompts before decodes."""
 
-    watermark: float = 0.01
+    watermark: float = bounded(0.01, 0, 1)
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
-    max_prompt_steps: int = MAX_PROMPT_STEPS
+    max_prompt_steps: int = bounded(MAX_PROMPT_STEPS, 1)
     """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
-
-    def __post_init__(self) -> None:
-        if self.max_prompt_steps < 1:
-            raise ConfigError(f"scheduler.max_prompt_steps={self.max_prompt_steps} must be at least 1")
 
 
 @dataclass
 class ChunkedConfig:
     """Decodes and prompt chunks in the same step."""
 
-    watermark: float = 0.01
+    watermark: float = bounded(0.01, 0, 1)
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
 
 
@@ -36,18 +30,14 @@ class ChunkedConfig:
 class LongestFirstConfig:
     """Decodes and prompt chunks in the same step; of waiting prompts those with most left to generate."""
 
-    watermark: float = 0.01
+    watermark: float = bounded(0.01, 0, 1)
     """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
-    ageing_tokens_per_s: float = 100.0
+    ageing_tokens_per_s: float = bounded(100.0, above=0)
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
     pace: bool = False
     """Compute prompts no faster than all answers need to end with the longest, and leave those of short answers for the
     steps in which few decodes remain. For mixed steps that are captured as CUDA graphs, and answers about as long as
     their max_tokens; otherwise, prompts as fast as the steps hold them are done sooner."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.ageing_tokens_per_s) and self.ageing_tokens_per_s > 0):
-            raise ConfigError(f"scheduler.ageing_tokens_per_s={self.ageing_tokens_per_s} must be finite and above 0")
 
 
 @hookimpl

@@ -174,7 +174,7 @@ def main(rank, size, fd):
     triton_slots.RANKS_AT_ONCE, triton_slots.MOST_ROWS_AT_ONCE = size, AT_ONCE
     triton_slots.LEAST_ROWS_BY_ROWS = {size: BY_ROWS}
     triton_wide.MAX_WEIGHT = 0
-    words = SharedWords.attach(fd, num_words(size)).words
+    words = SharedWords(fd, num_words(size)).words
     exchange = make(rank, size, words)
     if words[0] != 0:  # let go from the start
         exchange.all_reduce(inputs(rank, 0))

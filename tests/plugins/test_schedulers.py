@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from hookline.core.config.schema import build
 from hookline.core.contracts import ALL
 from hookline.core.errors import ConfigError
 from hookline.core.outputs import FinishReason
@@ -109,7 +110,7 @@ def test_a_burst_of_512_prompts_of_512_tokens_is_computed_without_a_pause():
 @pytest.mark.parametrize("value", [0, -1])
 def test_steps_of_prompts_without_an_end_cannot_be_configured(value):
     with pytest.raises(ConfigError, match=rf"scheduler.max_prompt_steps={value} must be at least 1"):
-        PrefillFirstConfig(max_prompt_steps=value)
+        build(PrefillFirstConfig, {"max_prompt_steps": value}, "scheduler")
 
 
 def test_chunked_decodes_and_computes_prompts_in_one_step():
@@ -358,5 +359,5 @@ def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed)
 
 @pytest.mark.parametrize("ageing", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_request_cannot_starve_by_configuration(ageing):
-    with pytest.raises(ConfigError, match=r"scheduler.ageing_tokens_per_s=\S+ must be finite and above 0"):
-        LongestFirstConfig(ageing_tokens_per_s=ageing)
+    with pytest.raises(ConfigError, match=r"scheduler.ageing_tokens_per_s=\S+ must be a finite number above 0"):
+        build(LongestFirstConfig, {"ageing_tokens_per_s": ageing}, "scheduler")

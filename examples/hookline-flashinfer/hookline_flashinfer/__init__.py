@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookline.core.contracts import Needs, Registrar, hookimpl
-from hookline.core.errors import ConfigError
+from hookline.core.contracts import Needs, Registrar, bounded, hookimpl
 
 API_VERSION = 2
 
@@ -14,12 +13,8 @@ API_VERSION = 2
 class FlashInferConfig:
     """Attention by FlashInfer, the rest by Hookline's Triton kernels."""
 
-    workspace_mib: int = 256
+    workspace_mib: int = bounded(256, 1)
     """Device memory for partial results of long contexts that are split over the card, in MiB."""
-
-    def __post_init__(self) -> None:
-        if self.workspace_mib < 1:
-            raise ConfigError(f"kernels.workspace_mib={self.workspace_mib} must be at least 1")
 
 
 @hookimpl

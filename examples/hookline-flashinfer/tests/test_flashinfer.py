@@ -12,7 +12,7 @@ from hookline.core.contracts import AttentionSpec
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
 from hookline.core.testing.checks import check_close
-from hookline.core.testing.installed import installed_kernels
+from hookline.core.testing.installed import installed_config, installed_kernels
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -33,7 +33,7 @@ def test_where_it_cannot_run_auto_passes_it_over() -> None:
 
 def test_an_empty_workspace_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kernels\.workspace_mib=0 must be at least 1"):
-        FlashInferConfig(workspace_mib=0)
+        installed_config(kernels={"name": "flashinfer", "workspace_mib": 0})
 
 
 @needs_gpu

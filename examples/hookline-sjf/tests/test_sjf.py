@@ -81,8 +81,8 @@ def test_with_nothing_to_admit_everybody_decodes() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_ageing_that_would_let_jobs_starve_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match=r"scheduler\.ageing_tokens_per_s=.* must be finite and above 0"):
-        ShortestJobFirstConfig(ageing_tokens_per_s=value)
+    with pytest.raises(ConfigError, match=r"scheduler\.ageing_tokens_per_s=.* must be a finite number above 0"):
+        installed_config(scheduler={"name": "sjf", "ageing_tokens_per_s": value})
 
 
 @pytest.mark.parametrize(("preset", "ageing"), [("sjf", 1000.0), ("sjf_patient", 100.0), ("sjf_impatient", 10_000.0)])

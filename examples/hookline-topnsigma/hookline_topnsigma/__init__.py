@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from hookline.core.contracts import Needs, Registrar, hookimpl
-from hookline.core.errors import ConfigError
+from hookline.core.contracts import Needs, Registrar, bounded, hookimpl
 
 API_VERSION = 2
 
@@ -15,12 +13,8 @@ API_VERSION = 2
 class TopNSigmaArguments:
     """What a request asks for: SamplingParams(extra_args={"top_n_sigma": {"n": 1.0}})."""
 
-    n: float = 0.0
+    n: float = bounded(0.0, 0)
     """Tokens whose logit is more than n standard deviations below the largest are not drawn; 0 draws from all."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.n) and self.n >= 0):
-            raise ConfigError(f"top_n_sigma.n={self.n} must be a finite number of at least 0")
 
 
 @hookimpl

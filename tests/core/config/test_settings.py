@@ -5,15 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
+from hookline.core.bench.settings import BenchKeys
 from hookline.core.config import settings as config_module
-from hookline.core.config.settings import Config, EngineConfig, validate
+from hookline.core.config.compose import compose
+from hookline.core.config.schema import documented, plain_defaults
+from hookline.core.config.settings import ENGINE_KEYS, EngineConfig, validate
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import CONF, default_tree
+from hookline.core.plugin.presets import CONF, default_options
 from hookline.core.plugin.registry import KINDS
+from hookline.core.run.settings import RUN_KEYS, RunKeys
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.simulate.settings import SimulateKeys
 from tests.core.plugin_fakes import (
     OPTIONS,
     PatientConfig,
@@ -29,7 +35,7 @@ from tests.core.plugin_fakes import (
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
-    monkeypatch.setattr(config_module, "default_tree", lambda: dict(OPTIONS))
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
     return host_with(full_plugin())
 
 
@@ -97,7 +103,7 @@ def test_tuples_stay_tuples_and_frozen_dataclasses_are_taken(monkeypatch: pytest
     class Frozen:
         sizes: tuple[int, ...] = (1, 2)
 
-    monkeypatch.setattr(config_module, "default_tree", lambda: dict(OPTIONS))
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
     host = host_with(
         full_plugin(), plugin_module(register_schedulers=registering("scheduler", "frozen", config=Frozen))
     )
@@ -110,7 +116,7 @@ def test_tuples_stay_tuples_and_frozen_dataclasses_are_taken(monkeypatch: pytest
 @pytest.fixture
 def presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(config_module, "default_tree", lambda: dict(OPTIONS))
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
     yield tmp_path
 
 
@@ -258,7 +264,7 @@ def test_a_value_without_default_must_be_given(monkeypatch: pytest.MonkeyPatch) 
     class Needy:
         path: str = "???"
 
-    monkeypatch.setattr(config_module, "default_tree", lambda: {**OPTIONS, "scheduler": "needy"})
+    monkeypatch.setattr(config_module, "default_options", lambda: {**OPTIONS, "scheduler": "needy"})
     host = host_with(full_plugin(), plugin_module(register_schedulers=registering("scheduler", "needy", config=Needy)))
     assert message({}, host) == "scheduler.path has no value and no default; set scheduler.path=..."
     assert validate({"scheduler": {"path": "x"}}, host).scheduler.config == Needy("x")
@@ -273,7 +279,7 @@ def test_a_value_that_the_plugins_dataclass_refuses_is_named(monkeypatch: pytest
             if self.limit < 1:
                 raise ValueError(f"limit={self.limit} is below 1")
 
-    monkeypatch.setattr(config_module, "default_tree", lambda: dict(OPTIONS))
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
     host = host_with(
         full_plugin(), plugin_module(register_schedulers=registering("scheduler", "strict", config=Strict))
     )
@@ -281,37 +287,43 @@ def test_a_value_that_the_plugins_dataclass_refuses_is_named(monkeypatch: pytest
 
 
 def test_choosing_what_a_broken_plugin_wanted_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "default_tree", lambda: dict(OPTIONS))
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
     broken = plugin_module(register_schedulers=registering("scheduler", "theirs", target="nonsense"))
     error = message({"scheduler": "theirs"}, host_with(full_plugin(), broken))
     assert error.startswith("scheduler 'theirs' of plugin 'plugin1' (their-dist 1.2) cannot be used: ")
 
 
-# --- conf/ does not drift from the dataclasses
+# --- the dataclasses are the only source of defaults
 
 
-def test_engine_keys_of_the_default_configuration_are_those_of_the_dataclass() -> None:
-    assert default_tree()["engine"] == {one.name: one.default for one in fields(EngineConfig)}
+def test_a_composed_tree_holds_the_dataclasses_defaults_and_makes_the_same_configuration() -> None:
+    tree = compose([], PluginHost.load(), RunKeys)[0].tree
+    assert set(tree) - {"experiment"} == set(RUN_KEYS)
+    assert tree["engine"] == {one.name: one.default for one in fields(EngineConfig)}
+    assert SamplingParams.of(tree["sampling"]) == SamplingParams()
+    assert {key: tree[key] for key in plain_defaults(RunKeys)} == plain_defaults(RunKeys)
+    engine = {key: tree[key] for key in ENGINE_KEYS}
+    assert validate(engine, PluginHost.load()) == validate({}, PluginHost.load())
 
 
-def test_sampling_keys_of_the_default_configuration_are_those_of_the_dataclass() -> None:
-    assert SamplingParams.of(default_tree()["sampling"]) == SamplingParams()
-    assert sorted(default_tree()["sampling"]) == sorted(one.name for one in fields(SamplingParams))
+@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys])
+def test_every_key_of_a_command_is_explained(keys: type) -> None:
+    lines = list(documented(keys))
+    named = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert "engine.max_num_seqs=512" in named
+    assert [name for name, text in named.items() if not text.strip()] == []
 
 
-def test_root_keys_of_the_default_configuration_are_the_known_ones() -> None:
-    from hookline.core.run.settings import RUN_KEYS
-
-    assert set(default_tree()) == set(RUN_KEYS)
-    plain = {one.name: one.default for one in fields(Config) if one.name in ("tp", "seed", "dtype", "device")}
-    assert {name: default_tree()[name] for name in plain} == plain
+def test_no_yaml_of_a_command_repeats_a_default() -> None:
+    for name in ("config", "bench", "simulate"):
+        assert set(yaml.safe_load((CONF / f"{name}.yaml").read_text())) == {"defaults", "hydra"}
 
 
 def test_a_configuration_without_defaults_list_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("tp: 1\n")
     with pytest.raises(ConfigError, match="no defaults list"):
-        default_tree(path)
+        default_options(path)
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: path.stem)

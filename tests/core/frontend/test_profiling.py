@@ -74,8 +74,8 @@ def test_launches_are_counted_by_kind(tmp_path):
     [
         ({"profile": "trace.txt"}, "profile=trace.txt: the name must end in .json or .json.gz"),
         ({"profile": "nowhere/trace.json"}, "the folder nowhere does not exist; make it first"),
-        ({"profile": "trace.json", "profile_steps": 0}, "profile_steps=0 must be a whole number of at least 1"),
-        ({"profile": "trace.json", "profile_skip": 1.5}, "profile_skip=1.5 must be a whole number of at least 1"),
+        ({"profile": "trace.json", "profile_steps": 0}, "profile_steps=0 must be at least 1"),
+        ({"profile": "trace.json", "profile_skip": 1.5}, "profile_skip=1.5 is not an int"),
     ],
 )
 def test_a_profile_that_cannot_be_made_is_refused_with_key_and_value(tree, message, tmp_path, monkeypatch):

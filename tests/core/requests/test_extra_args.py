@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hookline.core.contracts import LogitsProcessor, RequestFacts
 from hookline.core.errors import ConfigError, RequestError
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
-from hookline.core.requests.extra_args import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, refuse_oversized
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.logits_processing import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, Processing, refuse_oversized
 from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import ints

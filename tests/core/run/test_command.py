@@ -25,6 +25,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
 from hookline.core.run.prompts import DEFAULT_PROMPTS, read_prompts
 from hookline.core.run.results import write_json_lines
+from hookline.core.run.settings import RunKeys
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.sweep import sweep
 from hookline.core.sweep.results import read_results
@@ -458,6 +459,7 @@ def test_help_and_cfg_show_options_and_run_nothing(llm: type[FakeLLM], capsys: p
     out = capsys.readouterr().out
     assert out.startswith("python -m core.run [option=name | key=value] ...: completes prompts.")
     assert "scheduler: hasty, patient" in out
+    assert "engine.max_num_seqs=512\n    Most requests running at the same time.\n" in out
     assert main([*CHOSEN, "scheduler.limit=7", "--cfg", "job"]) == 0
     assert "limit: 7" in capsys.readouterr().out
     assert llm.calls == []
@@ -478,7 +480,7 @@ def test_an_experiment_sets_engine_keys_and_the_command_line_wins(llm: type[Fake
         "# @package _global_\ndefaults:\n  - override /scheduler: hasty\nengine: {max_num_seqs: 3, block_size: 8}\n"
     )
     rest = [one for one in CHOSEN if "scheduler" not in one]
-    tree = compose([*rest, "experiment=few", "engine.block_size=4", "--config-dir", "mine"], host)[0].tree
+    tree = compose([*rest, "experiment=few", "engine.block_size=4", "--config-dir", "mine"], host, RunKeys)[0].tree
     assert tree["scheduler"]["name"] == "hasty"
     assert (tree["engine"]["max_num_seqs"], tree["engine"]["block_size"]) == (3, 4)
 
@@ -494,7 +496,7 @@ def test_a_plugins_preset_is_the_same_on_the_command_line_and_in_the_library(
     )
     host = host_with(full_plugin(), offering_presets("plugin_presets"))
     arguments = [*(one for one in CHOSEN if "scheduler" not in one), "scheduler=eager", "scheduler.max_wait_ms=2"]
-    tree = compose([*arguments, *extra], host)[0].tree
+    tree = compose([*arguments, *extra], host, RunKeys)[0].tree
     composed = validate({key: tree[key] for key in config_module.ENGINE_KEYS}, host)
     library = validate({**OPTIONS, "scheduler": {"name": "eager", "max_wait_ms": 2}}, host)
     assert composed == library
@@ -511,25 +513,25 @@ def test_a_frozen_config_can_be_overridden() -> None:
     plugin = plugin_module(register_schedulers=registering("scheduler", "frozen", config=Frozen))
     host = host_with(full_plugin(), plugin)
     rest = [one for one in CHOSEN if "scheduler" not in one]
-    tree = compose([*rest, "scheduler=frozen", "scheduler.limit=5"], host)[0].tree
+    tree = compose([*rest, "scheduler=frozen", "scheduler.limit=5"], host, RunKeys)[0].tree
     assert tree["scheduler"] == {"name": "frozen", "limit": 5}
 
 
 @pytest.mark.parametrize("argument", ["={a: 1}", ".a=1"])
 def test_a_mapping_takes_keys_of_its_own_but_no_other_place_does(host: PluginHost, argument: str) -> None:
-    tree = compose([*CHOSEN, f"model.hf_overrides{argument}"], host)[0].tree
+    tree = compose([*CHOSEN, f"model.hf_overrides{argument}"], host, RunKeys)[0].tree
     assert tree["model"]["hf_overrides"] == {"a": 1}
     with pytest.raises(ConfigError, match=r"unknown key 'model.hf_override'\. Did you mean 'hf_overrides'"):
-        compose([*CHOSEN, f"model.hf_override{argument}"], host)
+        compose([*CHOSEN, f"model.hf_override{argument}"], host, RunKeys)
 
 
 def test_options_of_an_earlier_host_are_gone(host: PluginHost) -> None:
     other = host_with(plugin_module(register_schedulers=registering("scheduler", "only")))
     for kind in ("model", "sampler", "kernels"):
         other.registry.add(host.choose(kind, OPTIONS[kind]))
-    compose(CHOSEN, host)
+    compose(CHOSEN, host, RunKeys)
     with pytest.raises(PluginError, match="no scheduler named 'patient'"):
-        compose(CHOSEN, other)
+        compose(CHOSEN, other, RunKeys)
 
 
 # --- sweeps

@@ -8,6 +8,7 @@ import pytest
 
 from hookline.core.bench.driver import drive
 from hookline.core.bench.recorder import Recording
+from hookline.core.bench.step_counts import StepCounts
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError
 from hookline.core.simulate.cost import (
@@ -26,7 +27,6 @@ from hookline.core.simulate.cost import (
 )
 from hookline.core.simulate.executor import run_on
 from hookline.core.simulate.fit import Measured, fit_cost, read_measured
-from hookline.core.step.counts import StepCounts
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hookline.core.step.counts import StepCounter, StepCounts
+from hookline.core.bench.step_counts import StepCounter, StepCounts
 from hookline.core.step.message import Step
 
 

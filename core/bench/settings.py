@@ -1,0 +1,30 @@
+"""What a benchmark takes, beside the keys of a run: the dataclass of the root keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hookline.core.bench.metrics import Slo
+from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.run.settings import RunKeys
+from hookline.core.util.ranges import bounded
+
+
+@dataclass(frozen=True)
+class BenchKeys(RunKeys):
+    """Root keys of a benchmark, beside the kinds; those of the prompts have no effect."""
+
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    """The load; a preset of conf/workload sets what it cares about."""
+    slo: Slo = field(default_factory=Slo)
+    """What a request must keep to count for goodput."""
+    objective: str = "output_tok_s"
+    """The figure that a sweeper optimises, e.g. goodput_s or ttft_s.p99."""
+    repeats: int = bounded(2, 1)
+    """Timed repetitions; the best counts."""
+    result: str | None = None
+    """file.jsonl that the result line is appended to."""
+    records: str | None = None
+    """Folder for steps.npz and requests.jsonl; in a sweep each job's own."""
+    job_timeout_s: float | None = bounded(None, above=0)
+    """Of a sweep: seconds after which a job is killed; None: never."""
