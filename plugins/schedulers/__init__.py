@@ -11,33 +11,40 @@ API_VERSION = 2
 
 
 @dataclass
-class PrefillFirstConfig:
-    """Waiting prompts before decodes."""
+class WatermarkConfig:
+    """What all policies here have in common."""
 
     watermark: float = 0.01
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
+    """Fraction of all KV blocks kept free when a request is admitted beside running ones, in [0, 1); spares
+    preemptions."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"scheduler.watermark={self.watermark} must be at least 0 and below 1")
+
+
+@dataclass
+class PrefillFirstConfig(WatermarkConfig):
+    """Waiting prompts before decodes."""
+
     max_prompt_steps: int = MAX_PROMPT_STEPS
     """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_prompt_steps < 1:
             raise ConfigError(f"scheduler.max_prompt_steps={self.max_prompt_steps} must be at least 1")
 
 
 @dataclass
-class ChunkedConfig:
+class ChunkedConfig(WatermarkConfig):
     """Decodes and prompt chunks in the same step."""
-
-    watermark: float = 0.01
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
 
 
 @dataclass
-class LongestFirstConfig:
+class LongestFirstConfig(WatermarkConfig):
     """Decodes and prompt chunks in the same step; of waiting prompts those with most left to generate."""
 
-    watermark: float = 0.01
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
     ageing_tokens_per_s: float = 100.0
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
     pace: bool = False
@@ -46,6 +53,7 @@ class LongestFirstConfig:
     their max_tokens; otherwise, prompts as fast as the steps hold them are done sooner."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (math.isfinite(self.ageing_tokens_per_s) and self.ageing_tokens_per_s > 0):
             raise ConfigError(f"scheduler.ageing_tokens_per_s={self.ageing_tokens_per_s} must be finite and above 0")
 
