@@ -21,6 +21,8 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
 from hookline.core.plugin.registry import KINDS
 
+CHOICES = (*KINDS, "workload", "experiment")
+"""Keys whose value is the name of an option or a preset."""
 _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m core.info lists them"
 
 
@@ -183,6 +185,8 @@ def _refuse_name_overrides(arguments: Sequence[str]) -> None:
         kind, _, name = key.lstrip("+~").partition(".")
         if kind in KINDS and not name and value in ("", "null") and equals:
             raise ConfigError(_UNSET.format(kind=kind))
+        if kind in CHOICES and not name and value.lstrip().startswith("["):
+            raise ConfigError(f"{kind}={value} is a list, and {kind} takes one name; for a job of each: -m {kind}=a,b")
         if equals and name == "name" and kind in KINDS:
             raise ConfigError(f"'{argument}' would change a name and not the option; write {kind}={value}")
 
