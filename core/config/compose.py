@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hookline.core.config.hydra_errors import explain
-from hookline.core.config.hydra_options import is_raw, quote_raw_values, search_path_overrides, store_options
+from hookline.core.config.hydra_options import (
+    add_free_keys,
+    as_typed,
+    is_raw,
+    quote_raw_values,
+    search_path_overrides,
+    store_options,
+)
 from hookline.core.config.schema import describe
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -63,7 +70,8 @@ def compose(
     store_options(host)
     raw = tuple(argument for argument in arguments if is_raw(argument))
     found: list[Job] = []
-    with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
+    readable = add_free_keys(quote_raw_values(arguments))
+    with _argv(search_path_overrides(readable, host.config_packages)):
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or _Collect(found)))
         except SystemExit:
@@ -115,7 +123,7 @@ class _Task:
         # Unresolved: an override's text may hold a ${...} that means nothing at this place.
         composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
-        overrides = (*(override for override in composed if not is_raw(override)), *self.raw)
+        overrides = (*(as_typed(override) for override in composed if not is_raw(override)), *self.raw)
         tree, fault = _resolved(config)
         job = Job(tree, overrides, (*self.config_dir, *overrides), fault=fault)
         if settings.mode is RunMode.MULTIRUN:

@@ -165,7 +165,10 @@ def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
 
 def warn_beyond(cost: CostModel, runs: Sequence[Recording]) -> None:
     """Warn if steps were far larger than any that the cost model was fitted to; says nothing of given coefficients."""
-    for name, what in (("decode", "decode steps of up to %d rows"), ("prompt", "steps with prompts of up to %d tokens")):
+    for name, what in (
+        ("decode", "decode steps of up to %d rows"),
+        ("prompt", "steps with prompts of up to %d tokens"),
+    ):
         measured = cost.origin.get("range", {}).get(name)
         most = max(_most_tokens(run.steps, with_prompts=name == "prompt") for run in runs)
         if measured is not None and most > FAR * measured["most"]:
