@@ -29,6 +29,7 @@ _COUNTS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_model_len",
+    "cpu_threads",
     "block_size",
     "num_blocks",
     "max_queued_requests",
@@ -53,6 +54,10 @@ class EngineConfig:
     """Part of the GPU's memory that Hookline may use, in (0, 1]."""
     cpu_cache_gib: float = 2.0
     """Size of the KV cache on a CPU, in GiB."""
+    cpu_threads: int | None = None
+    """Threads of a CPU that compute, of all ranks together. None: as many as torch has, and if a command runs a model of
+    a hidden size below 1024, one for each rank unless OMP_NUM_THREADS is set: more would mostly wait for each other.
+    The number is the whole process's; an engine made in Python changes it only if this is set."""
     block_size: int | None = None
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = None
