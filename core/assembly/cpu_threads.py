@@ -13,7 +13,7 @@ import torch
 from hookline.core.assembly.resolve import ResolvedConfig
 
 SMALL_HIDDEN_SIZE = 1024
-"""Models below this hidden size compute on one thread: two are slower even on two idle cores."""
+"""Models below this hidden size compute on one thread: their matrices are too small to share out."""
 _log = logging.getLogger("hookline")
 
 

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+PATIENT = ("OMP_WAIT_POLICY", "passive")
+"""Variable and value with which torch's threads sleep while they wait for each other on a CPU. Threads that spin make a
+command several times slower where others use the same cores. OpenMP reads it when torch is imported."""
+
 
 def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
     """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback.
@@ -15,6 +19,7 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     With HOOKLINE_TRACEBACK=1 in the environment, the traceback of such an error is printed before its line. SystemExit
     is an error too, whatever its code: `run` returns, and a plugin that calls sys.exit(0) is no success.
     """
+    os.environ.setdefault(*PATIENT)
     try:
         code = _run(run, arguments)
         if sys.stdout is not None:
