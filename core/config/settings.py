@@ -55,8 +55,8 @@ class EngineConfig:
     cpu_cache_gib: float = 2.0
     """Size of the KV cache on a CPU, in GiB."""
     cpu_threads: int | None = None
-    """Threads of a CPU that compute, of all ranks together. None: as many as torch has, and if a command runs a model of
-    a hidden size below 1024, one for each rank unless OMP_NUM_THREADS is set: more would mostly wait for each other.
+    """Threads of a CPU that compute, of all ranks together. None: as many as torch has, and in a command whose model
+    has a hidden size below 1024, one for each rank unless OMP_NUM_THREADS is set: more mostly wait for each other.
     The number is the whole process's; an engine made in Python changes it only if this is set. In commands, threads
     sleep while they wait unless OMP_WAIT_POLICY is set."""
     block_size: int | None = None

@@ -6,11 +6,13 @@ Imports nothing of what it looks at. Whatever cannot be found is empty: a listin
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import textwrap
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 
 def module_file(module: str) -> str:
@@ -30,11 +32,51 @@ def module_file(module: str) -> str:
     return ""
 
 
+def field_facts(config: type | None) -> list[dict[str, str]]:
+    """Name, type, default and docstring of each field that can be set."""
+    if config is None:
+        return []
+    docs = field_docs(config)
+    return [
+        {
+            "name": field.name,
+            "type": _type_name(field.type),
+            "default": _default(field),
+            "doc": docs.get(field.name, ""),
+        }
+        for field in dataclasses.fields(config)
+        if field.init
+    ]
+
+
+def _type_name(annotation: Any) -> str:
+    plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
+    return annotation.__name__ if plain else str(annotation)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    factory = field.default_factory
+    return repr(field.default if factory is dataclasses.MISSING else factory())
+
+
 def field_docs(config: type) -> dict[str, str]:
-    """Field name -> the docstring under it, in one line; a class's own over those of its bases."""
-    docs: dict[str, str] = {}
+    """Field name -> the docstring under it, in one line, or its entry in the class's; own ones over those of bases."""
+    docs = _entries(config)
     for cls in reversed(config.__mro__):
         docs |= _own_docs(cls)
+    return docs
+
+
+def _entries(cls: type) -> dict[str, str]:
+    """What the class's docstring says in entries: `name: text`, further lines further in."""
+    docs: dict[str, str] = {}
+    name = ""
+    for line in (inspect.getdoc(cls) or "").splitlines():
+        if not line.startswith(" "):
+            name, colon, line = line.partition(":")
+            name = name if colon and name.isidentifier() else ""
+        if name:
+            docs[name] = f"{docs.get(name, '')} {line.strip()}".strip()
     return docs
 
 
