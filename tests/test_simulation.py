@@ -1,6 +1,7 @@
 """Simulations beside the real engine: the same decisions step by step; the command line; the shipped cost model."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -174,6 +175,29 @@ def test_the_shipped_model_is_the_fit_of_the_recorded_sweep():
     assert fitted.prompt.seconds == pytest.approx(shipped.prompt.seconds, rel=1e-3)
     assert fitted.context_token_s == pytest.approx(shipped.context_token_s, rel=1e-3)
     assert fitted.host.launch_s == pytest.approx(shipped.host.launch_s, rel=1e-3)
+    assert fitted.origin["range"] == shipped.origin["range"]
+
+
+def test_a_fit_says_on_which_steps_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([f"fit={REPORT}", "workload.num_prompts=1"]) == 0
+    err = capsys.readouterr().err
+    stands = r"stands on 14873 decode steps of 1 to \d+ rows and 642 steps with prompts of \d+ to 16384 tokens"
+    assert re.search(stands, err) and "guess" not in err
+
+
+def test_a_simulation_far_beyond_what_was_measured_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    curve = {"tokens": [1], "seconds": [0.5]}
+    measured = {"decode": {"steps": 9, "least": 1, "most": 2}, "prompt": {"steps": 7, "least": 3, "most": 15}}
+    cost = {"decode": curve, "prompt": curve, "origin": {"block_size": 16, "num_blocks": 100, "range": measured}}
+    (tmp_path / "cost.json").write_text(json.dumps(cost))
+    load = ["cost=cost.json", "workload.num_prompts=4", "workload.output_len=[5,5]"]
+    assert main([*load, "workload.prompt_len=[10,10]"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "guess" in line]
+    assert len(warnings) == 1 and "simulated steps with prompts of up to 40 tokens; the cost model was" in warnings[0]
+    assert main([*load, "workload.prompt_len=[7,7]"]) == 0
+    assert "guess" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("job", [3, 4, 9])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
@@ -42,8 +43,8 @@ class Built:
     resolved: ResolvedConfig
 
 
-def build_engine(config: Config, host: PluginHost) -> Built:
-    """Make the engine a configuration describes.
+def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) -> Built:
+    """Make the engine a configuration describes. is_command: the process is ours, and so is its number of threads.
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
@@ -51,7 +52,12 @@ def build_engine(config: Config, host: PluginHost) -> Built:
         observers = Observers(host.manager, make_observers(config.observers))
         resolved = resolve(config, host)
         processing = Processing.of(host.registry, resolved.facts)
+        num_threads = num_cpu_threads(resolved, is_command=is_command)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
         executor = build_executor(resolved, processing)
+        if num_threads is not None:
+            torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
         try:
             return Built(assemble(resolved, observers, executor, processing), resolved)
         except BaseException:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.bench.workload import Load, LoadRequest, TokenSource, WorkloadConfig
-from hookline.core.errors import ConfigError, RequestError
-from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.errors import ConfigError, RequestError, shown
+from hookline.core.sampling_params import UNTRUNCATED, SamplingParams, as_float
 from hookline.core.util.json_lines import json_object, numbered_lines
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt", "prompt_tokens")
@@ -59,12 +59,12 @@ def _text(path: Path) -> str:
 def _request(
     line: Mapping[str, Any], temperature: float, source: TokenSource, encode: Callable[[str], list[int]] | None
 ) -> LoadRequest:
-    arrival_s = line.get("arrival_s")
-    if not isinstance(arrival_s, int | float) or not 0 <= arrival_s < math.inf:
-        raise ValueError(f"arrival_s={arrival_s!r} must be a number of seconds, at least 0")
+    arrival_s = as_float(line.get("arrival_s"))
+    if not 0 <= arrival_s < math.inf:
+        raise ValueError(f"arrival_s={shown(line.get('arrival_s'))} must be a number of seconds, at least 0")
     max_tokens = _count("output_tokens", line.get("output_tokens"))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, **UNTRUNCATED)
-    return LoadRequest(_prompt(line, source, encode), params, float(arrival_s))
+    return LoadRequest(_prompt(line, source, encode), params, arrival_s)
 
 
 def _prompt(line: Mapping[str, Any], source: TokenSource, encode: Callable[[str], list[int]] | None) -> list[int]:
@@ -79,7 +79,7 @@ def _prompt(line: Mapping[str, Any], source: TokenSource, encode: Callable[[str]
             raise ValueError("prompt_token_ids must be a list of whole numbers")
         return value
     if not isinstance(value, str):
-        raise ValueError(f"prompt={value!r} must be text")
+        raise ValueError(f"prompt={shown(value)} must be text")
     if encode is None:
         raise ValueError("a prompt as text needs a tokenizer; give prompt_token_ids or prompt_tokens")
     return encode(value)
@@ -87,5 +87,5 @@ def _prompt(line: Mapping[str, Any], source: TokenSource, encode: Callable[[str]
 
 def _count(key: str, value: object) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{key}={value!r} must be a whole number of at least 1")
+        raise ValueError(f"{key}={shown(value)} must be a whole number of at least 1")
     return value

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+PATIENT = ("OMP_WAIT_POLICY", "passive")
+"""Variable and value with which torch's threads sleep while they wait for each other on a CPU. Threads that spin make a
+command several times slower where others use the same cores. OpenMP reads it when torch is imported."""
+
 
 def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
     """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback.
@@ -15,6 +19,19 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     With HOOKLINE_TRACEBACK=1 in the environment, the traceback of such an error is printed before its line. SystemExit
     is an error too, whatever its code: `run` returns, and a plugin that calls sys.exit(0) is no success.
     """
+    os.environ.setdefault(*PATIENT)
+    try:
+        code = _run(run, arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # when Python ends it is too late to catch what this raises
+        return code
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does. Python would complain once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
     from hookline.core.errors import HooklineError, show_traceback
 
     try:
@@ -33,10 +50,6 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     except KeyboardInterrupt:
         print("hookline: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output left, as `head` does. Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import (
+    add_free_keys,
+    as_typed,
     is_raw,
     quote_raw_values,
     search_path_overrides,
@@ -29,6 +31,8 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
 from hookline.core.plugin.registry import KINDS
 
+CHOICES = (*KINDS, "workload", "experiment")
+"""Keys whose value is the name of an option or a preset."""
 _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m core.info lists them"
 
 
@@ -72,7 +76,8 @@ def compose(
     store_keys(keys)
     raw = tuple(argument for argument in arguments if is_raw(argument))
     found: list[Job] = []
-    with _argv(search_path_overrides(quote_raw_values(arguments), host.config_packages)):
+    readable = add_free_keys(quote_raw_values(arguments))
+    with _argv(search_path_overrides(readable, host.config_packages)):
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))
         except SystemExit:
@@ -118,7 +123,7 @@ class _Task:
         # Unresolved: an override's text may hold a ${...} that means nothing at this place.
         composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
-        overrides = (*(override for override in composed if not is_raw(override)), *self.raw)
+        overrides = (*(as_typed(override) for override in composed if not is_raw(override)), *self.raw)
         tree, fault = _resolved(config)
         job = Job(tree, overrides, (*self.config_dir, *overrides), fault=fault)
         if settings.mode is RunMode.MULTIRUN:
@@ -188,6 +193,8 @@ def _refuse_name_overrides(arguments: Sequence[str]) -> None:
         kind, _, name = key.lstrip("+~").partition(".")
         if kind in KINDS and not name and value in ("", "null") and equals:
             raise ConfigError(_UNSET.format(kind=kind))
+        if kind in CHOICES and not name and value.lstrip().startswith("["):
+            raise ConfigError(f"{kind}={value} is a list, and {kind} takes one name; for a job of each: -m {kind}=a,b")
         if equals and name == "name" and kind in KINDS:
             raise ConfigError(f"'{argument}' would change a name and not the option; write {kind}={value}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from hookline.core.config.hydra_options import as_typed
 from hookline.core.config.schema import describe, unknown_key
 from hookline.core.config.settings import LIMIT_KEYS
 from hookline.core.errors import ConfigError, HooklineError
@@ -33,7 +34,7 @@ def explain(error: Exception, host: PluginHost) -> HooklineError | None:
     if isinstance(error, HooklineError):
         return error
     if isinstance(error, OverrideParseException):
-        return _unparsable(error.override)
+        return _unparsable(as_typed(error.override))
     if isinstance(error, MissingConfigException):
         return _unknown_option(error.missing_cfg_file or "", list(error.options or []), str(error), host)
     cause = _innermost(error)

@@ -14,6 +14,10 @@ from hookline.core.plugin.registry import AUTO, KINDS, Entry
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
+_FREE = "sampling.extra_args."
+"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors."""
+_ADDED = f"++{_FREE}"
+
 
 def is_raw(argument: str) -> bool:
     """True if the argument sets a raw key."""
@@ -32,6 +36,19 @@ def _quoted(argument: str) -> str:
     plain = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
     inside = re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + (r"\'" if match[2] else ""), plain)
     return f"{key}='{inside}'"
+
+
+def add_free_keys(arguments: Sequence[str]) -> list[str]:
+    """The arguments with those below sampling.extra_args as additions, since Hydra refuses keys that it does not know.
+
+    Which processors and fields exist, and their types, is checked of every request, wherever it comes from.
+    """
+    return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
+
+
+def as_typed(override: str) -> str:
+    """An override as it was before `add_free_keys`."""
+    return override.removeprefix("++") if override.startswith(_ADDED) else override
 
 
 def store_options(host: PluginHost) -> None:

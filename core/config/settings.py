@@ -45,6 +45,11 @@ class EngineConfig:
     """Part of the GPU's memory that Hookline may use, above 0 and at most 1."""
     cpu_cache_gib: float = bounded(2.0, above=0)
     """Size of the KV cache on a CPU, in GiB."""
+    cpu_threads: int | None = bounded(None, 1, MAX_COUNT)
+    """Threads of a CPU that compute, of all ranks together. None: as many as torch has, and in a command whose model
+    has a hidden size below 1024, one for each rank unless OMP_NUM_THREADS is set: more mostly wait for each other.
+    The number is the whole process's; an engine made in Python changes it only if this is set. In commands, threads
+    sleep while they wait unless OMP_WAIT_POLICY is set."""
     block_size: int | None = bounded(None, 1, MAX_COUNT)
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)

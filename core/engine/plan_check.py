@@ -13,7 +13,7 @@ from operator import index
 import numpy as np
 
 from hookline.core.contracts import ALL, Limits, Plan
-from hookline.core.errors import PlanError
+from hookline.core.errors import PlanError, shown
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
@@ -59,6 +59,8 @@ class _Checker:
             prefill = [self.prefilling(id_, index(num_tokens)) for id_, num_tokens in plan.prefill]
         except (TypeError, ValueError) as error:
             raise self.error(f"returned a malformed plan ({error})") from error
+        if not isinstance(plan.idle_s, int | float):
+            raise self.error(f"asks to wait idle_s={shown(plan.idle_s)}, which is no number of seconds")
         self.check_limits(prefill, decode, preempt)
         self.check_budget(prefill, decode, preempt)
         return CheckedPlan(prefill, decode, preempt)

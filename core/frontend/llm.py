@@ -66,16 +66,16 @@ class LLM:
 
     @classmethod
     def from_config(cls, config: Config, host: PluginHost) -> LLM:
-        """An LLM from a validated configuration, as the command line makes it."""
+        """An LLM from a validated configuration, as a command makes it: the process is the engine's own."""
         llm = cls.__new__(cls)
-        llm._start(config, host)
+        llm._start(config, host, is_command=True)
         return llm
 
-    def _start(self, config: Config, host: PluginHost) -> None:
+    def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
         self.config = config
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
-        built = build_engine(config, host)
+        built = build_engine(config, host, is_command=is_command)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
         self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}

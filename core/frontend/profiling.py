@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
 
 SUFFIXES = (".json", ".json.gz")
+QUIET = ("KINETO_LOG_LEVEL", "6")
+"""Variable and value that keep what torch's profiler says of its start and stop off standard error. Its errors have a
+lower level: whoever sets 4 sees them. It is read when the profiler first runs."""
 logger = logging.getLogger("hookline")
 
 
@@ -91,6 +94,7 @@ class _StepTrace:
     """`core.step.timing.Tracer` over torch.profiler."""
 
     def __init__(self, profile: Profile) -> None:
+        os.environ.setdefault(*QUIET)
         import torch.profiler as profiler
 
         self.profile, self._profiler, self._num_seen = profile, profiler, 0

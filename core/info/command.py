@@ -15,14 +15,14 @@ from typing import Any
 
 from hookline.core.contracts import API_VERSION, FromSamplingParams, Needs
 from hookline.core.errors import ConfigError
-from hookline.core.info.sources import module_file
+from hookline.core.info.keys import root_keys
+from hookline.core.info.sources import field_facts, module_file
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.presets import Preset, preset_values
 from hookline.core.plugin.problems import Problem
 from hookline.core.plugin.registry import KINDS, OBSERVER, Entry, Origin
-from hookline.core.util.field_docs import field_docs
 from hookline.core.util.text import near_miss
 
 
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from hookline.core.cli.command import guarded
 
     parser = argparse.ArgumentParser(prog="python -m core.info", description="Plugins, options and presets.")
-    parser.add_argument("name", nargs="?", help="an option, a preset or a plugin, to be shown in full")
+    parser.add_argument(
+        "name", nargs="?", help="an option, a preset, a plugin, or a key of the configuration: shown in full"
+    )
     parser.add_argument("--json", action="store_true", help="print the same as one JSON object")
     options = parser.parse_args(arguments)
     return guarded(partial(_show, options), ())
@@ -57,24 +59,27 @@ def inventory(host: PluginHost) -> dict[str, Any]:
         "plugins": [_plugin(origin, host) for origin in host.plugins],
         "options": [_option(entry) for entry in host.registry],
         "presets": [_preset(preset, host) for preset in host.presets],
+        "keys": root_keys(),
         "problems": [_problem(problem) for problem in host.problems],
     }
 
 
 def only(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """What concerns one name: an option, a preset, a plugin, or a name that a broken plugin wanted.
+    """What concerns one name: an option, a preset, a plugin, all of a kind, a root key of the configuration, or a name
+    that a broken plugin wanted.
 
     Raises: ConfigError with the near miss if there is no such name.
     """
     found = {
         "plugins": [one for one in facts["plugins"] if name == one["plugin"]],
-        "options": [one for one in facts["options"] if name in (one["name"], one["plugin"])],
-        "presets": [one for one in facts["presets"] if name == one["name"]],
+        "options": [one for one in facts["options"] if name in (one["name"], one["plugin"], one["kind"])],
+        "presets": [one for one in facts["presets"] if name in (one["name"], one["kind"])],
+        "keys": [one for one in facts["keys"] if name == one["key"]],
         "problems": [one for one in facts["problems"] if name in _names_of(one)],
     }
     if not any(found.values()):
         known = {one["name"] for kind in ("options", "presets") for one in facts[kind]}
-        known |= {one["plugin"] for one in facts["plugins"]}
+        known |= {one["plugin"] for one in facts["plugins"]} | {one["key"] for one in facts["keys"]}
         known |= {other for one in facts["problems"] for other in _names_of(one)}
         names = sorted(known)
         raise ConfigError(f"nothing is named '{name}'.{near_miss(name, names)} Available: {', '.join(names) or 'none'}")
@@ -98,7 +103,7 @@ def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
 
 def _option(entry: Entry) -> dict[str, Any]:
     with Blaming((), "while its fields are listed", otherwise=entry):
-        fields = _fields(entry.config)
+        fields = field_facts(entry.config)
     return {
         "kind": entry.kind,
         "name": entry.name,
@@ -129,32 +134,6 @@ def _key(entry: Entry) -> str:
 def _stated(needs: Needs) -> dict[str, Any]:
     stated = {field.name: getattr(needs, field.name) for field in dataclasses.fields(Needs)}
     return {name: value for name, value in stated.items() if value != getattr(Needs(), name)}
-
-
-def _fields(config: type | None) -> list[dict[str, str]]:
-    if config is None:
-        return []
-    docs = field_docs(config)
-    return [
-        {
-            "name": field.name,
-            "type": _type_name(field.type),
-            "default": _default(field),
-            "doc": docs.get(field.name, ""),
-        }
-        for field in dataclasses.fields(config)
-        if field.init
-    ]
-
-
-def _type_name(annotation: Any) -> str:
-    plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
-    return annotation.__name__ if plain else str(annotation)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    factory = field.default_factory
-    return repr(field.default if factory is dataclasses.MISSING else factory())
 
 
 def _preset(preset: Preset, host: PluginHost) -> dict[str, Any]:

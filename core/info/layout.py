@@ -18,6 +18,8 @@ def show_all(facts: dict[str, Any]) -> str:
         lines.append("none")
     if facts["presets"]:
         lines += ["", "presets", *_columns([_preset_row(one) for one in facts["presets"]])]
+    if facts["keys"]:
+        lines += ["", "keys", *_columns([_key_row(one) for one in facts["keys"]])]
     if facts["plugins"]:
         lines += ["", "plugins", *_columns([_plugin_row(one) for one in facts["plugins"]])]
     return "\n".join([*lines, *_problems(facts)])
@@ -26,6 +28,7 @@ def show_all(facts: dict[str, Any]) -> str:
 def show_one(facts: dict[str, Any]) -> str:
     """Everything that is known of the few things left in `facts`."""
     blocks = [_full_plugin(one) for one in facts["plugins"]]
+    blocks += [_full_key(one) for one in facts["keys"]]
     blocks += [_full_option(one) for one in facts["options"]] + [_full_preset(one) for one in facts["presets"]]
     return "\n\n".join([*blocks, *(["\n".join(_problems(facts)).strip()] if facts["problems"] else [])])
 
@@ -42,6 +45,10 @@ def _plugin_row(plugin: dict[str, Any]) -> tuple[str, ...]:
     return (plugin["plugin"], _origin(plugin), plugin["module"], ", ".join(plugin["hooks"]))
 
 
+def _key_row(key: dict[str, Any]) -> tuple[str, ...]:
+    return (key["key"], key["command"], key["default"], key["doc"] or f"python -m core.info {key['key']}")
+
+
 def _available(one: dict[str, Any]) -> str:
     return f"no: {'; '.join(one['unavailable'])}" if one["unavailable"] else "yes"
 
@@ -51,7 +58,8 @@ def _origin(one: dict[str, Any]) -> str:
 
 
 def _fields(option: dict[str, Any]) -> list[str]:
-    return [f"{field['name']}: {field['type']} = {field['default']}" for field in option["fields"]]
+    typed = {field["name"]: f": {field['type']}" if field["type"] else "" for field in option["fields"]}
+    return [f"{field['name']}{typed[field['name']]} = {field['default']}" for field in option["fields"]]
 
 
 def _problems(facts: dict[str, Any]) -> list[str]:
@@ -92,6 +100,16 @@ def _documented(option: dict[str, Any]) -> list[str]:
     for line, field in zip(_fields(option), option["fields"], strict=True):
         lines += [f"{option['key']}.{line}", *([f"    {field['doc']}"] if field["doc"] else [])]
     return lines
+
+
+def _full_key(key: dict[str, Any]) -> str:
+    default = f" = {key['default']}" if key["default"] else ""
+    title = f"{key['key']}{default}: {key['doc'] or 'a mapping of fields'}"
+    lines = [
+        title,
+        f"  command:   {key['command']}" + ("" if key["command"] == "simulate" else " and those built on it"),
+    ]
+    return "\n".join([*lines, *(_block("fields", _documented(key)) if key["fields"] else [])])
 
 
 def _full_plugin(plugin: dict[str, Any]) -> str:

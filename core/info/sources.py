@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
+from typing import Any
+
+from hookline.core.util.field_docs import field_docs
 
 
 def module_file(module: str) -> str:
@@ -21,3 +25,30 @@ def module_file(module: str) -> str:
             if path.is_file():
                 return str(path)
     return ""
+
+
+def field_facts(config: type | None) -> list[dict[str, str]]:
+    """Name, type, default and docstring of each field that can be set."""
+    if config is None:
+        return []
+    docs = field_docs(config)
+    return [
+        {
+            "name": field.name,
+            "type": _type_name(field.type),
+            "default": _default(field),
+            "doc": docs.get(field.name, ""),
+        }
+        for field in dataclasses.fields(config)
+        if field.init
+    ]
+
+
+def _type_name(annotation: Any) -> str:
+    plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
+    return annotation.__name__ if plain else str(annotation)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    factory = field.default_factory
+    return repr(field.default if factory is dataclasses.MISSING else factory())

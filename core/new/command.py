@@ -10,13 +10,14 @@ import argparse
 import importlib.metadata
 import keyword
 import re
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from string import Template
 
+from hookline.core.cli.command import guarded
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import ConfigError, HooklineError
+from hookline.core.errors import ConfigError
 from hookline.core.util.text import near_miss
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -40,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="the option's name, e.g. my_policy")
     parser.add_argument("--folder", type=Path, default=None, help="where to write it; hookline-NAME here if left out")
     options = parser.parse_args(arguments)
-    try:
-        folder = write_skeleton(options.kind, options.name, options.folder)
-    except HooklineError as error:
-        print(f"hookline: error: {error}", file=sys.stderr)
-        return 2
+    return guarded(partial(_write, options), ())
+
+
+def _write(options: argparse.Namespace, _: Sequence[str]) -> int:
+    folder = write_skeleton(options.kind, options.name, options.folder)
     print(f'{folder} is {_what(options.kind)} that runs. Next:\n  cd {folder} && pip install -e ".[dev]"')
     print("  python -m pytest\n" + "\n".join(f"  {line}" for line in _commands(options.kind, options.name)))
     return 0

@@ -61,8 +61,9 @@ def unavailable(needs: Needs) -> list[str]:
 
 
 def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
-    """The kernels entry to use: the named one, or for "auto" the one of highest priority that fits and loads (logged).
+    """The kernels entry to use: the named one, or for "auto" the one of highest priority that fits and loads.
 
+    The choice for "auto" is logged, and at level DEBUG what was passed over and why.
     Raises: PluginError with the reasons, and the entries that would fit.
     """
     entries = host.registry.of_kind("kernels")
@@ -86,8 +87,8 @@ def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:
     if len(broken) == len(fitting):
         raise PluginError(f"no kernels fit: {', '.join(passed_over) or 'none are registered'}")
     best = fitting[len(broken)]
-    why = f"; not {', '.join(passed_over)}" if passed_over else ""
-    _log.info("kernels=%s takes '%s', the highest priority (%d) that fits%s", AUTO, best.name, best.priority, why)
+    _log.info("kernels=%s takes '%s'", AUTO, best.name)
+    _log.debug("it has the highest priority (%d) that fits; not %s", best.priority, ", ".join(passed_over) or "others")
     return best
 
 

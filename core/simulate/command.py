@@ -6,6 +6,7 @@ only time is modelled. docs/simulation.md explains the cost models. Bare at impo
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from hookline.core.bench.recorder import Recording
     from hookline.core.plugin.host import PluginHost
     from hookline.core.simulate.cost import CostModel
+
+FAR = 2
+"""Steps of so many times the tokens of the largest measured one are worth a warning."""
+_log = logging.getLogger("hookline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +60,7 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
         started = time.perf_counter()
         runs = [run_load(engine, bench.workload, repetition) for repetition in range(bench.repeats)]
     wall_s = time.perf_counter() - started
+    warn_beyond(cost, runs)
     best = min(runs, key=lambda run: run.seconds)
     metrics = {**summarise(best, bench.slo), **dict.fromkeys(MACHINE)}
     simulated = {"cost": cost_name(tree), **_speed(runs, wall_s)}
@@ -99,6 +105,11 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
         from hookline.core.simulate.fit import fit_cost, read_measured
 
         model = fit_cost([one for folder in str(fit).split(",") for one in read_measured(Path(folder))])
+        decode, prompt = model.origin["range"]["decode"], model.origin["range"]["prompt"]
+        _log.info(
+            "fit=%s stands on %d decode steps of %d to %d rows and %d steps with prompts of %d to %d tokens",
+            *(fit, *decode.values(), *prompt.values()),
+        )
     elif isinstance(cost, Mapping):
         model = cost_of(cost, "cost")
     else:
@@ -150,6 +161,28 @@ def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
         file=sys.stderr,
     )
     return {"wall_s": round(wall_s, 3), "requests_per_wall_s": round(num_requests / wall_s, 1)}
+
+
+def warn_beyond(cost: CostModel, runs: Sequence[Recording]) -> None:
+    """Warn if steps were far larger than any that the cost model was fitted to; says nothing of given coefficients."""
+    for name, what in (
+        ("decode", "decode steps of up to %d rows"),
+        ("prompt", "steps with prompts of up to %d tokens"),
+    ):
+        measured = cost.origin.get("range", {}).get(name)
+        most = max(_most_tokens(run.steps, with_prompts=name == "prompt") for run in runs)
+        if measured is not None and most > FAR * measured["most"]:
+            _log.warning(
+                f"simulated {what}; the cost model was fitted to at most %d, so their times are a guess: record a "
+                "benchmark with such steps and fit again",
+                *(most, measured["most"]),
+            )
+
+
+def _most_tokens(steps: Mapping[str, Any], *, with_prompts: bool) -> int:
+    """Of the largest step that computes prompts, or of the largest that computes none."""
+    num_tokens = steps["decode_rows"] + steps["prefill_tokens"]
+    return int(num_tokens[(steps["prefill_tokens"] > 0) == with_prompts].max(initial=0))
 
 
 def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.bench.step_counts import StepCounts
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, shown
+from hookline.core.sampling_params import as_float
 from hookline.core.step.captured import PromptShape, graph_sizes, holding_shape, prompt_shapes
 
 FORMAT = 1
@@ -40,8 +41,8 @@ class Curve:
         pairs = zip(self.tokens, self.tokens[1:], strict=False)
         if not is_sound or any(one >= other for one, other in pairs):
             raise ConfigError(
-                f"tokens={list(self.tokens)}, seconds={list(self.seconds)} is no curve: give as many seconds as "
-                "tokens, none negative, and tokens in ascending order"
+                f"tokens={shown(list(self.tokens))}, seconds={shown(list(self.seconds))} is no curve: give as many "
+                "seconds as tokens, none negative, and tokens in ascending order"
             )
 
     def at(self, tokens: float) -> float:
@@ -103,12 +104,14 @@ class CostModel:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.host.launch_s, Mapping):
+            raise ConfigError(f"cost.host.launch_s={shown(self.host.launch_s)} is not a mapping of kinds to seconds")
         host = {f"host.{name}": value for name, value in vars(self.host).items() if name != "launch_s"}
         launches = {f"host.launch_s.{kind}": value for kind, value in self.host.launch_s.items()}
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name.endswith("_s")}
         for name, value in {**own, **host, **launches}.items():
             if not _is_cost(value):
-                raise ConfigError(f"cost.{name}={value!r} must be a finite number of seconds, at least 0")
+                raise ConfigError(f"cost.{name}={shown(value)} must be a finite number of seconds, at least 0")
         for kind in self.host.launch_s:
             if kind not in KINDS_OF_STEPS:
                 known = ", ".join(KINDS_OF_STEPS)
@@ -167,7 +170,7 @@ class Shapes:
 
 
 def _is_cost(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return 0 <= as_float(value) < math.inf
 
 
 def cost_of(values: Mapping[str, Any], where: str) -> CostModel:
@@ -177,7 +180,7 @@ def cost_of(values: Mapping[str, Any], where: str) -> CostModel:
     """
     given = dict(values)
     if given.pop("format", FORMAT) != FORMAT:
-        raise ConfigError(f"{where}: format={values['format']} is not {FORMAT}; fit the model again")
+        raise ConfigError(f"{where}: format={shown(values['format'])} is not {FORMAT}; fit the model again")
     try:
         curves = {name: Curve(**given.pop(name)) for name in ("decode", "prompt") if name in given}
         return CostModel(**curves, host=HostCost(**given.pop("host", {})), **given)  # type: ignore[arg-type]
@@ -193,7 +196,7 @@ def read_cost(path: Path) -> CostModel:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cost={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"cost={path} holds no JSON object")

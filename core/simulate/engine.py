@@ -25,7 +25,7 @@ VOCAB_SIZE = 1 << 30
 """Of a cost model that does not say; then whatever a trace holds is a token."""
 OF_THE_MACHINE = ("model", "sampler", "kernels", "tp", "dtype", "device")
 """Root keys that change what a step costs and nothing else."""
-ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cuda_graphs")
+ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cpu_threads", "cuda_graphs")
 FREE = ("weights", "tokenizer", "chat")
 """Fields of a model that change nothing about its speed."""
 

@@ -167,7 +167,7 @@ def fit_cost(measured: Sequence[Measured]) -> CostModel:
         captures_prompts=captures_prompts,
         host=_fit_host(steps),
     )
-    return replace(cost, origin={**_origin(measured), "residuals": _residuals(cost, steps)})
+    return replace(cost, origin={**_origin(measured), "range": _range(steps), "residuals": _residuals(cost, steps)})
 
 
 def _check_alike(measured: Sequence[Measured]) -> None:
@@ -305,6 +305,15 @@ def _origin(measured: Sequence[Measured]) -> dict[str, Any]:
         "num_blocks": int(np.median(sizes)),
         "config": {**config, "engine": first["config"]["engine"]},
         "jobs": [list(one.result.get("overrides", ())) for one in measured],
+    }
+
+
+def _range(steps: _Steps) -> dict[str, dict[str, int]]:
+    """By curve: how many steps it stands on, and the fewest and most tokens of one."""
+    curves = {"decode": steps["num_tokens"][~steps.prompts], "prompt": steps["num_tokens"][steps.prompts]}
+    return {
+        name: {"steps": len(tokens), "least": int(tokens.min()), "most": int(tokens.max())}
+        for name, tokens in curves.items()
     }
 
 

@@ -9,29 +9,30 @@ API_VERSION = 2
 
 
 @dataclass
-class PrefillFirstConfig:
+class WatermarkConfig:
+    """What all policies here have in common."""
+
+    watermark: float = bounded(0.01, 0, below=1)
+    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
+
+
+@dataclass
+class PrefillFirstConfig(WatermarkConfig):
     """Waiting prompts before decodes."""
 
-    watermark: float = bounded(0.01, 0, 1)
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
     max_prompt_steps: int = bounded(MAX_PROMPT_STEPS, 1)
     """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
 
 
 @dataclass
-class ChunkedConfig:
+class ChunkedConfig(WatermarkConfig):
     """Decodes and prompt chunks in the same step."""
-
-    watermark: float = bounded(0.01, 0, 1)
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
 
 
 @dataclass
-class LongestFirstConfig:
+class LongestFirstConfig(WatermarkConfig):
     """Decodes and prompt chunks in the same step; of waiting prompts those with most left to generate."""
 
-    watermark: float = bounded(0.01, 0, 1)
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
     ageing_tokens_per_s: float = bounded(100.0, above=0)
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
     pace: bool = False

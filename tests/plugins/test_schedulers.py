@@ -361,3 +361,10 @@ def test_what_is_kept_of_the_queue_follows_arrivals_aborts_and_preemptions(seed)
 def test_a_request_cannot_starve_by_configuration(ageing):
     with pytest.raises(ConfigError, match=r"scheduler.ageing_tokens_per_s=\S+ must be a finite number above 0"):
         build(LongestFirstConfig, {"ageing_tokens_per_s": ageing}, "scheduler")
+
+
+@pytest.mark.parametrize("config", [PrefillFirstConfig, ChunkedConfig, LongestFirstConfig])
+@pytest.mark.parametrize("watermark", [-1.0, 1.0, float("inf"), float("nan")])
+def test_a_watermark_that_keeps_no_fraction_of_the_blocks_free_is_refused(config, watermark):
+    with pytest.raises(ConfigError, match=r"scheduler.watermark=\S+ must be"):
+        build(config, {"watermark": watermark}, "scheduler")

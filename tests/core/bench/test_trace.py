@@ -46,6 +46,11 @@ def test_drawn_prompts_differ_from_repetition_to_repetition(trace):
         ("[]", "line 2: not a JSON object"),
         ({"output_tokens": 1, "prompt_tokens": 1}, "line 2: arrival_s=None must be a number of seconds, at least 0"),
         ({"arrival_s": -1, "output_tokens": 1, "prompt_tokens": 1}, "arrival_s=-1 must be"),
+        (
+            {"arrival_s": 10**400, "output_tokens": 1, "prompt_tokens": 1},
+            "arrival_s=<whole number of about 400 digits> must be",
+        ),
+        ({"arrival_s": True, "output_tokens": 1, "prompt_tokens": 1}, "arrival_s=True must be"),
         ({"arrival_s": 0, "prompt_tokens": 1}, "output_tokens=None must be a whole number of at least 1"),
         ({"arrival_s": 0, "output_tokens": 1}, "no prompt; give one of prompt_token_ids, prompt, prompt_tokens"),
         ({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 0}, "prompt_tokens=0 must be"),
@@ -65,3 +70,15 @@ def test_a_missing_or_empty_file_is_named(trace, tmp_path):
         read_trace(WorkloadConfig(trace=str(tmp_path / "nowhere.jsonl")), 100)
     with pytest.raises(ConfigError, match="holds no request"):
         read_trace(trace(), 100)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"arrival_s": "1" * 5000}, {"output_tokens": "1" * 5000}, {"prompt": ["1" * 5000]}],
+    ids=["arrival_s", "output_tokens", "prompt"],
+)
+def test_a_line_with_a_long_value_is_told_in_a_short_one(trace, values):
+    line = {"arrival_s": 0, "output_tokens": 1, **({} if "prompt" in values else {"prompt_tokens": 1}), **values}
+    with pytest.raises(ConfigError, match="must be") as caught:
+        read_trace(trace(line), 100)
+    assert len(str(caught.value).partition("line 1: ")[2]) < 200

@@ -238,6 +238,8 @@ def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
         (Plan(prefill=[0]), "returned a malformed plan"),
         (Plan(prefill=[(0, 1.5)]), "returned a malformed plan"),
         (Plan(decode=3), "returned a malformed plan"),
+        (Plan(idle_s="soon"), "asks to wait idle_s='soon', which is no number of seconds"),
+        (Plan(idle_s=None), "asks to wait idle_s=None, which is no number of seconds"),
         (Plan(prefill=[(0, 3), (1, 30)]), "plans 33 tokens, more than max_num_batched_tokens=32"),
     ],
 )

@@ -50,6 +50,11 @@ def test_a_trace_ends_with_the_run(tmp_path, caplog):
     assert "wrote a profile of 3 steps to" in caplog.text
 
 
+def test_nothing_of_torchs_own_is_printed_while_tracing(tmp_path, capfd):
+    traced(tmp_path / "trace.json", num_skipped=2)
+    assert capfd.readouterr().err == ""
+
+
 def test_too_few_steps_are_an_error_that_says_how_many_there_were(tmp_path):
     with pytest.raises(ConfigError, match="there were 12 steps, and profile_skip=12 leaves out as many; lower it"):
         traced(tmp_path / "trace.json", num_skipped=12)

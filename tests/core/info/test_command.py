@@ -116,3 +116,52 @@ def test_the_command_runs_and_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["kind", "name", "available", "from", "summary"]
+
+
+def shown(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main([name]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "doc"),
+    [
+        ("engine", "engine.max_num_seqs: int = 512", "Most requests running at the same time."),
+        (
+            "sampling",
+            "sampling.min_p: float | None = None",
+            "draw from the tokens at least this part as likely as the ",
+        ),
+        (
+            "workload",
+            "workload.burstiness: float = 1.0",
+            "of the gaps between arrivals: 1 is Poisson, less comes in bur",
+        ),
+        ("slo", "slo.ttft_s = None", "to the first token"),
+    ],
+)
+def test_a_root_key_is_shown_with_defaults_and_docs(
+    host: PluginHost, capsys: pytest.CaptureFixture[str], key: str, field: str, doc: str
+) -> None:
+    lines = [line.strip() for line in shown(key, capsys)]
+    assert lines[lines.index(field) + 1].startswith(doc)
+
+
+def test_a_root_key_without_fields_is_shown_with_its_comment(
+    host: PluginHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown("tp", capsys)[0] == "tp = 1: tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."
+
+
+def test_every_root_key_of_every_command_is_explained(host: PluginHost) -> None:
+    from hookline.core.bench.command import BENCH_KEYS
+    from hookline.core.plugin.registry import KINDS
+    from hookline.core.run.settings import RUN_KEYS
+    from hookline.core.simulate.command import SIMULATE_KEYS
+
+    facts = inventory(host)
+    for key in {*RUN_KEYS, *BENCH_KEYS, *SIMULATE_KEYS} - set(KINDS):
+        (found,) = only(facts, key)["keys"]
+        assert found["doc"] or found["fields"], key
+        assert all(field["doc"] for field in found["fields"]), key
+    assert [one["name"] for one in only(facts, "scheduler")["options"]] == ["patient", "hasty"]

@@ -144,10 +144,10 @@ def loadable(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_auto_passes_over_what_cannot_be_loaded(loadable: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     del loadable.Quick
-    with caplog.at_level(logging.INFO, "hookline"):
+    with caplog.at_level(logging.DEBUG, "hookline"):
         assert choose_kernels(host_with(full_plugin()), "auto", GPU).name == "slow"
     assert "kernels 'quick' of plugin 'plugin0' (their-dist 1.2) cannot be loaded" in caplog.messages[0]
-    assert caplog.messages[1].endswith("that fits; not quick (cannot be loaded)")
+    assert caplog.messages[2].endswith("that fits; not quick (cannot be loaded)")
 
 
 def test_kernels_that_were_named_and_cannot_be_loaded_are_an_error(loadable: ModuleType) -> None:
@@ -169,9 +169,16 @@ def test_auto_takes_the_highest_priority_that_fits(caplog: pytest.LogCaptureFixt
     caplog.clear()
     with caplog.at_level(logging.INFO, "hookline"):
         assert choose_kernels(host, "auto", CPU).name == "slow"
-    assert caplog.messages == [
-        "kernels=auto takes 'slow', the highest priority (0) that fits; not quick (device is cpu, needs cuda; dtype is "
-        "float32, needs bfloat16)"
+    assert caplog.messages == ["kernels=auto takes 'slow'"]
+
+
+@pytest.mark.usefixtures("loadable")
+def test_why_auto_passes_over_others_is_told_to_who_asks(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "hookline"):
+        choose_kernels(host_with(full_plugin()), "auto", CPU)
+    assert caplog.messages[1:] == [
+        "it has the highest priority (0) that fits; not quick (device is cpu, needs cuda; dtype is float32, needs "
+        "bfloat16)"
     ]
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from hookline.core.config.hydra_options import quote_raw_values
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError, PlanError, PluginError
 from hookline.core.frontend.progress import Progress, progress_bar
+from hookline.core.info import command as info_command
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
@@ -72,10 +74,18 @@ def work_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path / "work")
 
 
+@dataclass
+class DryArguments:
+    multiplier: float = 0.0
+    length: int = 2
+    breakers: list[str] = field(default_factory=list)
+
+
 @pytest.fixture
 def host() -> PluginHost:
     broken = plugin_module(register_schedulers=registering("scheduler", "theirs", target="nonsense"))
-    return host_with(full_plugin(), broken)
+    processors = plugin_module(register_processors=registering("processor", "dry", config=DryArguments))
+    return host_with(full_plugin(), broken, processors)
 
 
 def output(index: int, text: str = " done", error: str | None = None) -> RequestOutput:
@@ -386,6 +396,10 @@ def test_a_bad_line_is_named_with_its_number(
             ["scheduler.name=hasty"],
             "'scheduler.name=hasty' would change a name and not the option; write scheduler=hasty",
         ),
+        (["scheduler=[1,2]"], "scheduler=[1,2] is a list, and scheduler takes one name; for a job of each: -m sch"),
+        (["kernels=[a,b]"], "kernels=[a,b] is a list, and kernels takes one name"),
+        (["model= [1,2]"], "model= [1,2] is a list, and model takes one name"),
+        (["experiment=[1,2]"], "experiment=[1,2] is a list, and experiment takes one name"),
         (["scheduler=null"], "scheduler needs an option; it can be neither null nor deleted"),
         (["scheduler=hasty,patient"], "scheduler=hasty,patient has several values; add -m to run one job for each"),
         (["device=cpu x"], "device='cpu x' is not one of auto, cpu, cuda, cuda:N"),
@@ -568,6 +582,48 @@ def test_each_job_of_a_sweep_gets_its_own_arguments_and_folder(
     assert "hookline: job 0 failed: no such luck; the others run on" in err
     assert "hookline: 1 of 2 jobs succeeded" in err
     assert llm.calls == []
+
+
+def test_the_keys_of_a_processor_that_info_shows_work_on_the_command_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert info_command.main(["dry"]) == 0
+    shown = [line.split(":")[0].strip() for line in capsys.readouterr().out.splitlines() if "extra_args" in line]
+    values = dict(zip(shown, ["0.5", "3", "[a,b]"], strict=True))
+    assert main([*CHOSEN, "prompt=a", *(f"{key}={value}" for key, value in values.items())]) == 0
+    assert main([*CHOSEN, "prompt=a", "sampling.extra_args={dry:{length:4}}", "sampling.extra_args.dry.length=5"]) == 0
+    assert [params[0].extra_args["dry"] for _, params in llm.calls] == [
+        {"multiplier": 0.5, "length": 3, "breakers": ["a", "b"]},
+        {"length": 5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [
+        ("dry.multiplier=much", "sampling.extra_args.dry.multiplier='much' is not a float"),
+        (
+            "dry.multiply=1",
+            "unknown key 'sampling.extra_args.dry.multiply'. Did you mean 'multiplier'? ",
+        ),
+        ("dri.multiplier=1", "unknown key 'sampling.extra_args.dri'. Did you mean 'dry'? Available: dry"),
+        ("dry=1", "sampling.extra_args.dry=1 must be a mapping of the processor's arguments"),
+        ("dry.length={", "cannot read the value of sampling.extra_args.dry.length={; put it in quotes: "),
+    ],
+)
+def test_a_mistake_in_a_processors_key_is_one_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], argument: str, error: str
+) -> None:
+    assert fails([f"sampling.extra_args.{argument}"], capsys).startswith(error)
+    assert llm.calls == []
+
+
+def test_a_sweep_goes_over_the_fields_of_a_processor(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    started = started_jobs(monkeypatch)
+    key = "sampling.extra_args.dry.length"
+    assert main(["-m", *CHOSEN, "prompt=x", f"{key}=2,3", "hydra.sweep.dir=here"]) == 0
+    assert [job[4] for job, _ in started] == [f"{key}=2", f"{key}=3"]
+    assert [f"{key}=2" in record["overrides"] for record in read_results(Path("here"))] == [True, False]
 
 
 def test_a_sweep_takes_a_file_name_but_no_folder_for_output(

@@ -108,6 +108,8 @@ def test_a_model_comes_back_from_its_file(tmp_path):
             "cost.host.launch_s.decoding names no kind of step; there are decode",
         ),
         ({"format": 9}, "format=9 is not 1; fit the model again"),
+        ({"gap_s": 10**400}, "cost.gap_s=<whole number of about 400 digits> must be a finite number"),
+        ({"host": {"launch_s": 1}}, "cost.host.launch_s=1 is not a mapping"),
     ],
 )
 def test_coefficients_that_are_wrong_are_named(values, message):
@@ -124,6 +126,9 @@ def test_a_file_that_is_no_model_is_named(tmp_path):
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"list.json holds no JSON object"):
         read_cost(tmp_path / "list.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"deep.json cannot be read: maximum recursion depth"):
+        read_cost(tmp_path / "deep.json")
 
 
 # --- fits

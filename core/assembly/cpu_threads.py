@@ -1,0 +1,35 @@
+"""How many threads of a CPU compute: torch has one number for a whole process, and its default is every core.
+
+A small model waits for its threads more than it computes, all the more where others use the same cores.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from hookline.core.assembly.resolve import ResolvedConfig
+
+SMALL_HIDDEN_SIZE = 1024
+"""Models below this hidden size compute on one thread: their matrices are too small to share out."""
+_log = logging.getLogger("hookline")
+
+
+def num_cpu_threads(resolved: ResolvedConfig, *, is_command: bool) -> int | None:
+    """Threads of all ranks together; None leaves torch's number alone. engine.cpu_threads states the rule.
+
+    is_command: the process is ours, so nobody else set its number.
+    """
+    asked, num_ranks = resolved.config.engine.cpu_threads, resolved.ranks.size
+    if resolved.device.type != "cpu":
+        return None
+    if asked is not None or not is_command:
+        return asked
+    now = torch.get_num_threads()
+    is_small = resolved.spec.hidden_size < SMALL_HIDDEN_SIZE and "OMP_NUM_THREADS" not in os.environ
+    if not is_small or now <= num_ranks:
+        return now
+    _log.info("computing on %d of %d CPU threads, as the model is small; engine.cpu_threads=N sets N", num_ranks, now)
+    return num_ranks

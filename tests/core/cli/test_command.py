@@ -1,0 +1,33 @@
+"""What commands share: how one ends when nobody reads its output."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookline.core.cli.command import guarded
+
+
+@pytest.mark.parametrize("arguments", [["info", "--json"], ["new", "scheduler", "mine"], ["report", "--help"]])
+def test_a_command_whose_reader_left_ends_quietly(tmp_path: Path, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", f"hookline.core.{arguments[0]}", *arguments[1:]]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environ = {**kept, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
+    with os.fdopen(writer) as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, cwd=tmp_path, env=environ, check=False)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_threads_of_a_command_sleep_while_they_wait_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert guarded(lambda arguments: 0, []) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == expected
