@@ -26,5 +26,5 @@ class BenchKeys(RunKeys):
     """file.jsonl that the result line is appended to."""
     records: str | None = None
     """Folder for steps.npz and requests.jsonl; in a sweep each job's own."""
-    job_timeout_s: float | None = bounded(None, above=0)
-    """Of a sweep: seconds after which a job is killed; None: never."""
+    job_timeout_s: float | None = None
+    """Of a sweep: seconds, above 0, after which a job is killed; None: never."""

@@ -87,11 +87,8 @@ def compose(
             if not asked.help and not asked.hydra_help:
                 raise
             if asked.help:
-                print(
-                    "== Keys ==\nWhat a key is unless it is set, and what it means; None is written null.\n",
-                    *documented(keys),
-                    sep="\n",
-                )
+                print("== Keys ==\nWhat a key is unless it is set, and what it means; None is written null.\n")
+                print("\n".join(documented(keys)))
         except Exception as error:
             explained = explain(error, host)
             if explained is None:
