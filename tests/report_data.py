@@ -3,8 +3,9 @@
 import numpy as np
 
 from hookline.core.bench.files import write_recording
-from hookline.core.bench.metrics import Slo, summarise
+from hookline.core.bench.metrics import summarise
 from hookline.core.bench.recorder import COUNTS, STATES, TIMES, Recording, RequestRecord
+from hookline.core.bench.settings import Slo
 from hookline.core.sweep.results import append_line
 
 NO_SLO = {"ttft_s": None, "tpot_s": None, "e2e_s": None}

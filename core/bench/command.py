@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.bench.facts import describe, describe_engine, first_token_s, peak_memory
 
 if TYPE_CHECKING:
-    from hookline.core.bench.metrics import Slo
     from hookline.core.bench.recorder import Recording
-    from hookline.core.bench.settings import BenchKeys
+    from hookline.core.bench.settings import BenchKeys, Slo
     from hookline.core.bench.workload import Load, WorkloadConfig
     from hookline.core.config.settings import Config
     from hookline.core.engine.engine import Engine
@@ -143,8 +142,8 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     """
     from dataclasses import fields
 
-    from hookline.core.bench.metrics import Slo, check_objective
-    from hookline.core.bench.settings import BenchKeys
+    from hookline.core.bench.metrics import check_objective
+    from hookline.core.bench.settings import BenchKeys, Slo
     from hookline.core.bench.workload import WorkloadConfig
     from hookline.core.config.schema import build, check_keys, plain_defaults
     from hookline.core.config.settings import ENGINE_KEYS, validate

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from hookline.core.bench.recorder import Recording, RequestRecord, token_times
+from hookline.core.bench.settings import Slo
 from hookline.core.errors import ConfigError
-from hookline.core.util.ranges import bounded, check_ranges
 from hookline.core.util.text import near_miss
 
 Column = np.ndarray[Any, Any]
@@ -73,34 +72,6 @@ NUMBERS = (
 MACHINE = ("start_to_first_token_s", "peak_memory_gib", "peak_host_memory_gib")
 """Numbers that a benchmark adds to those of its recording."""
 DISTRIBUTIONS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "running", "waiting", "pool_usage", "busy_s", *TIMES)
-
-
-@dataclass(frozen=True)
-class Slo:
-    """What a request must keep to count as good, in seconds; None bounds nothing.
-
-    Raises: ConfigError for a bound that is not above 0.
-    """
-
-    ttft_s: float | None = bounded(None, above=0)
-    """Time to the first token."""
-    tpot_s: float | None = bounded(None, above=0)
-    """Mean time per token after the first."""
-    e2e_s: float | None = bounded(None, above=0)
-    """Time to the last token."""
-
-    def __post_init__(self) -> None:
-        check_ranges(Slo, vars(self), "slo")
-
-    @property
-    def is_stated(self) -> bool:
-        """Whether it bounds anything."""
-        return self != Slo()
-
-    def is_met(self, latencies: Mapping[str, float]) -> bool:
-        """Whether a request's latencies keep every bound."""
-        bounds = {field.name: getattr(self, field.name) for field in fields(self)}
-        return all(bound is None or latencies[name] <= bound for name, bound in bounds.items())
 
 
 def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:

@@ -21,7 +21,8 @@ def root_keys() -> list[dict[str, Any]]:
         sections = {one.name: one.default_factory for one in dataclasses.fields(keys)}
         for facts in field_facts(keys):
             section = sections[facts["name"]]
-            fields = field_facts(section) if isinstance(section, type) and dataclasses.is_dataclass(section) else []
+            is_section = dataclasses.is_dataclass(section)
+            fields = field_facts(section) if is_section else []  # type: ignore[arg-type]
             default = "" if fields else facts["default"]
             key = {"key": facts["name"], "command": command, "default": default, "doc": facts["doc"], "fields": fields}
             found.setdefault(facts["name"], key)

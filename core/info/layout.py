@@ -105,10 +105,7 @@ def _documented(option: dict[str, Any]) -> list[str]:
 def _full_key(key: dict[str, Any]) -> str:
     default = f" = {key['default']}" if key["default"] else ""
     title = f"{key['key']}{default}: {key['doc'] or 'a mapping of fields'}"
-    lines = [
-        title,
-        f"  command:   {key['command']}" + ("" if key["command"] == "simulate" else " and those built on it"),
-    ]
+    lines = [title, f"  command:   core.{key['command']}"]
     return "\n".join([*lines, *(_block("fields", _documented(key)) if key["fields"] else [])])
 
 

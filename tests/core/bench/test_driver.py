@@ -7,7 +7,8 @@ import pytest
 
 from hookline.core.bench.driver import drive
 from hookline.core.bench.files import read_recording, write_recording
-from hookline.core.bench.metrics import DISTRIBUTIONS, NUMBERS, STATISTICS, Slo, check_objective, spread, summarise
+from hookline.core.bench.metrics import DISTRIBUTIONS, NUMBERS, STATISTICS, check_objective, spread, summarise
+from hookline.core.bench.settings import Slo
 from hookline.core.bench.workload import Load, LoadRequest, WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError
 from hookline.core.sampling_params import SamplingParams

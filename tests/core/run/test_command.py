@@ -711,7 +711,7 @@ def register_kernels(register): register("slow", "nowhere:Slow")
 
 def run_command(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "developed_plugin.py").write_text(DEVELOPED)
-    path = os.pathsep.join([str(folder), str(Path(sweep.__file__).parents[1])])
+    path = os.pathsep.join([str(folder), str(Path(sweep.__file__).parents[3])])
     environ = {**os.environ, "HOOKLINE_PLUGINS": "developed_plugin", "PYTHONPATH": path}
     command = [sys.executable, "-m", "core.run", *CHOSEN, *arguments]
     return subprocess.run(command, capture_output=True, text=True, input=text, env=environ, timeout=120)
