@@ -31,6 +31,13 @@ KINDS = (
 )
 """Modules of core/contracts, in the order of the page."""
 LAYERS = ("residual", "linear", "vocab", "experts", "rope")
+HEAD = """# Reference: hooks, contracts, layers
+
+Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
+how to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
+`hookline.core.layers`, what policies are made of from `hookline.core.scheduling`, outputs from `hookline.core.outputs`,
+errors from `hookline.core.errors`, and each suite from its module of `hookline.core.testing`.
+"""
 SUITES = {
     "SchedulerSuite": ("scheduler_suite.py",),
     "SamplerSuite": ("sampler_suite.py",),
@@ -41,13 +48,6 @@ SUITES = {
 """Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
 OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs")
 """Methods of suites that an author writes or may write."""
-HEAD = """# Reference: hooks, contracts, layers, suites
-
-Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
-how to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
-`hookline.core.layers`, what policies are made of from `hookline.core.scheduling`, outputs from `hookline.core.outputs`,
-errors from `hookline.core.errors`, and each suite from its module of `hookline.core.testing`.
-"""
 
 
 def reference() -> str:
