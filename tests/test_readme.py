@@ -17,7 +17,7 @@ import pytest
 from hookline.core import errors, sampling_params
 from hookline.core.checkpoint import checkpoint
 from hookline.core.plugin.host import PluginHost
-from hookline.core.requests import extra_args
+from hookline.core.requests import logits_processing
 from hookline.core.testing.running import failures
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.doc_pages import ROOT, blocks, commands, run_here
@@ -239,7 +239,7 @@ LIMITS = {
         sampling_params.MAX_BAD_WORD_CHARACTERS,
         sampling_params.MAX_BAD_WORD_TOKEN_IDS,
     ],
-    "`extra_args`": [extra_args.MAX_VALUES, extra_args.MAX_CHARACTERS, extra_args.MAX_DEPTH],
+    "`extra_args`": [logits_processing.MAX_VALUES, logits_processing.MAX_CHARACTERS, logits_processing.MAX_DEPTH],
     "JSON files": [checkpoint.MAX_DEPTH],
     "an error's text": [errors.MAX_SHOWN],
 }

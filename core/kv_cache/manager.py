@@ -53,19 +53,20 @@ class KVCacheManager:
             request.match = (self.pool.version, self._find_prefix(request) if self.pool.caching else [])
         return request.match[1]
 
-    def _find_prefix(self, request: Request) -> list[int]:
+    def _find_prefix(self, request: Request, first: int = 0, parent: int = ROOT) -> list[int]:
+        """The cached blocks that hold the request's tokens from block `first` on, which follows `parent`."""
         blocks: list[int] = []
-        parent = ROOT
-        for index in range(self.max_cached_blocks(request)):
-            block = self._find(request, index, parent)
+        hashes, tokens, size = request.block_hashes, request.tokens, request.block_size
+        for index in range(first, self.max_cached_blocks(request)):
+            content = tokens[index * size : (index + 1) * size].tobytes()
+            if index == len(hashes):
+                hashes.append(hash_block(hashes[-1] if hashes else 0, content))
+            block = self.pool.find(hashes[index], content, parent)
             if block is None:
                 break
             blocks.append(block)
             parent = self.pool.serial(block)
         return blocks
-
-    def _find(self, request: Request, index: int, parent: int) -> int | None:
-        return self.pool.find(self.block_hash(request, index), self.block_tokens(request, index), parent)
 
     def touch_prefix(self, request: Request, blocks: Sequence[int]) -> None:
         """Share further cached blocks with a request that has computed nothing beyond them."""
@@ -77,11 +78,9 @@ class KVCacheManager:
 
     def extend_prefix(self, request: Request) -> None:
         """Share what earlier chunks of this very step will have computed."""
-        for index in range(len(request.blocks), self.max_cached_blocks(request) if self.pool.caching else 0):
-            block = self._find(request, index, request.parent_serial)
-            if block is None:
-                return
-            self.touch_prefix(request, [block])
+        if self.pool.caching:
+            found = self._find_prefix(request, len(request.blocks), request.parent_serial)
+            self.touch_prefix(request, found)
 
     # ----------------------------------------------------------------------------------------------------- allocation
 
