@@ -37,7 +37,7 @@ _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m 
 
 
 @dataclass(frozen=True)
-class Job:
+class ComposedJob:
     """What Hydra composed: a tree of plain values, and of a job of a sweep what its own process is started with.
 
     overrides: what was asked for, as results show it. arguments: for the command line of the job's process. fault: why
@@ -58,8 +58,8 @@ def compose(
     host: PluginHost,
     keys: type,
     config_name: str = "config",
-    run_job: Callable[[Job], float | None] | None = None,
-) -> list[Job]:
+    run_job: Callable[[ComposedJob], float | None] | None = None,
+) -> list[ComposedJob]:
     """The jobs that the arguments ask for; none if Hydra was only asked to show something.
 
     keys: the dataclass of the command's root keys beside the kinds, which config_name's defaults list takes as `keys`.
@@ -75,7 +75,7 @@ def compose(
     store_options(host)
     store_keys(keys)
     raw = tuple(argument for argument in arguments if is_raw(argument))
-    found: list[Job] = []
+    found: list[ComposedJob] = []
     readable = add_free_keys(quote_raw_values(arguments))
     with _argv(search_path_overrides(readable, host.config_packages)):
         try:
@@ -108,7 +108,7 @@ class _Task:
 
     raw: tuple[str, ...]
     config_dir: tuple[str, ...]
-    run_job: Callable[[Job], float | None]
+    run_job: Callable[[ComposedJob], float | None]
 
     def __call__(self, config: Any) -> float | None:
         # Nothing of ours may raise here: Hydra would print the error on its own before it lets it out.
@@ -122,7 +122,7 @@ class _Task:
         # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
         overrides = (*(as_typed(override) for override in composed if not is_raw(override)), *self.raw)
         tree, fault = _resolved(config)
-        job = Job(tree, overrides, (*self.config_dir, *overrides), fault=fault)
+        job = ComposedJob(tree, overrides, (*self.config_dir, *overrides), fault=fault)
         if settings.mode is RunMode.MULTIRUN:
             folders = Path(settings.runtime.output_dir), Path(settings.sweep.dir).absolute()
             job = replace(job, number=int(settings.job.num), folder=folders[0], sweep_folder=folders[1])
@@ -152,7 +152,7 @@ def _run_hydra(config_name: str, task: _Task) -> None:
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
 
 
-def _refuse_unset_kinds(job: Job) -> None:
+def _refuse_unset_kinds(job: ComposedJob) -> None:
     for kind in KINDS:
         if job.tree.get(kind) is None:
             raise ConfigError(_UNSET.format(kind=kind))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hookline.core.engine.plan_check import CheckedPlan
-from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, Draft, StepWriter
+from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
@@ -44,7 +44,7 @@ class Dispatcher:
         """Preempt, admit and grow as planned; returns the step to launch."""
         self.queue.count_step(len(plan.decode))
         self.preempt(plan.preempt)
-        draft = Draft()
+        draft = StepDraft()
         for request, _ in plan.prefill:
             if not request.blocks:
                 self.cache.touch_prefix(request, self.cache.match_prefix(request))
@@ -86,7 +86,7 @@ class Dispatcher:
             self.queue.end(request)
             self.free_row(request)
 
-    def start_chunk(self, request: Request, num_tokens: int, draft: Draft) -> None:
+    def start_chunk(self, request: Request, num_tokens: int, draft: StepDraft) -> None:
         """Admit the request if it is waiting, then plan its next tokens."""
         if request.row < 0:
             self.cache.extend_prefix(request)
@@ -104,7 +104,7 @@ class Dispatcher:
         self.cache.cache_blocks(request)
         draft.chunks.append((request, start, num_tokens))
 
-    def admit(self, request: Request, draft: Draft) -> None:
+    def admit(self, request: Request, draft: StepDraft) -> None:
         """Give a waiting request a row; the blocks it shares go into the table."""
         self.queue.admit(request)
         request.row = self.free_rows.popleft()
@@ -114,13 +114,13 @@ class Dispatcher:
         draft.admitted.append(request)
         draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
 
-    def grow_decodes(self, decode: IntArray, draft: Draft) -> None:
+    def grow_decodes(self, decode: IntArray, draft: StepDraft) -> None:
         """One more token for each of these entries; those at a block boundary get a block."""
         draft.table += self.cache.allocate_next(decode)
         self.table.num_computed_tokens_S[decode] += 1
         self.note_progress(decode, draft)
 
-    def note_progress(self, entries: IntArray, draft: Draft) -> None:
+    def note_progress(self, entries: IntArray, draft: StepDraft) -> None:
         """Raise the high-water marks of these entries, and note whether any rose."""
         computed, marks = self.table.num_computed_tokens_S[entries], self.table.high_water_S[entries]
         draft.got_further |= bool((computed > marks).any())

@@ -101,7 +101,7 @@ def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
 
 
 @dataclass
-class Draft:
+class StepDraft:
     """A step while its plan is carried out.
 
     table: new entries of the block table, (row, column, block). chunks: (request, first position, number of tokens).
@@ -137,7 +137,7 @@ class StepWriter:
         self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes
         self._decoding, self._shared_len = no_ints(), 0
 
-    def write(self, draft: Draft, decode: IntArray) -> Dispatched:
+    def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:
         """The step, and who is sampled for."""
         table, computing, sampled = self.table, decode, decode
         step = Step(decode_rows=table.row_S[decode])
@@ -184,7 +184,7 @@ class StepWriter:
         step.shared_len = self._shared_len
 
 
-def write_table(step: Step, draft: Draft) -> None:
+def write_table(step: Step, draft: StepDraft) -> None:
     """Fill in the admitted requests and the new entries of the block table."""
     if draft.admitted:
         step.admit_rows = ints(request.row for request in draft.admitted)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hookline.core.executor.messages import Line, send_message
+from hookline.core.executor.messages import JsonLines, send_message
 from hookline.core.util.child_python import python_command
 
 _STANDARD_ERROR = 2
@@ -37,7 +37,7 @@ class Child:
                 stdout=_STANDARD_ERROR,
                 pass_fds=(theirs.fileno(), memory_fd),
             )
-        self.line = Line(self.connection)
+        self.line = JsonLines(self.connection)
 
     def tell(self, task: dict[str, Any]) -> None:
         """Send the task; a process that has gone already is found out about later."""

@@ -18,7 +18,7 @@ from hookline.core.util.arrays import IntArray
 _PIECE = 1 << 16
 
 
-class Line:
+class JsonLines:
     """Takes what arrives on a socket apart into messages."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, show_traceback
-from hookline.core.executor.messages import Line, receive_frame, send_message
+from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import Step, unpack
 from hookline.core.util.arrays import IntArray
@@ -44,7 +44,7 @@ def run_rank(fd: int, build: Build) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, and what it means is the parent's to say
     parent = socket.socket(fileno=fd)
     try:
-        task = Line(parent).first()
+        task = JsonLines(parent).first()
     except ConnectionError:
         os._exit(1)
     heartbeat = Heartbeat(_shared(task), task["rank"])

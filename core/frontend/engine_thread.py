@@ -34,7 +34,7 @@ class EngineThread:
     """Runs until `stop`. `start`, `submit`, `cancel` and `stop` may be called from any thread."""
 
     def __init__(self, output_processor: OutputProcessor, prepare: Command | None = None) -> None:
-        self._desk, self._prepare = output_processor, prepare
+        self._output_processor, self._prepare = output_processor, prepare
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._open: dict[DeltaQueue, set[int]] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
@@ -44,7 +44,7 @@ class EngineThread:
 
     def start(self) -> None:
         """Begin to run; the engine belongs to the thread from now on."""
-        self._desk.engine.tell_if_stuck(self._give_up)
+        self._output_processor.engine.tell_if_stuck(self._give_up)
         self._thread.start()
 
     def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
@@ -96,7 +96,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            self._desk.engine.sleep = self._idle
+            self._output_processor.engine.sleep = self._idle
             if self._prepare is not None:
                 self._prepare()
             while not self._is_stopping:
@@ -110,20 +110,20 @@ class EngineThread:
         try:
             self._take_commands()
             if self._has_work:
-                self._desk.step()
+                self._output_processor.step()
         except BaseException as error:
             self._fail_all(error)
         self._send()
 
     @property
     def _has_work(self) -> bool:
-        return len(self._desk) > 0 or self._desk.engine.has_work
+        return len(self._output_processor) > 0 or self._output_processor.engine.has_work
 
     def _shut_down(self) -> None:
         with self._lock:
             self._is_closed = True
         try:
-            self._desk.close()
+            self._output_processor.close()
         except Exception as error:
             _log.error("while closing the engine: %s", error)
         finally:
@@ -160,11 +160,11 @@ class EngineThread:
         self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
     ) -> None:
         try:
-            ids = self._desk.add(token_ids, params, partial(self._post, deltas), **options)
+            ids = self._output_processor.add(token_ids, params, partial(self._post, deltas), **options)
             self._open[deltas] = set(ids)
         except RequestError as error:
             self._put(deltas, error)
-            self._desk.engine.refuse(token_ids, error, options.get("prompt"))
+            self._output_processor.engine.refuse(token_ids, error, options.get("prompt"))
         except HooklineError as error:
             self._put(deltas, error)
         except BaseException as error:  # nobody else's request is touched by it
@@ -179,7 +179,7 @@ class EngineThread:
         self._put(deltas, delta)
 
     def _forget(self, deltas: DeltaQueue) -> None:
-        self._desk.forget(self._open.pop(deltas, ()))
+        self._output_processor.forget(self._open.pop(deltas, ()))
 
     def _put(self, deltas: DeltaQueue, new_deltas: NewDeltas) -> None:
         self._outgoing.setdefault(deltas.loop, []).append((deltas, new_deltas))
@@ -199,7 +199,7 @@ class EngineThread:
         for deltas in waiting:
             self._put(deltas, _engine_error(error))  # one for each: tracebacks are not shared
         try:
-            self._desk.forget([id_ for ids in waiting.values() for id_ in ids])
+            self._output_processor.forget([id_ for ids in waiting.values() for id_ in ids])
         except Exception as further:
             _log.error("while ending requests after an error: %s", further)
 

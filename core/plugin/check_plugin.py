@@ -18,7 +18,7 @@ from hookline.core.contracts import hooks as hookspecs
 from hookline.core.errors import PASSES
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, presets_in
-from hookline.core.plugin.problems import Rejected, Stage
+from hookline.core.plugin.problems import Phase, Rejected
 from hookline.core.plugin.registry import ENTRY_KINDS, OBSERVER, PROCESSOR, Entry, Origin, Registry
 from hookline.core.util.text import near_miss, one_line
 
@@ -67,9 +67,9 @@ def check_plugin(plugin: Any, origin: Origin, registry: Registry, presets: list[
 def _check_version(plugin: Any) -> None:
     version = getattr(plugin, "API_VERSION", None)
     if version is None:
-        raise Rejected(Stage.VERSION, f"it states no API_VERSION; put API_VERSION = {API_VERSION} at its top")
+        raise Rejected(Phase.VERSION, f"it states no API_VERSION; put API_VERSION = {API_VERSION} at its top")
     if version != API_VERSION:
-        raise Rejected(Stage.VERSION, f"it was written for API_VERSION {version!r}, this Hookline has {API_VERSION}")
+        raise Rejected(Phase.VERSION, f"it was written for API_VERSION {version!r}, this Hookline has {API_VERSION}")
 
 
 def _trial_manager(plugin: Any, origin: Origin) -> pluggy.PluginManager:
@@ -79,9 +79,9 @@ def _trial_manager(plugin: Any, origin: Origin) -> pluggy.PluginManager:
         trial.register(plugin, origin.plugin)
         trial.check_pending()
     except pluggy.PluginValidationError as error:
-        raise Rejected(Stage.HOOKS, " ".join(str(error).split())) from error
+        raise Rejected(Phase.HOOKS, " ".join(str(error).split())) from error
     if not trial.get_hookcallers(plugin):
-        raise Rejected(Stage.HOOKS, f"it implements no hook; mark a function with @hookimpl: {', '.join(_HOOKS)}")
+        raise Rejected(Phase.HOOKS, f"it implements no hook; mark a function with @hookimpl: {', '.join(_HOOKS)}")
     return trial
 
 
@@ -90,9 +90,9 @@ def _check_hook_names(plugin: Any, trial: pluggy.PluginManager) -> None:
         options = trial.parse_hookimpl_opts(plugin, name)
         hook = (options.get("specname") if options is not None else None) or name
         if options is not None and hook not in _HOOKS:
-            raise Rejected(Stage.HOOKS, f"no hook named '{hook}'.{near_miss(hook, _HOOKS)} Hooks: {', '.join(_HOOKS)}")
+            raise Rejected(Phase.HOOKS, f"no hook named '{hook}'.{near_miss(hook, _HOOKS)} Hooks: {', '.join(_HOOKS)}")
         if options is None and name in _HOOKS and callable(getattr(plugin, name)):
-            raise Rejected(Stage.HOOKS, f"function '{name}' is not marked with @hookimpl, so it would never be called")
+            raise Rejected(Phase.HOOKS, f"function '{name}' is not marked with @hookimpl, so it would never be called")
 
 
 class _Collector:
@@ -116,7 +116,7 @@ class _Collector:
 
     def raise_fault(self) -> None:
         if self._fault is not None:
-            raise Rejected(Stage.REGISTER, self._fault, tuple(self.wanted))
+            raise Rejected(Phase.REGISTER, self._fault, tuple(self.wanted))
 
     def _registrar(self, kind: str) -> hookspecs.Registrar:
         def register(
@@ -161,7 +161,7 @@ def _check_presets(
     for preset in found:
         if (preset.kind, preset.name) in taken:
             raise Rejected(
-                Stage.PRESETS, f"preset {preset.kind}/{preset.name} bears the name of an option or preset", wanted
+                Phase.PRESETS, f"preset {preset.kind}/{preset.name} bears the name of an option or preset", wanted
             )
         taken.add((preset.kind, preset.name))
     return packages, found
@@ -173,10 +173,10 @@ def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str],
     except PASSES:
         raise
     except BaseException as error:
-        raise Rejected(Stage.PRESETS, f"config_packages raised {one_line(error)}", wanted) from error
+        raise Rejected(Phase.PRESETS, f"config_packages raised {one_line(error)}", wanted) from error
     packages = answers[0] if answers else []
     if not isinstance(packages, list) or not all(isinstance(package, str) for package in packages):
-        raise Rejected(Stage.PRESETS, f"config_packages returned {packages!r}, not a list of package names", wanted)
+        raise Rejected(Phase.PRESETS, f"config_packages returned {packages!r}, not a list of package names", wanted)
     return packages
 
 
@@ -189,8 +189,8 @@ def _package_presets(package: str, origin: Origin, wanted: tuple[tuple[str, str]
         spec = None
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
         cause = f"config_packages names '{package}', which is no importable package with an __init__.py"
-        raise Rejected(Stage.PRESETS, cause, wanted)
+        raise Rejected(Phase.PRESETS, cause, wanted)
     try:
         return presets_in(spec.submodule_search_locations[0], origin.distribution)
     except Exception as error:
-        raise Rejected(Stage.PRESETS, f"config package '{package}': {one_line(error)}", wanted) from error
+        raise Rejected(Phase.PRESETS, f"config package '{package}': {one_line(error)}", wanted) from error

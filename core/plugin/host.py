@@ -17,7 +17,7 @@ from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
-from hookline.core.plugin.problems import Problem, Rejected, Stage
+from hookline.core.plugin.problems import Phase, Problem, Rejected
 from hookline.core.plugin.registry import Entry, Origin, Registry
 from hookline.core.plugin.sources import (
     BLOCK_VARIABLE,
@@ -124,20 +124,20 @@ class PluginHost:
     def log_problems(self) -> None:
         """Log each broken plugin as a warning; a blocked one only for debugging, since somebody asked for it."""
         for problem in self.problems:
-            wished = problem.stage is Stage.BLOCK and problem.distribution != BLOCK_VARIABLE
+            wished = problem.stage is Phase.BLOCK and problem.distribution != BLOCK_VARIABLE
             _log.log(logging.DEBUG if wished else logging.WARNING, "%s", problem)
 
     def _add(self, source: Source, blocked: bool) -> None:
         try:
             if blocked:
-                raise Rejected(Stage.BLOCK, f"blocked by {BLOCK_VARIABLE}")
+                raise Rejected(Phase.BLOCK, f"blocked by {BLOCK_VARIABLE}")
             self._accept(source)
         except Rejected as error:
             self._report(source.origin, error)
         except PASSES:
             raise
         except BaseException as error:  # a plugin that is no module may raise anywhere
-            self._report(source.origin, Rejected(Stage.HOOKS, one_line(error)))
+            self._report(source.origin, Rejected(Phase.HOOKS, one_line(error)))
 
     def _report(self, origin: Origin, error: Rejected) -> None:
         cause = (error.stage, error.cause, error.wanted)
@@ -146,7 +146,7 @@ class PluginHost:
     def _accept(self, source: Source) -> None:
         plugin, origin = _import(source), source.origin
         if self.manager.is_registered(plugin):
-            raise Rejected(Stage.IMPORT, f"{origin.module} is already loaded as another plugin; name it once")
+            raise Rejected(Phase.IMPORT, f"{origin.module} is already loaded as another plugin; name it once")
         accepted = check_plugin(plugin, origin, self.registry, self.presets)
         for entry, replace in accepted.entries:
             self.registry.add(entry, replace=replace)
@@ -167,7 +167,7 @@ class PluginHost:
             if name not in known:
                 available = ", ".join(sorted(set(known))) or "none"
                 cause = f"{BLOCK_VARIABLE} names no installed plugin.{near_miss(name, known)} Available: {available}"
-                self.problems.append(Problem(name, BLOCK_VARIABLE, "-", Stage.BLOCK, cause))
+                self.problems.append(Problem(name, BLOCK_VARIABLE, "-", Phase.BLOCK, cause))
 
 
 def _import(source: Source) -> Any:
@@ -176,7 +176,7 @@ def _import(source: Source) -> Any:
     except PASSES:
         raise
     except BaseException as error:
-        raise Rejected(Stage.IMPORT, one_line(error)) from error
+        raise Rejected(Phase.IMPORT, one_line(error)) from error
 
 
 def _key(origin: Origin) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Stage(Enum):
+class Phase(Enum):
     """Where a plugin failed."""
 
     BLOCK = "block"
@@ -27,7 +27,7 @@ class Problem:
     plugin: str
     distribution: str
     version: str
-    stage: Stage
+    stage: Phase
     cause: str
     wanted: tuple[tuple[str, str], ...] = ()
 
@@ -38,7 +38,7 @@ class Problem:
 class Rejected(Exception):
     """The first thing wrong with a plugin; turned into a Problem by the host, never shown as it is."""
 
-    def __init__(self, stage: Stage, cause: str, wanted: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, stage: Phase, cause: str, wanted: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(cause)
         self.stage = stage
         self.cause = cause

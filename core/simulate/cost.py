@@ -117,7 +117,7 @@ class CostModel:
                 known = ", ".join(KINDS_OF_STEPS)
                 raise ConfigError(f"cost.host.launch_s.{kind} names no kind of step; there are {known}")
 
-    def device_s(self, counts: StepCounts, shape: Shape) -> float:
+    def device_s(self, counts: StepCounts, shape: StepShape) -> float:
         """How long the device computes if it need not wait for the host."""
         curve = self.decode if shape.kind == DECODE else self.prompt
         own_tokens = counts.decode_context_tokens - counts.decode_shared_tokens
@@ -128,13 +128,13 @@ class CostModel:
             + self.shared_token_s * counts.decode_shared_tokens
         )
 
-    def launch_s(self, shape: Shape) -> float:
+    def launch_s(self, shape: StepShape) -> float:
         """How long the host launches."""
         return self.host.launch_s.get(shape.kind, 0.0)
 
 
 @dataclass(frozen=True)
-class Shape:
+class StepShape:
     """What a step is to the device: its kind, its tokens with padding, and whether it is one launch."""
 
     kind: str
@@ -142,7 +142,7 @@ class Shape:
     is_captured: bool = False
 
 
-class Shapes:
+class StepShapes:
     """The shapes of steps. sizes, prompts: of captured decodes and steps with prompts; empty if nothing is captured."""
 
     def __init__(self, sizes: Sequence[int] = (), prompts: Sequence[PromptShape] = ()) -> None:
@@ -152,21 +152,25 @@ class Shapes:
     def of(
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool,
         captures_prompts: bool = True,
-    ) -> Shapes:  # fmt: skip
+    ) -> StepShapes:  # fmt: skip
         """Those of an engine with these limits; the rest as in CostModel."""
         if not captures:
             return cls()
         prompts = prompt_shapes(max_num_seqs, max_num_batched_tokens, max_model_len) if captures_prompts else []
         return cls(graph_sizes(max_num_seqs), prompts)
 
-    def shape(self, counts: StepCounts) -> Shape:
+    def shape(self, counts: StepCounts) -> StepShape:
         """The shape of a step."""
         rows, tokens, sizes = counts.decode_rows, counts.prefill_tokens, self._sizes
         if not tokens:
-            return Shape(DECODE, sizes[bisect_left(sizes, rows)], is_captured=True) if sizes else Shape(DECODE, rows)
+            return (
+                StepShape(DECODE, sizes[bisect_left(sizes, rows)], is_captured=True)
+                if sizes
+                else StepShape(DECODE, rows)
+            )
         if captured := holding_shape(self._prompts, rows, tokens, counts.prefill_chunks):
-            return Shape(CAPTURED, captured.num_tokens, is_captured=True)
-        return Shape(MIXED, rows + tokens) if rows else Shape(PREFILL, tokens)
+            return StepShape(CAPTURED, captured.num_tokens, is_captured=True)
+        return StepShape(MIXED, rows + tokens) if rows else StepShape(PREFILL, tokens)
 
 
 def _is_cost(value: object) -> bool:

@@ -22,7 +22,7 @@ from hookline.core.simulate.cost import (
     CostModel,
     Curve,
     HostCost,
-    Shapes,
+    StepShapes,
 )
 from hookline.core.sweep.job_status import DONE
 from hookline.core.sweep.results import RESULTS, read_lines
@@ -229,7 +229,7 @@ def _columns(one: Measured) -> tuple[list[StepCounts], dict[str, Column], list[A
     counts = [StepCounts(*values) for values in zip(*(own[name].tolist() for name in names), strict=True)]
     engine = one.result["config"]["engine"]
     captures, captures_prompts = _captures(one.result)
-    made = Shapes.of(*(engine[limit] for limit in LIMITS), captures=captures, captures_prompts=captures_prompts)
+    made = StepShapes.of(*(engine[limit] for limit in LIMITS), captures=captures, captures_prompts=captures_prompts)
     shapes = [made.shape(count) for count in counts]
     own["num_tokens"] = np.array([shape.num_tokens for shape in shapes], dtype=np.int64)
     own["own_tokens"] = own["decode_context_tokens"] - shared

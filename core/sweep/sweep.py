@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.cli.stdin import SOURCES, piped_text
-from hookline.core.config.compose import Job, compose
+from hookline.core.config.compose import ComposedJob, compose
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.job_process import run_child
@@ -51,7 +51,7 @@ class Sweep:
     cwd: str
     environ: Mapping[str, str]
 
-    def __call__(self, job: Job) -> float | None:
+    def __call__(self, job: ComposedJob) -> float | None:
         """Run a job, or find that an earlier sweep into this folder finished it; returns its objective, if it has one.
 
         Never raises for a job that fails: its record says so, here and in the sweep's results.
@@ -69,13 +69,13 @@ class Sweep:
         append_line(self.notes, {**record, "job": job.number, "sweep_folder": str(job.sweep_folder)})
         return _objective(record, job.tree.get("objective"))
 
-    def _key(self, job: Job) -> str:
+    def _key(self, job: ComposedJob) -> str:
         """Names what a job computes, whatever the order and spelling of its arguments."""
         tree = {name: value for name, value in job.tree.items() if name not in WITHOUT_EFFECT}
         text = json.dumps([self.command, tree, self.text], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _head(self, job: Job, key: str, folder: Path) -> dict[str, Any]:
+    def _head(self, job: ComposedJob, key: str, folder: Path) -> dict[str, Any]:
         assert job.sweep_folder is not None
         return {
             "format": FORMAT,
@@ -86,7 +86,7 @@ class Sweep:
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _run(self, job: Job, folder: Path) -> dict[str, Any]:
+    def _run(self, job: ComposedJob, folder: Path) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         result = (folder / self.file_name).resolve()
         result.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def _summarise(records: Sequence[Mapping[str, Any]]) -> None:
     _say(f"{len(records) - len(failed)} of {len(records)} jobs succeeded; results are in {folder / RESULTS}")
 
 
-def _free_folder(job: Job, key: str, before: Sequence[Mapping[str, Any]]) -> Path:
+def _free_folder(job: ComposedJob, key: str, before: Sequence[Mapping[str, Any]]) -> Path:
     """The job's folder; if an earlier sweep put another job there, one beside it."""
     assert job.folder is not None and job.sweep_folder is not None
     name = os.path.relpath(job.folder, job.sweep_folder)
@@ -177,7 +177,7 @@ def _gives_prompts(arguments: Sequence[str]) -> bool:
     return any(argument.lstrip("+").partition("=")[0] in SOURCES for argument in arguments)
 
 
-def _ending(job: Job, record: Mapping[str, Any]) -> str:
+def _ending(job: ComposedJob, record: Mapping[str, Any]) -> str:
     if record["status"] == DONE:
         return f"job {job.number} is done, in {record['wall_s']:.1f} s"
     return f"job {job.number} {record['status'].replace('_', ' ')}: {record['error']}; the others run on"

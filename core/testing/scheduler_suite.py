@@ -52,12 +52,12 @@ class SchedulerSuite:
     def test_every_request_gets_the_tokens_it_gets_alone(self) -> None:
         """Random loads over small pools: nobody is lost, and nobody's cache is mixed up."""
         for seed in range(30):
-            Load(self.make(), random.Random(seed)).run()
+            RandomLoad(self.make(), random.Random(seed)).run()
 
     def test_a_tight_pool_still_finishes_everybody(self) -> None:
         """Together the requests need several times the pool, so most are preempted or wait."""
         for seed in range(10):
-            load = Load(self.make(), random.Random(seed), num_blocks=20, block_size=2, max_model_len=40)
+            load = RandomLoad(self.make(), random.Random(seed), num_blocks=20, block_size=2, max_model_len=40)
             load.run()
 
     def test_prompts_longer_than_the_token_budget_are_computed_in_chunks(self) -> None:
@@ -94,14 +94,14 @@ class SchedulerSuite:
     def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
         """Requests are aborted while waiting, mid-prompt, decoding and preempted."""
         for seed in range(20):
-            load = Load(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            load = RandomLoad(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
             load.run(abort_chance=0.3)
             assert load.engine.pool.num_free == load.engine.pool.num_blocks, "aborted requests left blocks behind"
 
     def test_the_same_view_gives_the_same_plan_and_changes_nothing(self) -> None:
         """A plan depends on the view alone, so that every rank and every rerun decides alike."""
         for seed in range(10):
-            load = Load(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            load = RandomLoad(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
             for _ in load.steps():
                 self._compare_plans(load.engine)
 
@@ -149,7 +149,7 @@ def endless_steps(engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: i
         yield
 
 
-class Load:
+class RandomLoad:
     """A random load for one engine, and what each request must get."""
 
     def __init__(self, scheduler: Scheduler, rng: random.Random, **sizes: int) -> None:

@@ -18,7 +18,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from hookline.core.testing.scheduler_suite import Load, SchedulerSuite, drain, look
+from hookline.core.testing.scheduler_suite import RandomLoad, SchedulerSuite, drain, look
 
 HASH_BLOCK = "hookline.core.kv_cache.manager.hash_block"
 
@@ -412,7 +412,7 @@ def test_colliding_hashes_never_cost_a_token(monkeypatch, num_hashes, seed):
         HASH_BLOCK,
         lambda previous, tokens: hash_block(previous, tokens) % num_hashes,
     )
-    Load(Mixed(), random.Random(seed), num_blocks=18).run(abort_chance=0.05)
+    RandomLoad(Mixed(), random.Random(seed), num_blocks=18).run(abort_chance=0.05)
 
 
 def test_whom_a_colliding_hash_promised_a_block_waits_if_there_is_no_other(monkeypatch):

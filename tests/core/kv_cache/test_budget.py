@@ -7,7 +7,7 @@ import pytest
 from hookline.core.contracts import Plan
 from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import FakeExecutor
-from hookline.core.testing.scheduler_suite import Load, look
+from hookline.core.testing.scheduler_suite import RandomLoad, look
 
 
 class Foreseeing:
@@ -63,7 +63,7 @@ class Comparing(FakeExecutor):
 def test_the_pool_is_what_the_ledger_said_it_would_be(seed):
     rng = random.Random(seed)
     policy = Foreseeing(rng)
-    load = Load(policy, rng)
+    load = RandomLoad(policy, rng)
     engine = policy.engine = load.engine
     executor = engine.executor = Comparing(engine.limits.plan, engine.limits.vocab_size)
     executor.engine = engine

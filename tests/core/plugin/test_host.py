@@ -10,7 +10,7 @@ from hookline.core.contracts import ModelConfig, Needs, hookimpl
 from hookline.core.errors import PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
-from hookline.core.plugin.problems import Problem, Stage
+from hookline.core.plugin.problems import Phase, Problem
 from hookline.core.plugin.sources import installed
 from tests.core.plugin_fakes import (
     PatientConfig,
@@ -35,7 +35,7 @@ def only_problem(plugin: ModuleType | Any) -> Problem:
 def cause_of_config(config: Any, kind: str = "scheduler") -> str:
     hook = {"model": "register_models", "scheduler": "register_schedulers"}[kind]
     problem = only_problem(plugin_module(**{hook: registering(kind, "mine", config=config)}))
-    assert problem.stage is Stage.REGISTER
+    assert problem.stage is Phase.REGISTER
     assert problem.wanted == ((kind, "mine"),)
     return problem.cause
 
@@ -115,7 +115,7 @@ def test_an_import_error_is_reported_with_its_distribution_and_cause() -> None:
         raise ModuleNotFoundError("No module named\n'flash_thing'")
 
     problem = only_problem(load)
-    assert problem.stage is Stage.IMPORT
+    assert problem.stage is Phase.IMPORT
     assert (problem.plugin, problem.distribution, problem.version) == ("theirs", "their-dist", "1.2")
     assert problem.cause == "ModuleNotFoundError: No module named 'flash_thing'"
 
@@ -134,7 +134,7 @@ def test_a_missing_api_version_is_reported() -> None:
 
 def test_a_wrong_api_version_is_reported() -> None:
     problem = only_problem(plugin_module(API_VERSION=99))
-    assert problem.stage is Stage.VERSION
+    assert problem.stage is Phase.VERSION
     assert problem.cause == "it was written for API_VERSION 99, this Hookline has 2"
 
 
@@ -142,7 +142,7 @@ def test_a_misspelt_hook_is_reported_with_the_near_miss() -> None:
     def register_schedulrs(register: Any) -> None: ...
 
     problem = only_problem(plugin_module(register_schedulrs=hookimpl(register_schedulrs)))
-    assert problem.stage is Stage.HOOKS
+    assert problem.stage is Phase.HOOKS
     assert problem.cause.startswith("no hook named 'register_schedulrs'. Did you mean 'register_schedulers'? Hooks: ")
 
 
@@ -157,7 +157,7 @@ def test_a_hook_with_other_arguments_is_reported() -> None:
     def register_schedulers(register: Any, extra: int) -> None: ...
 
     problem = only_problem(plugin_module(register_schedulers=hookimpl(register_schedulers)))
-    assert problem.stage is Stage.HOOKS
+    assert problem.stage is Phase.HOOKS
     assert "register_schedulers" in problem.cause and "extra" in problem.cause
     assert "\n" not in problem.cause
 
@@ -292,7 +292,7 @@ def test_a_model_config_must_extend_the_base(config: type | None) -> None:
 
 def test_a_config_package_that_does_not_exist_is_reported() -> None:
     problem = only_problem(offering_presets("no_such_package.conf"))
-    assert problem.stage is Stage.PRESETS
+    assert problem.stage is Phase.PRESETS
     assert problem.cause == (
         "config_packages names 'no_such_package.conf', which is no importable package with an __init__.py"
     )
@@ -444,7 +444,7 @@ def test_a_blocked_plugin_is_not_imported_and_is_mentioned() -> None:
 
     host = PluginHost.load([source(load, "noisy")], {"HOOKLINE_BLOCK": " noisy , "})
     assert [(problem.plugin, problem.stage, problem.cause) for problem in host.problems] == [
-        ("noisy", Stage.BLOCK, "blocked by HOOKLINE_BLOCK")
+        ("noisy", Phase.BLOCK, "blocked by HOOKLINE_BLOCK")
     ]
     with pytest.raises(PluginError, match="blocked by HOOKLINE_BLOCK"):
         host.choose("scheduler", "anything")
