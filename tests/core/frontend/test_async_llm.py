@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookline.core.contracts import Plan
+from hookline.core.contracts import Observer, Plan
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError
 from hookline.core.frontend.async_llm import TOKENIZER_THREADS, AsyncLLM
 from hookline.core.frontend.delta_queue import DeltaQueue
@@ -127,8 +127,15 @@ def test_a_request_that_cannot_be_served_is_refused_alone():
         assert (await good).text == letters(8)
 
     seen = []
-    watcher = SimpleNamespace(on_request_end=lambda output: seen.append(output.error))
-    run(check, async_llm(observers=Observers(new_manager(), {"watcher": watcher})))
+
+    class Watcher(Observer):
+        def __init__(self):
+            pass
+
+        def on_request_end(self, output):
+            seen.append(output.error)
+
+    run(check, async_llm(observers=Observers(new_manager(), {"watcher": Watcher()})))
     assert len(seen) == 3 and seen.count(None) == 1
 
 

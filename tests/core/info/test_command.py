@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -130,14 +131,14 @@ def shown(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         (
             "sampling",
             "sampling.min_p: float | None = None",
-            "draw from the tokens at least this part as likely as the ",
+            "Draw from the tokens at least this part as likely as the ",
         ),
         (
             "workload",
             "workload.burstiness: float = 1.0",
-            "of the gaps between arrivals: 1 is Poisson, less comes in bur",
+            "Shape of the gamma-distributed gaps between arrivals: 1 is a Poisson process, less comes in bursts.",
         ),
-        ("slo", "slo.ttft_s = None", "to the first token"),
+        ("slo", "slo.ttft_s: float | None = None", "Time to the first token."),
     ],
 )
 def test_a_root_key_is_shown_with_defaults_and_docs(
@@ -147,20 +148,18 @@ def test_a_root_key_is_shown_with_defaults_and_docs(
     assert lines[lines.index(field) + 1].startswith(doc)
 
 
-def test_a_root_key_without_fields_is_shown_with_its_comment(
+def test_a_root_key_without_fields_is_shown_with_its_docstring(
     host: PluginHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shown("tp", capsys)[0] == "tp = 1: tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."
+    assert shown("tp", capsys)[0] == "tp = 1: Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."
 
 
 def test_every_root_key_of_every_command_is_explained(host: PluginHost) -> None:
-    from hookline.core.bench.command import BENCH_KEYS
     from hookline.core.plugin.registry import KINDS
-    from hookline.core.run.settings import RUN_KEYS
-    from hookline.core.simulate.command import SIMULATE_KEYS
+    from hookline.core.simulate.settings import SimulateKeys
 
     facts = inventory(host)
-    for key in {*RUN_KEYS, *BENCH_KEYS, *SIMULATE_KEYS} - set(KINDS):
+    for key in {one.name for one in dataclasses.fields(SimulateKeys)} - set(KINDS):
         (found,) = only(facts, key)["keys"]
         assert found["doc"] or found["fields"], key
         assert all(field["doc"] for field in found["fields"]), key
