@@ -45,13 +45,14 @@ class Sampler(Protocol):
         """
         ...
 
+    @optional
     def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
         """The best (score, token) of one rank's shard, whose first column is token id `first_token`.
 
         Shapes: returns scores_N float32 and tokens_N int64 (global ids). The largest score over all ranks wins.
-        Called only if the entry's needs state `vocabulary_shards`.
+        Called only if the entry's needs state `vocabulary_shards`; others leave it out.
         """
-        ...
+        raise AssertionError("left out")
 
     @optional
     def score(self, logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:

@@ -36,6 +36,9 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     fault = _call_fault(target, "its constructor", _arguments(contract.__init__))  # type: ignore[misc]
     if fault is not None:
         return f"{fault}; {_where(contract)}"
+    if kind == "sampler" and needs.vocabulary_shards and not _has_own(target, contract, "sample_shard"):
+        arguments = ", ".join(_arguments(contracts.Sampler.sample_shard))
+        return f"it has no method sample_shard({arguments}); {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
     return _observer_fault(target) if fault is None and kind == "observer" else fault
@@ -55,6 +58,10 @@ def methods_fault(
         if fault is None and name in _public(contract) and name not in unneeded:
             fault = _member_fault(target, contract, name, method)
     return f"{fault}; {_where(contract)}" if fault else None
+
+
+def _has_own(target: type, contract: type, name: str) -> bool:
+    return is_offered(getattr(target, name, None) or getattr(contract, name))
 
 
 def _where(contract: type) -> str:
