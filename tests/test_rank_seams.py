@@ -23,20 +23,20 @@ PROMPTS = [prompt for prompt, _ in LOAD]
 PARAMS = [SamplingParams(max_tokens=24, **options) for _, options in LOAD]
 PLUGIN = """
 import os
-from hookline.core.contracts import FromSamplingParams, hookimpl
+from hookline.core.contracts import LogitsProcessor, Scheduler, hookimpl
 from dataclasses import dataclass
 API_VERSION = 2
 @dataclass
 class Config:
     value: int = 0
-class Moody:
+class Moody(LogitsProcessor):
     def __init__(self, spec):
         pass
     def process(self, logits_NV, rows):
         if os.environ["PARENT"] != str(os.getpid()):
             raise ValueError("this processor is in a mood")
         return logits_NV
-class NeverMade:
+class NeverMade(Scheduler):
     def __init__(self, config):
         raise ValueError("this policy cannot be made")
     def plan(self, view):

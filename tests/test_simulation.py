@@ -195,7 +195,9 @@ def test_a_simulation_far_beyond_what_was_measured_says_so(tmp_path, monkeypatch
     (tmp_path / "cost.json").write_text(json.dumps(cost))
     load = ["cost=cost.json", "workload.num_prompts=4", "workload.output_len=[5,5]"]
     assert main([*load, "workload.prompt_len=[10,10]"]) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "guess" in line]
+    warnings = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("hookline: ") and "guess" in line
+    ]
     assert len(warnings) == 1 and "simulated steps with prompts of up to 40 tokens; the cost model was" in warnings[0]
     assert main([*load, "workload.prompt_len=[7,7]"]) == 0
     assert "guess" not in capsys.readouterr().err
