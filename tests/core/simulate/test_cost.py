@@ -19,8 +19,8 @@ from hookline.core.simulate.cost import (
     CostModel,
     Curve,
     HostCost,
-    Shape,
-    Shapes,
+    StepShape,
+    StepShapes,
     cost_of,
     read_cost,
     write_cost,
@@ -57,12 +57,12 @@ def test_points_that_are_no_curve_are_refused(tokens, seconds):
 
 def test_shared_context_costs_its_own_coefficient():
     counts = StepCounts(decode_rows=2, decode_context_tokens=100, decode_shared_tokens=60)
-    shape = Shapes().shape(counts)
+    shape = StepShapes().shape(counts)
     assert COST.device_s(counts, shape) == pytest.approx(COST.decode.at(2) + 40 * 2e-6 + 60 * 1e-7)
 
 
 def test_captured_steps_are_padded_and_others_are_not():
-    shapes = Shapes.of(100, 1024, 4096, captures=True)
+    shapes = StepShapes.of(100, 1024, 4096, captures=True)
     steps = [
         StepCounts(decode_rows=5),
         StepCounts(prefill_tokens=33, prefill_chunks=16),
@@ -75,19 +75,19 @@ def test_captured_steps_are_padded_and_others_are_not():
         (DECODE, 8), (CAPTURED, 64), (PREFILL, 33), (PREFILL, 513), (MIXED, 35),
     ]  # fmt: skip
     assert [shape.is_captured for shape in found] == [True, True, False, False, False]
-    assert [Shapes().shape(counts).num_tokens for counts in steps] == [5, 33, 33, 513, 35]
-    decodes = Shapes.of(100, 1024, 4096, captures=True, captures_prompts=False)
+    assert [StepShapes().shape(counts).num_tokens for counts in steps] == [5, 33, 33, 513, 35]
+    decodes = StepShapes.of(100, 1024, 4096, captures=True, captures_prompts=False)
     assert [decodes.shape(counts).num_tokens for counts in steps] == [8, 33, 33, 513, 35]
 
 
 def test_mixed_steps_of_a_small_budget_are_captured():
-    shapes = Shapes.of(100, 384, 4096, captures=True)
+    shapes = StepShapes.of(100, 384, 4096, captures=True)
     steps = [StepCounts(prefill_tokens=tokens, prefill_chunks=2, decode_rows=rows) for rows, tokens in
              [(98, 284), (30, 20), (90, 200), (3, 20)]]  # fmt: skip
     found = [shapes.shape(counts) for counts in steps]
-    assert found == [Shape(CAPTURED, size, is_captured=True) for size in (384, 128, 384, 32)]
+    assert found == [StepShape(CAPTURED, size, is_captured=True) for size in (384, 128, 384, 32)]
     many = StepCounts(prefill_tokens=100, prefill_chunks=32, decode_rows=16)
-    assert shapes.shape(many) == Shape(MIXED, 116)
+    assert shapes.shape(many) == StepShape(MIXED, 116)
 
 
 def test_a_model_comes_back_from_its_file(tmp_path):
@@ -167,11 +167,11 @@ def test_a_fit_finds_what_the_steps_cost():
     cost = fit_cost([measured(), measured(overlap=True)])
     for rows, context in ((1, 50), (20, 3000), (60, 12000)):
         counts = StepCounts(decode_rows=rows, decode_context_tokens=context)
-        shape = Shapes().shape(counts)
+        shape = StepShapes().shape(counts)
         assert cost.device_s(counts, shape) == pytest.approx(COST.device_s(counts, shape), rel=0.02)
     for tokens in (20, 200, 500):
         counts = StepCounts(prefill_tokens=tokens, prefill_chunks=1, prefill_pairs=tokens * tokens // 2)
-        shape = Shapes().shape(counts)
+        shape = StepShapes().shape(counts)
         assert cost.device_s(counts, shape) == pytest.approx(COST.device_s(counts, shape), rel=0.05)
     assert cost.context_token_s == pytest.approx(2e-6, rel=0.05)
     assert cost.gap_s == pytest.approx(5e-6, rel=0.01)
@@ -186,7 +186,7 @@ def test_a_hiccup_does_not_change_a_fit():
     steps = {**plain.recording.steps, "device_s": device_s}
     with_hiccup = Measured(plain.result, replace(plain.recording, steps=steps))
     counts = StepCounts(decode_rows=20, decode_context_tokens=3000)
-    shape = Shapes().shape(counts)
+    shape = StepShapes().shape(counts)
     assert fit_cost([with_hiccup]).device_s(counts, shape) == pytest.approx(COST.device_s(counts, shape), rel=0.1)
 
 
