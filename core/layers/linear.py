@@ -18,21 +18,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Part, Runtime, WeightTarget
 from hookline.core.distributed.partition import even_part, head_parts
-from hookline.core.layers.experts import ParallelExperts, SoftmaxRouter
-from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter
-
-__all__ = [
-    "ColumnParallelLinear",
-    "GatedMLP",
-    "MergedColumnParallelLinear",
-    "ParallelExperts",
-    "ParallelHead",
-    "QKVParallelLinear",
-    "RowParallelLinear",
-    "SoftmaxRouter",
-    "VocabParallelEmbedding",
-    "empty_parameter",
-]
+from hookline.core.layers.vocab import empty_parameter
 
 
 class ColumnParallelLinear:
