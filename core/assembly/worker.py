@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
-from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights
+from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
 from hookline.core.errors import CapacityError
@@ -67,6 +67,8 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     """The model with its weights, from the checkpoint or at random."""
     option, checkpoint = resolved.config.model, resolved.checkpoint
     with torch.inference_mode():
+        if option.config.weights != "random":
+            refuse_other_sizes(checkpoint.reference, checkpoint.shapes(), resolved.spec)
         runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels)
         model: Model = chosen(option).load()(checkpoint.config, runtime)
         if option.config.weights == "random":
@@ -75,7 +77,7 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
             load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
         else:
             assert checkpoint.folder is not None
-            load_checkpoint(checkpoint.folder, model.weight_targets())
+            load_checkpoint(checkpoint.folder, model.weight_targets(), stored=checkpoint.stored)
     return model
 
 

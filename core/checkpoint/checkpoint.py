@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
+from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelConfig
 from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
@@ -42,6 +44,23 @@ class Checkpoint:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters that its generation_config.json recommends."""
     source: CheckpointSource | None = None
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of each tensor, by its name; empty without a folder and a source.
+
+        Raises: CheckpointError if they cannot be read.
+        """
+        if self.source is not None:
+            return self.source.shapes()
+        return {name: one.shape for name, one in self.stored.items()}
+
+    @cached_property
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """The tensors of the folder's safetensors, by name; read once. Empty without a folder.
+
+        Raises: CheckpointError if they cannot be read.
+        """
+        return {} if self.folder is None else stored_tensors(self.folder)
 
     @property
     def is_packaged(self) -> bool:

@@ -11,14 +11,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.checkpoint.safetensors_files import open_file, stored_tensors
-from hookline.core.contracts import CheckpointSource, WeightTarget
+from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file, stored_tensors
+from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.errors import CheckpointError
 
 RANDOM_STD = 0.02
@@ -27,20 +28,54 @@ _NUM_READERS = 4
 _MOST_NAMED = 5
 
 
-def load_checkpoint(folder: Path | str, targets: Mapping[str, WeightTarget], *, num_readers: int = _NUM_READERS) -> int:
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shape of each tensor of a checkpoint, by its name."""
+Sums = list[tuple[str, Tensor]]
+"""Tensors by name, each with its sum in float32 on its own device: NaN and infinity show in it."""
+
+
+def refuse_other_sizes(checkpoint: str, shapes: Shapes, spec: ModelSpec) -> None:
+    """Compare a model's sizes with the tensors of its checkpoint, before a model of those sizes is built.
+
+    Raises: CheckpointError if a config.json asks for more than its checkpoint can fill.
+    """
+    if spec.num_layers > len(shapes):
+        raise CheckpointError(
+            f"checkpoint {checkpoint} has {len(shapes)} tensors, too few for the {spec.num_layers} layers of its "
+            "config.json. Is it the right one?"
+        )
+    largest = max(spec.vocab_size, spec.num_heads * spec.head_dim) * spec.hidden_size
+    num_stored = sum(map(prod, shapes.values()))
+    if largest > num_stored:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} holds {num_stored} numbers, and its config.json asks for a single tensor of "
+            f"{largest} (vocab_size={spec.vocab_size}, {spec.num_heads} heads of {spec.head_dim}, "
+            f"hidden_size={spec.hidden_size}). Is it the right one?"
+        )
+
+
+def load_checkpoint(
+    folder: Path | str,
+    targets: Mapping[str, WeightTarget],
+    *,
+    stored: Mapping[str, StoredTensor] | None = None,
+    num_readers: int = _NUM_READERS,
+) -> int:
     """Fill every target from the safetensors of a folder, converting to the target's dtype and device.
 
+    stored: what `stored_tensors` found in the folder, if that was asked already.
     Units:  returns the bytes written to the targets.
-    Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, or quantised weights;
-            nothing is written before all names and shapes are checked.
+    Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, quantised weights, or one
+            that holds NaN or infinity; nothing is written before all names and shapes are checked.
     """
-    stored = stored_tensors(Path(folder))
+    stored = stored_tensors(Path(folder)) if stored is None else stored
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
     jobs = [(name, stored[name].path, targets[name]) for name in stored if targets[name].view is not None]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
-        return sum(readers.map(_read, shares))
+        _refuse_not_finite(str(folder), [one for sums in readers.map(_read, shares) for one in sums])
+    return sum(targets[name].view.nbytes for name, _, target in jobs if target.view is not None)
 
 
 def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
@@ -52,7 +87,7 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
     """
     shapes = source.shapes()
     _check(name, shapes, targets)
-    num_bytes = 0
+    num_bytes, sums = 0, []
     for tensor_name, target in targets.items():
         if target.view is not None and target.view.numel():
             tensor = source.read(tensor_name)
@@ -61,6 +96,8 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
                 raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
             target.view.copy_(target.cut(tensor))
             num_bytes += target.view.nbytes
+            sums.append((tensor_name, target.view.sum(dtype=torch.float32)))
+    _refuse_not_finite(name, sums)
     return num_bytes
 
 
@@ -85,8 +122,8 @@ def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> T
 
 
 @torch.inference_mode()  # The parameters may be inference tensors, and the mode is per thread.
-def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> int:
-    num_bytes = 0
+def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> Sums:
+    sums = []
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
         for name, path, target in jobs:
@@ -95,8 +132,20 @@ def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> int:
             assert target.view is not None
             if target.view.numel():
                 target.view.copy_(target.cut(files[path].get_slice(name)))
-                num_bytes += target.view.nbytes
-    return num_bytes
+                sums.append((name, target.view.sum(dtype=torch.float32)))
+    return sums
+
+
+def _refuse_not_finite(checkpoint: str, sums: Sums) -> None:
+    """One look at all sums, so that a GPU is waited for once."""
+    if not sums:
+        return
+    finite = torch.stack([total for _, total in sums]).isfinite().tolist()
+    broken = _some("broken", [name for (name, _), is_finite in zip(sums, finite, strict=True) if not is_finite], str)
+    if broken:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} has {broken}: NaN or infinity is among the values; download or copy it again"
+        )
 
 
 def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, WeightTarget]) -> None:

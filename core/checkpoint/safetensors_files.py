@@ -12,10 +12,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hookline.core.errors import CheckpointError
+from hookline.core.errors import CheckpointError, one_short_line, shown_key
 
 INDEX = "model.safetensors.index.json"
 """Hugging Face's list of the shards of a checkpoint."""
+MAX_FILE_NAME = 200
+"""Most characters of a shard's name; file systems end at 255 bytes."""
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -92,11 +94,17 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not a readable index ({error!r}); download or copy it again") from error
+        why = one_short_line(error)
+        raise CheckpointError(f"{index} is not a readable index ({why}); download or copy it again") from error
     for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
+        if not _is_file_name(name) or not (index.parent / name).is_file():
+            name = shown_key(name)
             raise CheckpointError(f"{index} lists {name}, which is not in the folder; download or copy it again")
     return [index.parent / name for name in names]
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name and "\0" not in name and len(name) <= MAX_FILE_NAME
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

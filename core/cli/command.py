@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from hookline.core.cli.output import checked_output, discard_output, say
+
 PATIENT = ("OMP_WAIT_POLICY", "passive")
 """Variable and value with which torch's threads sleep while they wait for each other on a CPU. Threads that spin make a
 command several times slower where others use the same cores. OpenMP reads it when torch is imported."""
@@ -21,13 +23,9 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     """
     os.environ.setdefault(*PATIENT)
     try:
-        code = _run(run, arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # when Python ends it is too late to catch what this raises
-        return code
-    except BrokenPipeError:
-        # The reader of our output left, as `head` does. Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _run(run, arguments)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        discard_output()
         return 141
 
 
@@ -35,20 +33,20 @@ def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> in
     from hookline.core.errors import HooklineError, show_traceback
 
     try:
-        with _logging_to_stderr():
+        with _logging_to_stderr(), checked_output():
             return run(list(sys.argv[1:] if arguments is None else arguments))
     except HooklineError as error:
         show_traceback(error)
-        print(f"hookline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).split())}")
         return 2
     except SystemExit as error:
         from hookline.core.plugin.blame import with_place
 
         show_traceback(error)
-        print(f"hookline: error: something ended the process from within: {with_place(error)}", file=sys.stderr)
+        say(f"error: something ended the process from within: {with_place(error)}")
         return 2
     except KeyboardInterrupt:
-        print("hookline: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 
@@ -61,7 +59,7 @@ class _ToStderr(logging.Handler):
     """Looks standard error up at each record: whoever replaced it meanwhile gets the line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"hookline: {record.getMessage()}", file=sys.stderr)
+        say(record.getMessage())
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step, pack
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.standard_files import open_missing
 
 FULL_S = 0.01
 """Between two looks for a lost rank while a socket is full."""
@@ -115,6 +116,7 @@ class RankLinks:
     def __init__(self, size: int, target: str, task: Mapping[str, Any], timeouts: Timeouts) -> None:
         self.size = size
         self.num_words = HEARTBEAT_WORDS * size
+        open_missing()
         self.memory = SharedWords.create(self.num_words)
         words = self.memory.words
         heartbeats = [Heartbeat(words, rank) for rank in range(size)]

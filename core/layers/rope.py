@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, shown
 from hookline.core.util.text import near_miss
 
+MAX_POSITION = 2**24
+"""Longest sequence that is believed, in tokens; the table of a longer one would take the machine's memory."""
 _KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -62,14 +64,18 @@ def rope_settings(hf_config: Mapping[str, Any]) -> RopeSettings:
     parameters = hf_config.get("rope_parameters") or {}
     scaling = dict(hf_config.get("rope_scaling") or parameters)
     own_theta = scaling.pop("rope_theta", None)
-    theta = own_theta or parameters.get("rope_theta") or hf_config.get("rope_theta") or 10_000.0
+    given = own_theta, parameters.get("rope_theta"), hf_config.get("rope_theta"), 10_000.0
+    theta = _positive("rope_theta", next(one for one in given if one is not None))
     alias = scaling.pop("type", None)
     rope_type = scaling.pop("rope_type", None) or alias or "default"
     _check_keys(rope_type, scaling)
-    length = int(hf_config.get("max_position_embeddings") or 0)
+    length = _length("max_position_embeddings", hf_config.get("max_position_embeddings") or 0)
     if rope_type == "yarn":
-        return _yarn(float(theta), length, scaling)
-    return RopeSettings(rope_type, float(theta), length, _factor(scaling) if rope_type != "default" else 1.0)
+        settings = _yarn(theta, length, scaling)
+    else:
+        settings = RopeSettings(rope_type, theta, length, _factor(scaling) if rope_type != "default" else 1.0)
+    _length("the scaled length", settings.max_position)
+    return settings
 
 
 def _check_keys(rope_type: str, scaling: Mapping[str, Any]) -> None:
@@ -92,18 +98,39 @@ def _check_keys(rope_type: str, scaling: Mapping[str, Any]) -> None:
 
 def _factor(scaling: Mapping[str, Any]) -> float:
     factor = scaling.get("factor")
-    if not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
-        raise ConfigError(f"rope scaling needs a 'factor' of at least 1, not {factor!r}")
+    if not _is_number(factor) or not 1 <= factor < math.inf:
+        raise ConfigError(f"rope scaling needs a 'factor' of at least 1, not {shown(factor)}")
     return float(factor)
 
 
+def _positive(name: str, value: Any) -> float:
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} = {shown(value)} must be a positive number")
+    return float(value)
+
+
+def _length(name: str, value: Any) -> int:
+    if not _is_number(value) or not 0 <= value <= MAX_POSITION:
+        raise ConfigError(f"{name} = {shown(value)} must be a number of tokens, at most {MAX_POSITION}")
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _yarn(theta: float, length: int, scaling: Mapping[str, Any]) -> RopeSettings:
-    original = int(scaling.get("original_max_position_embeddings") or length)
+    original = _length("original_max_position_embeddings", scaling.get("original_max_position_embeddings") or length)
+    if not original:
+        raise ConfigError("rope_type 'yarn' needs max_position_embeddings or original_max_position_embeddings")
     factor = _factor({"factor": length / original, **{k: v for k, v in scaling.items() if v is not None}})
     attention_factor = scaling.get("attention_factor")
     if attention_factor is None:
-        attention_factor = _attention_factor(factor, scaling.get("mscale"), scaling.get("mscale_all_dim"))
-    beta_fast, beta_slow = scaling.get("beta_fast") or 32.0, scaling.get("beta_slow") or 1.0
+        scales = [scaling.get(name) for name in ("mscale", "mscale_all_dim")]
+        attention_factor = _attention_factor(factor, *(_positive("mscale", one) if one else None for one in scales))
+    attention_factor = _positive("attention_factor", attention_factor)
+    beta_fast = _positive("beta_fast", scaling.get("beta_fast") or 32.0)
+    beta_slow = _positive("beta_slow", scaling.get("beta_slow") or 1.0)
     truncate = scaling.get("truncate", True)
     return RopeSettings("yarn", theta, length, factor, original, attention_factor, beta_fast, beta_slow, truncate)
 

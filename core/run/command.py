@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookline.core.cli.command import guarded, is_sweep
+from hookline.core.cli.output import say
 
 if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput
@@ -43,24 +43,33 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
     from hookline.core.run.results import refusals
+    from hookline.core.util.files import check_writable
 
+    if run.output is not None:
+        check_writable(run.output, "output")
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
         outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
         show(run, outputs)
     refused = refusals(outputs)
     for line in refused:
-        print(f"hookline: {line}", file=sys.stderr)
+        say(line)
     return 2 if refused else 0
 
 
 def show(run: RunConfig, outputs: Sequence[RequestOutput]) -> None:
     """Print or write the results, and what they took."""
+    from hookline.core.errors import ConfigError
     from hookline.core.run.results import print_text, usage_line, write_json_lines
 
+    is_chat = run.config.model.config.chat
     if run.output is None:
-        print_text(outputs, is_chat=run.config.model.config.chat)
+        print_text(outputs, is_chat=is_chat)
     else:
-        write_json_lines(outputs, run.output)
-        print(f"hookline: wrote {len(outputs)} results to {run.output}", file=sys.stderr)
+        try:
+            write_json_lines(outputs, run.output)
+        except ConfigError:
+            print_text(outputs, is_chat=is_chat)  # the work is done, and must not be lost with the file
+            raise
+        say(f"wrote {len(outputs)} results to {run.output}")
     if run.usage:
-        print(f"hookline: {usage_line(outputs)}", file=sys.stderr)
+        say(usage_line(outputs))

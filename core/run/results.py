@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hookline.core.errors import ConfigError
+from hookline.core.util.files import write_whole
 
 if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput, TokenLogprob
@@ -63,19 +61,7 @@ def write_json_lines(outputs: Sequence[RequestOutput], path: Path) -> None:
 
     Raises: ConfigError if the file cannot be written; what was there before is then still there.
     """
-    temporary: str | None = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(_as_json(index, output)) + "\n" for index, output in enumerate(outputs))
-        _give_usual_mode(temporary)
-        os.replace(temporary, path)
-        temporary = None
-    except OSError as error:
-        raise ConfigError(f"output={path} cannot be written: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+    write_whole(path, (json.dumps(_as_json(index, output)) + "\n" for index, output in enumerate(outputs)), "output")
 
 
 def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
@@ -104,13 +90,6 @@ def _completion_json(completion: RequestOutput) -> dict[str, Any]:
 
 def _logprobs_json(logprobs: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
     return [None if one is None else asdict(one) for one in logprobs]
-
-
-def _give_usual_mode(path: str) -> None:
-    # mkstemp makes files that only their owner can read; results get the mode of any other new file.
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(path, 0o666 & ~mask)
 
 
 def _prompt_text(output: RequestOutput) -> str:

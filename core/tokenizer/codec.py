@@ -94,8 +94,8 @@ class Codec:
             )
         try:
             ids: list[int] = tokenizer.encode(text, **options)
-        except Exception as error:  # a text with half a surrogate pair, for instance
-            raise RequestError(f"{what} cannot be tokenized: {one_short_line(error)}") from None
+        except Exception as error:
+            raise RequestError(f"{what} cannot be tokenized: {_no_unicode(text) or one_short_line(error)}") from None
         return ids
 
     @cached_property
@@ -152,6 +152,15 @@ class Codec:
                 f"{what} needs a tokenizer and the checkpoint has none; pass token ids or model.tokenizer"
             )
         return self.tokenizer
+
+
+def _no_unicode(text: str) -> str | None:
+    """What keeps a text from being Unicode: half a surrogate pair, as bytes become that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start} is half a surrogate pair (U+{ord(text[error.start]):04X}), so it is no Unicode"
+    return None
 
 
 def is_chat(prompt: object) -> bool:

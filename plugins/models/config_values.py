@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, shown
 
-_MOST_SHOWN = 120
+MAX_SIZE = 2**24
+"""Largest size that is believed: a larger one is a broken file, and would take the machine's memory."""
+MAX_LAYERS = 10_000
+"""Most layers that are believed."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +24,34 @@ class ConfigValues:
     values: Mapping[str, Any]
     model: str
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; a missing or null one is the default.
+    def size(self, key: str, default: int | None = None, *, limit: int = MAX_SIZE) -> int:
+        """A whole number from 1 to the limit; a missing or null one is the default.
 
         Raises: ConfigError.
         """
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.refuse(key, "a positive whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+            self.refuse(key, f"a positive whole number of at most {limit}")
         return value
+
+    def num_layers(self) -> int:
+        """The number of layers.
+
+        Raises: ConfigError.
+        """
+        return self.size("num_hidden_layers", limit=MAX_LAYERS)
+
+    def eps(self, key: str = "rms_norm_eps", default: float = 1e-6) -> float:
+        """A norm's epsilon.
+
+        Raises: ConfigError unless it is a positive number.
+        """
+        value = self.values.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
+            self.refuse(key, "a number between 0 and 1")
+        return float(value)
 
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value than this one, which is also what a missing key means."""
@@ -40,8 +60,8 @@ class ConfigValues:
 
     def refuse(self, key: str, supported: str) -> NoReturn:
         """Raise ConfigError with the key, its value and what is supported."""
-        value = repr(self.values[key]) if key in self.values else "missing"
-        raise ConfigError(f"{self.model} does not support {key} = {value[:_MOST_SHOWN]}; supported: {supported}")
+        value = shown(self.values[key]) if key in self.values else "missing"
+        raise ConfigError(f"{self.model} does not support {key} = {value}; supported: {supported}")
 
     def refuse_other_architectures(self, model_type: str, architecture: str) -> None:
         """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything."""

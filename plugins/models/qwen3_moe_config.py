@@ -55,11 +55,11 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
         num_chosen=values.size("num_experts_per_tok", 8),
         normalises_weights=bool(hf_config.get("norm_topk_prob", False)),
         sparse_layers=_sparse_layers(values),
-        num_layers=values.size("num_hidden_layers"),
+        num_layers=values.num_layers(),
         num_heads=num_heads,
         num_kv_heads=values.size("num_key_value_heads", 4),
         head_dim=values.size("head_dim", max(1, values.size("hidden_size") // num_heads)),
-        eps=float(hf_config.get("rms_norm_eps", 1e-6)),
+        eps=values.eps(),
         is_tied=bool(hf_config.get("tie_word_embeddings", False)),
         attention_bias=bool(hf_config.get("attention_bias", False)),
         rope=rope_settings({"max_position_embeddings": 32768, **hf_config}),
@@ -77,7 +77,7 @@ def _num_experts(values: ConfigValues) -> int:
 
 def _sparse_layers(values: ConfigValues) -> frozenset[int]:
     """Every decoder_sparse_step-th layer, unless mlp_only_layers lists it."""
-    num_layers, step = values.size("num_hidden_layers"), values.size("decoder_sparse_step", 1)
+    num_layers, step = values.num_layers(), values.size("decoder_sparse_step", 1)
     dense = values.values.get("mlp_only_layers") or []
     if not isinstance(dense, list | tuple) or any(not isinstance(index, int) for index in dense):
         values.refuse("mlp_only_layers", "a list of layer indices")

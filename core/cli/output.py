@@ -1,0 +1,84 @@
+"""Standard output and error of a command: what cannot be written is an error with a name, and no text can act on a
+terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+from hookline.core.errors import HooklineError, clipped
+
+MAX_LINE = 4000
+"""Most characters of a line that a command says about itself; an error may quote what a request or a plugin wrote."""
+
+
+class OutputError(HooklineError):
+    """Standard output that is closed, full or broken."""
+
+
+def say(line: str) -> None:
+    """Write `hookline: LINE` to standard error: one line, its control characters escaped. Nothing if it is closed."""
+    with suppress(OSError, ValueError):
+        print(f"hookline: {clipped(' '.join(line.split()), MAX_LINE)}", file=sys.stderr)
+
+
+@contextmanager
+def checked_output() -> Iterator[None]:
+    """Standard output as a `_Checked` one, and errors="backslashreplace" for what an encoding does not have."""
+    before = sys.stdout
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout = _Checked(before)  # type: ignore[assignment]
+    try:
+        yield
+        sys.stdout.flush()  # when Python ends it is too late to catch what this raises
+    finally:
+        sys.stdout = before
+
+
+class _Checked:
+    """A text stream whose failures are OutputErrors, but for a reader who left; on a terminal, without control
+    characters.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._escapes = stream is not None and stream.isatty()
+
+    def write(self, text: str) -> int:
+        if self._stream is None:
+            raise OutputError("standard output is closed; redirect it, or write to a file: output=FILE")
+        if self._escapes and not text.isprintable():
+            text = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+        with _naming():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            with _naming():
+                self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _naming() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output()
+        raise OutputError(f"standard output cannot be written: {error.strerror or error}") from error
+
+
+def discard_output() -> None:
+    """Send what is left of standard output nowhere: Python would complain once more when it closes the stream."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,58 @@
+"""Files that a command writes: tried before the work is done, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hookline.core.errors import ConfigError
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Find out whether `write_whole` will have a place to write to.
+
+    Raises: ConfigError naming the key.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{key}={path} cannot be written: it is a folder")
+    try:
+        handle, name = _beside(path)
+        os.close(handle)
+        os.unlink(name)
+    except OSError as error:
+        raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, pieces: Iterable[str], key: str) -> None:
+    """Write a text file; one that is there already is replaced when the new one is complete.
+
+    Raises: ConfigError naming the key if it cannot be written; what was there before is then still there.
+    """
+    name: str | None = None
+    try:
+        handle, name = _beside(path)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(pieces)
+        _give_usual_mode(name)
+        os.replace(name, path)
+    except OSError as error:
+        raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
+    finally:
+        if name is not None:
+            with suppress(OSError):
+                os.unlink(name)  # still there if something went wrong
+
+
+def _beside(path: Path) -> tuple[int, str]:
+    """A new file in the same folder, so that it can take the other's place at once."""
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+
+
+def _give_usual_mode(path: str) -> None:
+    # mkstemp makes files that only their owner can read; results get the mode of any other new file.
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(path, 0o666 & ~mask)

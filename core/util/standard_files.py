@@ -1,0 +1,18 @@
+"""The three files that every process expects to have: standard input, output and error."""
+
+from __future__ import annotations
+
+import os
+
+
+def open_missing() -> None:
+    """Open the null device for each of the descriptors 0 to 2 that is closed.
+
+    Else the next file that is opened takes its number, and a child process that is given that file finds its own
+    standard input or output there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
