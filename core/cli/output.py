@@ -78,6 +78,12 @@ def _naming() -> Iterator[None]:
         raise OutputError(f"standard output cannot be written: {error.strerror or error}") from error
 
 
+def require_output() -> None:
+    """Raise OutputError now, before the work, if standard output is closed."""
+    if isinstance(sys.stdout, _Checked):
+        sys.stdout.write("")
+
+
 def discard_output() -> None:
     """Send what is left of standard output nowhere: Python would complain once more when it closes the stream."""
     with suppress(OSError, ValueError, AttributeError):

@@ -7,7 +7,6 @@ collective from ending is somebody else's matter: `core.executor.monitor` finds 
 from __future__ import annotations
 
 import os
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -107,10 +106,13 @@ class ProcessRanks(LocalRanks):
     def close(self) -> None:
         """See Ranks."""
         self.releases.clear()
+        if self.group is None:
+            return
         if self.device.type == "cuda":
             self.group.abort()  # an orderly end would wait for the others
         while self.shared:
             self.shared.pop()()
+        object.__setattr__(self, "group", None)  # it holds sockets, and this object may live as long as its model
 
     def _sum(self, x: Tensor) -> Tensor:
         options = c10d.AllreduceOptions()
@@ -140,18 +142,14 @@ def losing_others() -> Iterator[None]:
         raise RankError(f"a collective broke off: {str(error).partition(chr(10))[0]}") from error
 
 
-def listen() -> Any:
-    """The store where the ranks of an engine meet, on a free port that only this host can reach."""
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port, fd = server.getsockname()[1], server.detach()
-    return c10d.TCPStore(
-        LOOPBACK, port, is_master=True, timeout=START_TIMEOUT, wait_for_workers=False, master_listen_fd=fd
-    )
+def meeting_store(fd: int, size: int) -> Any:
+    """The store where the ranks of an engine meet: a file without a name, which only they hold open.
 
-
-def join(port: int) -> Any:
-    """The same store, from another process."""
-    return c10d.TCPStore(LOOPBACK, port, is_master=False, timeout=START_TIMEOUT)
+    A port would be open to every user of the host.
+    """
+    store = c10d.FileStore(f"/proc/self/fd/{fd}", size)
+    store.set_timeout(START_TIMEOUT)
+    return store
 
 
 def connect(store: Any, ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat) -> ProcessRanks:

@@ -31,6 +31,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
 from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.process import Home
 
 MAX_FRUITLESS_PLANS = 1000
 """Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""
@@ -96,6 +97,7 @@ class Engine:
         self._fruitless = 0
         self._idle_s = 0.0
         self._is_closed = False
+        self.home = Home()
         self._notify("on_engine_start", engine=self)
 
     # ------------------------------------------------------------------------------------- EngineView, for observers
@@ -142,6 +144,7 @@ class Engine:
         like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
         Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
         """
+        self.home.check()
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
         timeout_s = checked_timeout_s(timeout_s)
@@ -206,6 +209,7 @@ class Engine:
         Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. Any other error ends
         all requests; the next step returns them with finish_reason "error".
         """
+        self.home.check()
         if self._deadlines:
             self._end_late_ones()
         outputs: list[RequestOutput] = []
@@ -429,8 +433,8 @@ class Engine:
         self.executor.tell_if_stuck(tell)
 
     def close(self) -> None:
-        """Abort what is left and release everything; a second call does nothing."""
-        if self._is_closed:
+        """Abort what is left and release everything; a second call does nothing, nor does one in a forked child."""
+        if self._is_closed or self.home.is_elsewhere:
             return
         self._is_closed = True
         try:

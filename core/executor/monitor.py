@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from hookline.core.distributed.heartbeat import Heartbeat
 from hookline.core.errors import HooklineError, RankError
 from hookline.core.executor.child import Child, await_end, kill
-from hookline.core.executor.interrupt import Interrupter
+from hookline.core.util.interrupt import Interrupter
 
 logger = logging.getLogger("hookline")
 TICK_S = 0.1

@@ -19,7 +19,7 @@ from hookline.core.frontend.llm import LLM
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Prompt, prompt_size, snapshot, with_word_ids
+from hookline.core.tokenizer.codec import Prompt, is_chat, prompt_size, snapshot, with_word_ids
 
 LONG_PROMPT = 4000
 """Characters of a prompt that takes a millisecond or more to tokenize."""
@@ -222,7 +222,12 @@ class AsyncLLM:
 
 
 def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
-    """Whether a request's texts would hold up the event loop for a millisecond or more."""
+    """Whether a request's texts would hold up the event loop for a millisecond or more; a template may for good."""
     num_words = sum(isinstance(word, str) for word in params.bad_words)
     num_characters = sum(map(len, params.stop))
-    return prompt_size(prompt) >= LONG_PROMPT or num_characters >= LONG_STOPS or num_words >= LONG_BAD_WORDS
+    return (
+        is_chat(prompt)
+        or prompt_size(prompt) >= LONG_PROMPT
+        or num_characters >= LONG_STOPS
+        or num_words >= LONG_BAD_WORDS
+    )

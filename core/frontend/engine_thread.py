@@ -52,6 +52,7 @@ class EngineThread:
 
         Raises: HooklineError if the thread was stopped.
         """
+        self._output_processor.engine.home.check()
         with self._lock:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
@@ -64,8 +65,10 @@ class EngineThread:
     def stop(self) -> None:
         """End all requests, tell their callers, close the engine and wait for that; a second call does nothing.
 
-        Does not wait for an engine that is stuck.
+        Does not wait for an engine that is stuck. In a forked child it does nothing at all.
         """
+        if self._output_processor.engine.home.is_elsewhere:
+            return
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
         if is_first:

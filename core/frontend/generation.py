@@ -43,10 +43,11 @@ class Call:
         """Do steps until every prompt has ended, and yield the Deltas. However it is left, nothing stays behind."""
         try:
             while self._waiting or self._open or self._new_deltas:
-                self._queue()
-                if not self._new_deltas:
-                    self._output_processor.step()
-                    self._show(progress)
+                with self._output_processor.exclusively():
+                    self._queue()
+                    if not self._new_deltas:
+                        self._output_processor.step()
+                        self._show(progress)
                 while self._new_deltas:
                     yield self._new_deltas.popleft()
         finally:

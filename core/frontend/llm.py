@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -84,6 +85,7 @@ class LLM:
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
         self.output_processor = OutputProcessor(self.engine, self.codec)
+        self._end = weakref.finalize(self, self.output_processor.close)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
@@ -167,7 +169,11 @@ class LLM:
             torch.cuda.set_device(self.device)
 
     def close(self) -> None:
-        """End what still runs and release the engine's memory; a second call does nothing."""
+        """End what still runs and release the engine's memory; a second call does nothing.
+
+        An LLM that is dropped without it is closed when Python collects it, or ends.
+        """
+        self._end.detach()
         self.output_processor.close()
 
     def __enter__(self) -> LLM:

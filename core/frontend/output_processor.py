@@ -6,12 +6,14 @@ its text only at the end has no TextReader and costs nothing while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import RequestError, shown
+from hookline.core.errors import HooklineError, RequestError, shown
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
@@ -37,8 +39,22 @@ class OutputProcessor:
 
     def __init__(self, engine: Engine, codec: Codec) -> None:
         self.engine, self.codec = engine, codec
+        self._busy = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._new_deltas: list[TextReader] = []
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Around what one thread does with the engine.
+
+        Raises: HooklineError if another thread is at it.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise HooklineError("another thread is using this LLM; take AsyncLLM, or one LLM for each thread")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookline.core.cli.command import guarded, is_sweep
-from hookline.core.cli.output import say
+from hookline.core.cli.output import require_output, say
 
 if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput
@@ -45,7 +45,9 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.run.results import refusals
     from hookline.core.util.files import check_writable
 
-    if run.output is not None:
+    if run.output is None:
+        require_output()
+    else:
         check_writable(run.output, "output")
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
         outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))

@@ -20,12 +20,15 @@ from hookline.core.contracts import CheckpointSource
 from hookline.core.errors import RequestError, one_short_line
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.detokenizer import Detokenizer
+from hookline.core.util.interrupt import time_limit
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
+TEMPLATE_TIMEOUT_S = 2.0
+"""For a chat template, which is a program of the checkpoint's, to render a conversation."""
 OTHER_SHRINKING = 16
 """The same where nothing is known for sure: a tokenizer that drops accents, white space or unknown words."""
 
@@ -141,7 +144,8 @@ class Codec:
         if not tokenizer.chat_template:
             raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            with time_limit(TEMPLATE_TIMEOUT_S):
+                text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:
             raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
         return self._tokenize(text, "a chat prompt", add_special_tokens=False)

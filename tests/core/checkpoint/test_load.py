@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hookline.core.checkpoint.load import RANDOM_STD, load_checkpoint, random_weights
-from hookline.core.contracts import Part, WeightTarget
+from hookline.core.checkpoint.load import RANDOM_STD, load_checkpoint, random_weights, refuse_other_sizes
+from hookline.core.contracts import ModelSpec, Part, WeightTarget
 from hookline.core.errors import CheckpointError
 
 WHOLE = Part(64, 0, 64)
@@ -254,3 +255,42 @@ def test_ones_and_zeros_are_filled_as_asked_and_ignored_targets_are_left_out() -
     }
     random_weights(targets, 0)
     assert torch.equal(view(targets, "norm"), torch.ones(8)) and torch.equal(view(targets, "bias"), torch.zeros(8))
+
+
+SPEC = ModelSpec(num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, hidden_size=8, vocab_size=16, max_position=32)
+SHAPES = {"embed": (16, 8), "a": (8, 8), "b": (8,)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(num_layers=2_000_000), "3 tensors, too few for the 2000000 layers"),
+        (dict(num_heads=2**31), "asks for a single tensor of 68719476736"),
+        (dict(vocab_size=2**31), "holds 200 numbers"),
+    ],
+)
+def test_sizes_that_a_checkpoint_cannot_fill_are_refused_before_a_model_is_built(change, words) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        refuse_other_sizes("x", SHAPES, replace(SPEC, **change))
+
+
+def test_sizes_that_fit_pass() -> None:
+    refuse_other_sizes("x", SHAPES, SPEC)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("num_readers", [1, 3])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: float, num_readers: int) -> None:
+    tensors = stored("a", "b", "c")
+    tensors["b"][1, 2] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="1 broken tensor: b: NaN or infinity"):
+        load_checkpoint(tmp_path, targets_for(tensors), num_readers=num_readers)
+
+
+@pytest.mark.parametrize("name", [7, None, "x" * 5000, "a\0b", "../a", ["a"]])
+def test_an_index_with_senseless_names_is_refused(tmp_path: Path, name: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    message = refusal(tmp_path, targets_for(stored("a")))
+    assert "not in the folder" in message or "is not a readable index" in message
+    assert len(message) < 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -124,3 +125,22 @@ def test_what_is_not_supported_is_refused_by_name(scaling: dict[str, Any], words
     with pytest.raises(ConfigError) as error:
         rope_settings({"max_position_embeddings": LENGTH, "rope_scaling": scaling})
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"rope_theta": 0}, "rope_theta = 0 must be a positive number"),
+        ({"rope_theta": float("nan")}, "rope_theta = nan"),
+        ({"rope_theta": "1e6"}, "rope_theta = '1e6'"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings = 2147483648 must be"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "the scaled length = "),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "at least 1, not inf"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": float("nan")}}, "attention_factor = nan"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": -1}}, "beta_fast = -1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}, "max_position_embeddings": 0}, "needs max_position"),
+    ],
+)
+def test_senseless_numbers_are_refused_by_name(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        rope_settings({"max_position_embeddings": 64, **config})

@@ -228,7 +228,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     def no_space(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hookline.core.run.results.os.replace", no_space)
+    monkeypatch.setattr("hookline.core.util.files.os.replace", no_space)
     with pytest.raises(ConfigError, match=r"output=.*out.jsonl cannot be written: No space left on device"):
         write_json_lines([output(0)], path)
     assert path.read_text() == "old"

@@ -91,13 +91,28 @@ def test_generate_refuses_the_long_prompt_alone():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda one: one.encode("a \ud800"), "a text prompt cannot be tokenized: TypeError"),
-        (lambda one: one.encode_word("\ud800"), "a word in bad_words cannot be tokenized: TypeError"),
+        (
+            lambda one: one.encode("a \ud800"),
+            "a text prompt cannot be tokenized: character 2 is half a surrogate pair (U+D800)",
+        ),
+        (
+            lambda one: one.encode_word("\ud800"),
+            "a word in bad_words cannot be tokenized: character 0 is half a surrogate pair",
+        ),
         (
             lambda one: one.encode([{"role": "user", "content": "\ud800"}]),
-            "a chat prompt cannot be tokenized: TypeError",
+            "is half a surrogate pair (U+D800), so it is no Unicode",
         ),
     ],
 )
 def test_half_a_surrogate_pair_is_refused_in_one_line(make, message):
     assert message in refusal(lambda: make(codec()))
+
+
+def test_a_chat_template_that_does_not_end_is_broken_off(monkeypatch):
+    monkeypatch.setattr("hookline.core.tokenizer.codec.TEMPLATE_TIMEOUT_S", 0.1)
+    one = codec()
+    rounds = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
+    one.tokenizer.chat_template = rounds + "x" + "{% endfor %}" * 3
+    said = refusal(lambda: one.encode([{"role": "user", "content": "a"}]))
+    assert said == "the chat template refuses these messages: TimeoutError: not done after 0.1 s"

@@ -77,6 +77,25 @@ class Interrupter:
             before(number, frame)
 
 
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Around Python code that may never end.
+
+    Raises: TimeoutError if it is not done in time.
+    """
+    interrupter = Interrupter()
+    timer = threading.Timer(seconds, interrupter.break_off)
+    timer.daemon = True
+    timer.start()
+    try:
+        with interrupter.region():
+            yield
+    except Interrupted:
+        raise TimeoutError(f"not done after {seconds:g} s") from None
+    finally:
+        timer.cancel()
+
+
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     """Have a thread raise at its next bytecode; None takes it back."""
     what = ctypes.py_object(error) if error is not None else None

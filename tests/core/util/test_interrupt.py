@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hookline.core.errors import Interrupted
-from hookline.core.executor.interrupt import SIGNAL, Interrupter
+from hookline.core.util.interrupt import SIGNAL, Interrupter
 
 
 def loop_stubbornly():
