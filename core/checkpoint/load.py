@@ -75,7 +75,7 @@ def load_checkpoint(
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
         _refuse_not_finite(str(folder), [one for sums in readers.map(_read, shares) for one in sums])
-    return sum(targets[name].view.nbytes for name, _, target in jobs if target.view is not None)
+    return sum(target.view.nbytes for _, _, target in jobs if target.view is not None)
 
 
 def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:

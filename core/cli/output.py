@@ -33,7 +33,7 @@ def checked_output() -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout = _Checked(before)  # type: ignore[assignment]
+    sys.stdout = _Checked(before)
     try:
         yield
         sys.stdout.flush()  # when Python ends it is too late to catch what this raises

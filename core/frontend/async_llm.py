@@ -223,11 +223,5 @@ class AsyncLLM:
 
 def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
     """Whether a request's texts would hold up the event loop for a millisecond or more; a template may for good."""
-    num_words = sum(isinstance(word, str) for word in params.bad_words)
-    num_characters = sum(map(len, params.stop))
-    return (
-        is_chat(prompt)
-        or prompt_size(prompt) >= LONG_PROMPT
-        or num_characters >= LONG_STOPS
-        or num_words >= LONG_BAD_WORDS
-    )
+    is_long = prompt_size(prompt) >= LONG_PROMPT or sum(map(len, params.stop)) >= LONG_STOPS
+    return is_long or sum(isinstance(word, str) for word in params.bad_words) >= LONG_BAD_WORDS or is_chat(prompt)

@@ -33,7 +33,7 @@ def test_trying_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_what_breaks_off_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("old")
-    with pytest.raises(ConfigError, match="output=.* cannot be written: No space left on device"):
+    with pytest.raises(ConfigError, match=r"output=.* cannot be written: No space left on device"):
         write_whole(path, broken_pieces(), "output")
     assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
 
