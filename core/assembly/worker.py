@@ -13,7 +13,7 @@ from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
-from hookline.core.errors import CapacityError
+from hookline.core.errors import CapacityError, StepFault
 from hookline.core.plugin.blame import Blaming
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
@@ -118,7 +118,8 @@ def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blamin
     """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
     entries = [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
-    return Blaming([*entries, *(stage.entry for stage in processing.stages)], f"during a step with {part}")
+    everybody = [*entries, *(stage.entry for stage in processing.stages)]
+    return Blaming(everybody, f"during a step with {part}", kind=StepFault)
 
 
 def profile_extra_sampling(resolved: ResolvedConfig) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -17,7 +16,15 @@ from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
-from hookline.core.errors import PASSES, HooklineError, PlanError, PluginError, RequestError
+from hookline.core.errors import (
+    PASSES,
+    HooklineError,
+    LostStep,
+    PlanError,
+    PluginError,
+    RequestError,
+    RequestFault,
+)
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.manager import KVCacheManager
@@ -203,8 +210,9 @@ class Engine:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
         Returns the requests that ended since the step before.
-        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. Any other error ends
-        all requests; the next step returns them with finish_reason "error".
+        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. LostStep if the step
+        could not be computed: its requests end. Any other error ends all requests. The next step returns those that
+        ended, with finish_reason "error". What fails for single requests ends them alone, and nothing is raised.
         """
         if self._deadlines:
             self._end_late_ones()
@@ -237,6 +245,11 @@ class Engine:
             outputs = self._collect() if before is not None else []
             self._in_flight = launched
             return outputs if self.limits.overlap else outputs + self._collect()
+        except LostStep as error:
+            if not error.ends_engine:
+                return self._lose(plan, error)
+            self._abandon(error)
+            raise
         except BaseException as error:
             self._abandon(error)
             raise
@@ -309,6 +322,28 @@ class Engine:
             if request is not None and request.first_token_s is None:
                 request.first_token_s = self.clock()
 
+    def _lose(self, plan: CheckedPlan, error: LostStep) -> list[RequestOutput]:
+        """A plan was launched in vain: end those that its fault concerns, and have the others compute it again.
+
+        Returns the requests that ended. Raises: the error, unless it concerns single requests.
+        """
+        self.watch.take()
+        inside = self.dispatcher.lose(plan)
+        outputs = self._collect() if self._in_flight is not None else []
+        if self.watch.clock is not None:
+            self.watch.clock.clear()
+        inside = [request for request in inside if request.id in self.queue.live]
+        concerned = [request for request in inside if _concerns(error, request)] or inside
+        text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
+        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
+        self.dispatcher.preempt([request for request in inside if request.id in self.queue.running])
+        self._notify_ends(ended)
+        if isinstance(error, RequestFault):
+            return outputs + ended
+        self._ended += outputs + ended
+        error.ended = frozenset(output.request_id for output in ended)
+        raise error
+
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
         self._in_flight = None
@@ -318,8 +353,7 @@ class Engine:
         broken = [self._end(request, FinishReason.ERROR, cause) for request in list(self.queue.live.values())]
         self._ended += broken
         self.pool.reset_cache()
-        with suppress(PluginError):  # the error that led here is the one to see
-            self._notify_ends(broken)
+        self._notify_ends(broken)
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -429,7 +463,10 @@ class Engine:
         self.executor.tell_if_stuck(tell)
 
     def close(self) -> None:
-        """Abort what is left and release everything; a second call does nothing."""
+        """Abort what is left and release everything; a second call does nothing.
+
+        Raises: PluginError for an observer that raised meanwhile, once all is released.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -438,7 +475,17 @@ class Engine:
             self._notify("on_engine_stop", engine=self)
         finally:
             self.executor.close()
+        if self.observers is not None:
+            self.observers.check()
 
     def _notify(self, hook: str, **arguments: Any) -> None:
         if self.observers is not None:
             self.observers.notify(hook, **arguments)
+
+
+def _concerns(error: LostStep, request: Request) -> bool:
+    """Whether a request ends by what failed in a step that it was part of."""
+    if not isinstance(error, RequestFault):
+        return True
+    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
+    return request.row in error.rows or used & error.processors != 0

@@ -23,7 +23,7 @@ class Stage:
         assert entry.config is not None
         self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
         self.from_params = issubclass(self.arguments, FromSamplingParams)
-        self.blaming = Blaming((), "while a request's arguments are prepared", otherwise=entry)
+        self.blaming = Blaming((entry,), "while a request's arguments are prepared", otherwise=entry)
         with self.blaming:
             self.defaults = self.arguments()
         fields = dataclasses.fields(self.arguments)

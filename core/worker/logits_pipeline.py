@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from hookline.core.errors import PASSES, RequestFault
+from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
 from hookline.core.step.message import Step
 
@@ -23,8 +25,8 @@ from hookline.core.step.message import Step
 class Processor:
     """One processor on a rank: its object and its columns, floats_FR float32 and ints_IR int64."""
 
-    def __init__(self, stage: Stage, spec: ProcessorSpec) -> None:
-        self.stage = stage
+    def __init__(self, stage: Stage, index: int, spec: ProcessorSpec) -> None:
+        self.stage, self.index = stage, index
         self.processor: Any = stage.cls(spec)
         self.float_names = [name for name, kind in stage.columns.items() if kind is float]
         self.int_names = [name for name, kind in stage.columns.items() if kind is int]
@@ -70,10 +72,23 @@ class Pipeline:
         return torch.zeros(self.spec.num_rows, dtype=torch.int64, device=self.spec.device)
 
     def processor(self, index: int) -> Processor:
-        """One of them; made on first use, never inside a graph's capture."""
+        """One of them; made on first use, never inside a graph's capture.
+
+        Raises: RequestFault if it cannot be made.
+        """
         if index not in self._processors:
-            self._processors[index] = Processor(self.stages[index], self.spec)
+            try:
+                self._processors[index] = Processor(self.stages[index], index, self.spec)
+            except BaseException as error:
+                raise self._fault(index, "__init__", error) from error
         return self._processors[index]
+
+    def _fault(self, index: int, method: str, error: BaseException, rows: Sequence[int] = ()) -> BaseException:
+        """What to raise in place of what a processor raised: the requests in these rows end, or all that use it."""
+        if isinstance(error, PASSES):
+            return error
+        message = f"{self.stages[index].entry} fails in {method} during a step: {with_place(error)}"
+        return RequestFault(message, rows=rows, processors=0 if rows else 1 << index)
 
     def running(self, processors: int) -> list[Processor]:
         """Those whose bits are set."""
@@ -92,7 +107,11 @@ class Pipeline:
         starts = np.concatenate([[0], np.cumsum(step.processor_lens)])
         for place, (row, index) in enumerate(zip(step.processor_rows, step.processor_ids, strict=True)):
             values_X = views["processor_values"][starts[place] : starts[place + 1]]
-            self.processor(int(index)).load(int(row), values_X)
+            processor = self.processor(int(index))
+            try:
+                processor.load(int(row), values_X)
+            except BaseException as error:
+                raise self._fault(int(index), "load", error, [int(row)]) from error
         if len(step.known_rows):
             self.num_prompt_tokens_R[views["known_rows"]] = views["known_prompt_lens"]
             pieces = views["known_tokens"].to(torch.int32).split(step.known_lens.tolist())
@@ -102,7 +121,10 @@ class Pipeline:
     def process(
         self, logits_NV: Tensor, processors: int, rows_N: Tensor, params: SamplingBatch, max_num_tokens: int
     ) -> Tensor:
-        """Logits (N, V) float32 as the processors leave them; may overwrite its input."""
+        """Logits (N, V) float32 as the processors leave them; may overwrite its input.
+
+        Raises: RequestFault naming the processor that failed.
+        """
         for one in self.running(processors):
             reads = one.stage.reads_tokens
             rows = LogitsRows(
@@ -113,7 +135,10 @@ class Pipeline:
                 num_prompt_tokens_N=self.num_prompt_tokens_R.index_select(0, rows_N) if reads else None,
                 max_num_tokens=max_num_tokens,
             )
-            logits_NV = one.processor.process(logits_NV, rows)
+            try:
+                logits_NV = one.processor.process(logits_NV, rows)
+            except BaseException as error:
+                raise self._fault(one.index, "process", error) from error
         return logits_NV
 
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:
