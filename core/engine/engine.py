@@ -7,7 +7,7 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -101,6 +101,8 @@ class Engine:
         """Outputs of requests that ended outside a commit; the next step returns them."""
         self._in_flight: _InFlight | None = None
         self._fruitless = 0
+        self._lost_for_nobody = False
+        """Whether the last lost step ended nobody; if the next one does no better, it ends all its requests."""
         self._idle_s = 0.0
         self._is_closed = False
         self._notify("on_engine_start", engine=self)
@@ -333,16 +335,27 @@ class Engine:
         if self.watch.clock is not None:
             self.watch.clock.clear()
         inside = [request for request in inside if request.id in self.queue.live]
-        concerned = [request for request in inside if _concerns(error, request)] or inside
+        concerned = [request for request in inside if _concerns(error, request)]
+        if not concerned and self._lost_for_nobody:
+            concerned = inside
+        self._lost_for_nobody = not concerned
         text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
         ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
-        self.dispatcher.preempt([request for request in inside if request.id in self.queue.running])
+        again = {request.id for request in inside} | set(self._users(error))
+        self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
         self._notify_ends(ended)
         if isinstance(error, RequestFault):
             return outputs + ended
         self._ended += outputs + ended
         error.ended = frozenset(output.request_id for output in ended)
         raise error
+
+    def _users(self, error: LostStep) -> Iterator[int]:
+        """Running requests that use a processor that failed: it may have been made anew, so they load theirs again."""
+        if isinstance(error, RequestFault) and error.processors:
+            for id_, request in self.queue.running.items():
+                if request.prepared.bits & error.processors:
+                    yield id_
 
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""

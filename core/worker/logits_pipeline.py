@@ -59,6 +59,8 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage], spec: ProcessorSpec) -> None:
         self.stages, self.spec = stages, spec
         self._processors: dict[int, Processor] = {}
+        self.generation = 0
+        """Changes when a processor is made anew: graphs that hold the old one are of no use."""
 
     @cached_property
     def tokens_RL(self) -> Tensor:
@@ -71,8 +73,8 @@ class Pipeline:
         """int64 prompt lengths of the rows of tokens_RL."""
         return torch.zeros(self.spec.num_rows, dtype=torch.int64, device=self.spec.device)
 
-    def processor(self, index: int) -> Processor:
-        """One of them; made on first use, never inside a graph's capture.
+    def processor(self, index: int, rows: Sequence[int] = ()) -> Processor:
+        """One of them; made on first use, for these rows, and never inside a graph's capture.
 
         Raises: RequestFault if it cannot be made.
         """
@@ -80,7 +82,7 @@ class Pipeline:
             try:
                 self._processors[index] = Processor(self.stages[index], index, self.spec)
             except BaseException as error:
-                raise self._fault(index, "__init__", error) from error
+                raise self._fault(index, "__init__", error, rows) from error
         return self._processors[index]
 
     def _fault(self, index: int, method: str, error: BaseException, rows: Sequence[int] = ()) -> BaseException:
@@ -106,17 +108,24 @@ class Pipeline:
         """Keep what a step brings for its new rows; `views` are its sections on the device."""
         starts = np.concatenate([[0], np.cumsum(step.processor_lens)])
         for place, (row, index) in enumerate(zip(step.processor_rows, step.processor_ids, strict=True)):
-            values_X = views["processor_values"][starts[place] : starts[place + 1]]
-            processor = self.processor(int(index))
-            try:
-                processor.load(int(row), values_X)
-            except BaseException as error:
-                raise self._fault(int(index), "load", error, [int(row)]) from error
+            self._load(int(row), int(index), views["processor_values"][starts[place] : starts[place + 1]])
         if len(step.known_rows):
             self.num_prompt_tokens_R[views["known_rows"]] = views["known_prompt_lens"]
             pieces = views["known_tokens"].to(torch.int32).split(step.known_lens.tolist())
             for row, piece in zip(step.known_rows.tolist(), pieces, strict=True):
                 self.tokens_RL[row, : len(piece)] = piece
+
+    def _load(self, row: int, index: int, values_X: Tensor) -> None:
+        if not len(values_X) and index not in self._processors:
+            return  # a new one holds nothing that was to be forgotten
+        processor = self.processor(index, [row])
+        try:
+            processor.load(row, values_X)
+        except BaseException as error:
+            if not len(values_X):  # it does not forget the row's last owner, so it is made anew, and all its users end
+                del self._processors[index]
+                self.generation += 1
+            raise self._fault(index, "load", error, [row] * bool(len(values_X))) from error
 
     def process(
         self, logits_NV: Tensor, processors: int, rows_N: Tensor, params: SamplingBatch, max_num_tokens: int
