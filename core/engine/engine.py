@@ -24,6 +24,7 @@ from hookline.core.errors import (
     PluginError,
     RequestError,
     RequestFault,
+    show_traceback,
 )
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
@@ -251,6 +252,7 @@ class Engine:
             if not error.ends_engine:
                 return self._lose(plan, error)
             self._abandon(error)
+            error.args = (f"{error}. The engine has ended; make a new one",)
             raise
         except BaseException as error:
             self._abandon(error)
@@ -345,8 +347,10 @@ class Engine:
         self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
         self._notify_ends(ended)
         if isinstance(error, RequestFault):
+            show_traceback(error)
             return outputs + ended
         self._ended += outputs + ended
+        error.args = (f"{error}. The requests of this step have ended, the engine goes on",)
         error.ended = frozenset(output.request_id for output in ended)
         raise error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hookline.core.contracts import is_offered
-from hookline.core.errors import PASSES, PluginError
+from hookline.core.errors import PASSES, PluginError, show_traceback
 from hookline.core.plugin.needs import unavailable
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Observers:
         self.faults.append(fault)
         for hook in self._calls.keys() - _ALWAYS_TOLD:
             self._calls[hook] = [(name, call) for name, call in self._calls[hook] if name != who]
+        show_traceback(fault)
         _log.error("%s is switched off, the engine goes on: %s", who, " ".join(str(fault).split()))
 
     def check(self) -> None:

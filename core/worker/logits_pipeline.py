@@ -20,6 +20,7 @@ from hookline.core.errors import PASSES, RequestFault
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
 from hookline.core.step.message import Step
+from hookline.core.worker.step_checks import form_fault
 
 
 class Processor:
@@ -128,9 +129,18 @@ class Pipeline:
             raise self._fault(index, "load", error, [row] * bool(len(values_X))) from error
 
     def process(
-        self, logits_NV: Tensor, processors: int, rows_N: Tensor, params: SamplingBatch, max_num_tokens: int
+        self,
+        logits_NV: Tensor,
+        processors: int,
+        rows_N: Tensor,
+        params: SamplingBatch,
+        max_num_tokens: int,
+        *,
+        is_checking: bool = False,
     ) -> Tensor:
         """Logits (N, V) float32 as the processors leave them; may overwrite its input.
+
+        is_checking: whether to look at the form of what they return, and for NaN.
 
         Raises: RequestFault naming the processor that failed.
         """
@@ -144,10 +154,18 @@ class Pipeline:
                 num_prompt_tokens_N=self.num_prompt_tokens_R.index_select(0, rows_N) if reads else None,
                 max_num_tokens=max_num_tokens,
             )
+            form, was_nan = logits_NV.shape, is_checking and bool(logits_NV.isnan().any())
             try:
                 logits_NV = one.processor.process(logits_NV, rows)
             except BaseException as error:
                 raise self._fault(one.index, "process", error) from error
+            if is_checking:
+                fault = form_fault(logits_NV, form, [torch.float32])
+                if not fault and not was_nan and bool(logits_NV.isnan().any()):
+                    fault = "it made a logit NaN"
+                if fault:
+                    what = f"{one.stage.entry} breaks its contract in process during a step: {fault}"
+                    raise RequestFault(what, processors=1 << one.index)
         return logits_NV
 
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:

@@ -17,6 +17,7 @@ from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch
 from hookline.core.errors import (
     PASSES,
     EngineError,
+    HooklineError,
     LostStep,
     StepCapacityError,
     StepFault,
@@ -44,6 +45,8 @@ class Worker(SizedExecutor):
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
+        self._checked: set[tuple[bool, bool, bool, Extras]] = set()
+        """Kinds of eager steps that were looked at once: with decodes, chunks, a mask, and what their draws need."""
         self.failure: str | None = None
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
@@ -166,15 +169,25 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
-        self.runner.begin()
-        batch = self.table.batch(device_step)
-        if step.shared_len:
-            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
-        sampled = self.table.sample_rows(device_step, batch)
-        results_N = self._sample_all(batch, sampled, device_step, extras)
+        kind = (len(step.decode_rows) > 0, len(step.chunk_rows) > 0, len(step.mask_rows) > 0, extras)
+        if kind in self._checked:
+            results_N, sampled = self._run_eager(device_step, extras)
+        else:
+            with self.runner.checking():
+                results_N, sampled = self._run_eager(device_step, extras)
+            self._checked.add(kind)
         self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
         self.table.mirror(step)
         return results_N
+
+    def _run_eager(self, device_step: DeviceStep, extras: Extras) -> tuple[Tensor, SampleRows]:
+        """What a step that no graph holds sends to the host, and whose draws are among it."""
+        self.runner.begin()
+        batch, step = self.table.batch(device_step), device_step.step
+        if step.shared_len:
+            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
+        sampled = self.table.sample_rows(device_step, batch)
+        return self._sample_all(batch, sampled, device_step, extras), sampled
 
     def _sample_all(self, batch: Batch, sampled: SampleRows, device_step: DeviceStep, extras: Extras) -> Tensor:
         """What a step that no graph holds sends to the host: see Executor.collect."""
@@ -215,7 +228,7 @@ class Worker(SizedExecutor):
 def _told(error: BaseException, step: Step) -> BaseException:
     """What broke a step off, with what the step was about."""
     sizes = f"{len(step.decode_rows)} decodes and {len(step.token_ids_T)} prompt tokens"
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) and not isinstance(error, HooklineError):
         return StepCapacityError(
             f"out of memory in a step of {sizes}: {one_short_line(error)}; lower engine.max_num_batched_tokens, "
             "engine.max_num_seqs or engine.memory_fraction"
