@@ -48,7 +48,7 @@ def assert_gone(processes):
             "2:3:raise",
             4,
             {},
-            r"rank 2 of 4 \(pid \d+\) failed: PluginError: model 'faulty' of .* ValueError: a bug in this rank",
+            r"rank 2 of 4 \(pid \d+\) failed: StepFault: model 'faulty' of .* ValueError: a bug in this rank",
         ),
         ("1:3:exit", 2, {}, r"rank 1 of 2 \(pid \d+\) ended with exit code 3"),
         (
@@ -168,7 +168,7 @@ def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
         with pytest.raises(PluginError, match=r"model 'faulty' of .* ValueError: a bug in this rank"):
             llm.generate([[1, 2, 3]], PARAMS)
         with pytest.raises(
-            RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: .* ValueError: a bug in this rank"
+            RankError, match=r"rank 0 \(this process\) broke off a step: StepFault: .* ValueError: a bug in this rank"
         ):
             llm.generate([[1, 2, 3]], PARAMS)
     assert_gone(processes)

@@ -13,14 +13,16 @@ from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
-from hookline.core.errors import CapacityError
+from hookline.core.errors import CapacityError, StepFault
 from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
@@ -100,6 +102,7 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
             pipeline=Pipeline(processing.stages, processor_spec(resolved)),
+            checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
         )
         return Worker(runner, blaming=blaming)
 
@@ -118,9 +121,15 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
 
 def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
     """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
-    entries = [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
+    entries = entries_in_steps(resolved)
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
-    return Blaming([*entries, *(stage.entry for stage in processing.stages)], f"during a step with {part}")
+    everybody = [*entries, *(stage.entry for stage in processing.stages)]
+    return Blaming(everybody, f"during a step with {part}", kind=StepFault)
+
+
+def entries_in_steps(resolved: ResolvedConfig) -> list[Entry]:
+    """Whose code every step runs."""
+    return [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
 
 
 def profile_extra_sampling(resolved: ResolvedConfig) -> None:

@@ -62,6 +62,14 @@ class Dispatcher:
         if requests:
             self.queue.preempt(requests)
 
+    def lose(self, plan: CheckedPlan) -> list[Request]:
+        """A step was launched in vain: count nothing of it as computed. Returns its requests, which must start again."""
+        for request, num_tokens in plan.prefill:
+            self.cache.uncache(request, num_tokens)
+        self.table.num_computed_tokens_S[plan.decode] -= 1
+        self.writer.lose()
+        return [*(request for request, _ in plan.prefill), *self.table.requests(plan.decode)]
+
     def retire(self, request: Request) -> None:
         """Give back a request's row and blocks, if it has any.
 

@@ -7,8 +7,7 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -17,7 +16,16 @@ from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
-from hookline.core.errors import PASSES, HooklineError, PlanError, PluginError, RequestError
+from hookline.core.errors import (
+    PASSES,
+    HooklineError,
+    LostStep,
+    PlanError,
+    PluginError,
+    RequestError,
+    RequestFault,
+    show_traceback,
+)
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.manager import KVCacheManager
@@ -95,6 +103,8 @@ class Engine:
         """Outputs of requests that ended outside a commit; the next step returns them."""
         self._in_flight: _InFlight | None = None
         self._fruitless = 0
+        self._lost_for_nobody = False
+        """Whether the last lost step ended nobody; if the next one does no better, it ends all its requests."""
         self._idle_s = 0.0
         self._is_closed = False
         self.home = Home()
@@ -206,8 +216,9 @@ class Engine:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
         Returns the requests that ended since the step before.
-        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. Any other error ends
-        all requests; the next step returns them with finish_reason "error".
+        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. LostStep if the step
+        could not be computed: its requests end. Any other error ends all requests. The next step returns those that
+        ended, with finish_reason "error". What fails for single requests ends them alone, and nothing is raised.
         """
         self.home.check()
         if self._deadlines:
@@ -241,6 +252,12 @@ class Engine:
             outputs = self._collect() if before is not None else []
             self._in_flight = launched
             return outputs if self.limits.overlap else outputs + self._collect()
+        except LostStep as error:
+            if not error.ends_engine:
+                return self._lose(plan, error)
+            self._abandon(error)
+            error.args = (f"{error}. The engine has ended; make a new one",)
+            raise
         except BaseException as error:
             self._abandon(error)
             raise
@@ -313,6 +330,41 @@ class Engine:
             if request is not None and request.first_token_s is None:
                 request.first_token_s = self.clock()
 
+    def _lose(self, plan: CheckedPlan, error: LostStep) -> list[RequestOutput]:
+        """A plan was launched in vain: end those that its fault concerns, and have the others compute it again.
+
+        Returns the requests that ended. Raises: the error, unless it concerns single requests.
+        """
+        self.watch.take()
+        inside = self.dispatcher.lose(plan)
+        outputs = self._collect() if self._in_flight is not None else []
+        if self.watch.clock is not None:
+            self.watch.clock.clear()
+        inside = [request for request in inside if request.id in self.queue.live]
+        concerned = [request for request in inside if _concerns(error, request)]
+        if not concerned and self._lost_for_nobody:
+            concerned = inside
+        self._lost_for_nobody = not concerned
+        text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
+        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
+        again = {request.id for request in inside} | set(self._users(error))
+        self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
+        self._notify_ends(ended)
+        if isinstance(error, RequestFault):
+            show_traceback(error)
+            return outputs + ended
+        self._ended += outputs + ended
+        error.args = (f"{error}. The requests of this step have ended, the engine goes on",)
+        error.ended = frozenset(output.request_id for output in ended)
+        raise error
+
+    def _users(self, error: LostStep) -> Iterator[int]:
+        """Running requests that use a processor that failed: it may have been made anew, so they load theirs again."""
+        if isinstance(error, RequestFault) and error.processors:
+            for id_, request in self.queue.running.items():
+                if request.prepared.bits & error.processors:
+                    yield id_
+
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
         self._in_flight = None
@@ -322,8 +374,7 @@ class Engine:
         broken = [self._end(request, FinishReason.ERROR, cause) for request in list(self.queue.live.values())]
         self._ended += broken
         self.pool.reset_cache()
-        with suppress(PluginError):  # the error that led here is the one to see
-            self._notify_ends(broken)
+        self._notify_ends(broken)
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -433,7 +484,10 @@ class Engine:
         self.executor.tell_if_stuck(tell)
 
     def close(self) -> None:
-        """Abort what is left and release everything; a second call does nothing, nor does one in a forked child."""
+        """Abort what is left and release everything; a second call does nothing, nor does one in a forked child.
+
+        Raises: PluginError for an observer that raised meanwhile, once all is released.
+        """
         if self._is_closed or self.home.is_elsewhere:
             return
         self._is_closed = True
@@ -442,7 +496,17 @@ class Engine:
             self._notify("on_engine_stop", engine=self)
         finally:
             self.executor.close()
+        if self.observers is not None:
+            self.observers.check()
 
     def _notify(self, hook: str, **arguments: Any) -> None:
         if self.observers is not None:
             self.observers.notify(hook, **arguments)
+
+
+def _concerns(error: LostStep, request: Request) -> bool:
+    """Whether a request ends by what failed in a step that it was part of."""
+    if not isinstance(error, RequestFault):
+        return True
+    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
+    return request.row in error.rows or used & error.processors != 0

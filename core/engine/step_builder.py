@@ -27,6 +27,11 @@ class ArgumentWriter:
     def __init__(self, num_rows: int) -> None:
         self._loaded = [0] * num_rows
         self._running: set[int] = set()
+        self._ever = 0
+
+    def lose(self) -> None:
+        """A step was lost: whether its arguments are in their rows is not known, so all rows are set anew."""
+        self._loaded = [self._ever] * len(self._loaded)
 
     def forget(self, request: Request) -> None:
         """The request gave its row back."""
@@ -72,6 +77,7 @@ class ArgumentWriter:
         if not own and not self._loaded[request.row]:
             return []
         wanted = sum(1 << index for index, _ in own)
+        self._ever |= wanted
         stale, self._loaded[request.row] = self._loaded[request.row] & ~wanted, wanted
         resets = [(request.row, index, no_ints()) for index in range(stale.bit_length()) if stale >> index & 1]
         return resets + [(request.row, index, values) for index, values in own]
@@ -135,6 +141,11 @@ class StepWriter:
 
     def __init__(self, table: RunningTable, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
         self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes
+        self._decoding, self._shared_len = no_ints(), 0
+
+    def lose(self) -> None:
+        """A step was lost: nothing of it may have reached the ranks."""
+        self.arguments.lose()
         self._decoding, self._shared_len = no_ints(), 0
 
     def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:

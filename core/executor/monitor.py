@@ -63,6 +63,9 @@ class Monitor:
         self._changed = threading.Condition()
         self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
         self._suspects: list[tuple[bool, str]] = []
+        self._faults: dict[int, tuple[int, str]] = {}
+        """The last step that failed on a child for single requests, counted from 1, and what failed."""
+        self._alone_s = 0.0
         self._silent_s, self._grace_s = [0.0] * len(heartbeats), 0.0
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)
@@ -134,6 +137,18 @@ class Monitor:
         await_end(self.children, KILLED_S)
         self._release()
 
+    def fail_alone(self, ranks: Sequence[int], fault: str) -> None:
+        """End the group, since these ranks failed in a step that others carried on; `fault` is rank 0's, if it did."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None or set(ranks) <= {0, *self._faults}, GRACE_S)
+            told = fault if 0 in ranks else self._faults.get(ranks[0], (0, "for an unknown cause"))[1]
+        self.fail(f"{' and '.join(map(self._name, ranks))} alone failed in a step: {told}")
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds for which ranks that failed in a step wait for the others to do so: less than these are stuck for."""
+        return min(self.timeouts.step_s, self.timeouts.rank_s) / 2
+
     def _release(self) -> None:
         try:
             self.release()
@@ -175,7 +190,11 @@ class Monitor:
         """Take a child's messages; False once it is gone."""
         messages = child.line.receive()
         for message in messages or ():
-            if "error" in message:
+            if "fault" in message:
+                with self._changed:
+                    self._faults[child.rank] = message["step"], message["fault"]
+                    self._changed.notify_all()
+            elif "error" in message:
                 self._suspect(child, f"failed{self._when()}: {message['error']}", is_echo=message["is_echo"])
                 self._gone.add(child.rank)
             else:
@@ -200,6 +219,7 @@ class Monitor:
                 self.fail(cause)
             return
         self._judge_silence(passed_s)
+        self._judge_faults(passed_s)
         self._judge_progress(passed_s)
 
     def _judge_silence(self, passed_s: float) -> None:
@@ -213,6 +233,14 @@ class Monitor:
             if self._silent_s[child.rank] > limit_s:
                 key = " (engine.rank_timeout_s)" if self._started else ""
                 self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
+
+    def _judge_faults(self, passed_s: float) -> None:
+        """A child that failed before a collective leaves rank 0 waiting there."""
+        with self._changed:
+            early = [rank for rank, (step, _) in self._faults.items() if step > self.heartbeats[0].num_steps]
+        self._alone_s = self._alone_s + passed_s if early else 0.0
+        if self._alone_s > self.alone_s:
+            self.fail_alone(early, "")
 
     def _judge_progress(self, passed_s: float) -> None:
         self.heartbeats[0].beat()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
-from hookline.core.errors import HooklineError, RankError, show_traceback
+from hookline.core.errors import HooklineError, RankError, RequestFault, show_traceback
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import Step, unpack
@@ -92,9 +92,15 @@ def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) ->
     import torch
 
     while len(message := _receive(parent)):
-        with torch.inference_mode():
-            worker.compute(unpack(message))
-        heartbeat.advance()
+        fault: RequestFault | None = None
+        try:
+            with torch.inference_mode():
+                worker.compute(unpack(message))
+        except RequestFault as error:  # the engine goes on if every rank found the same
+            fault = error
+            show_traceback(error)
+            send_message(parent, {"fault": one_line(error), "step": heartbeat.num_steps + 1})
+        heartbeat.end_step(failed=fault is not None)
 
 
 def _receive(parent: socket.socket) -> IntArray:

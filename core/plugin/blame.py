@@ -23,11 +23,19 @@ class Blaming:
 
     entries: those that may be called inside. doing: what is done inside, as the end of "kernels 'x' fails ...".
     otherwise: the entry to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
-    Raises: PluginError from anything but an error of ours, a lack of memory, and what only PASSES through plugins.
+    Raises: PluginError, or the `kind` of it, from anything but an error of ours, a lack of memory, and what only PASSES
+    through plugins.
     """
 
-    def __init__(self, entries: Iterable[Entry], doing: str, *, otherwise: Entry | None = None) -> None:
-        self._entries, self._doing, self._otherwise = tuple(entries), doing, otherwise
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        doing: str,
+        *,
+        otherwise: Entry | None = None,
+        kind: type[PluginError] = PluginError,
+    ) -> None:
+        self._entries, self._doing, self._otherwise, self._kind = tuple(entries), doing, otherwise, kind
 
     def __enter__(self) -> None:
         pass
@@ -39,7 +47,7 @@ class Blaming:
             return
         failure = self._failure(error)
         if failure is not None:
-            raise PluginError(f"{failure} {self._doing}: {with_place(error)}") from error
+            raise self._kind(f"{failure} {self._doing}: {with_place(error)}") from error
 
     def _failure(self, error: BaseException) -> str | None:
         """Who fails, and in which function that core or another plugin called."""

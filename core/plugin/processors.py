@@ -23,7 +23,7 @@ class Stage:
         assert entry.config is not None
         self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
         self.from_params = issubclass(self.arguments, FromSamplingParams)
-        self.blaming = Blaming((), "while a request's arguments are prepared", otherwise=entry)
+        self.blaming = _blaming(entry)
         with self.blaming:
             self.defaults = self.arguments()
         fields = dataclasses.fields(self.arguments)
@@ -69,7 +69,8 @@ class Stage:
         """See LogitsProcessor."""
         if arguments == self.defaults:
             return 0
-        count: int | None = self.cls.num_draws(arguments, facts)
+        with _blaming(self.entry, "num_draws"):
+            count: int | None = self.cls.num_draws(arguments, facts)
         return count
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
@@ -77,9 +78,15 @@ class Stage:
 
         Raises: RequestError for a number that its column cannot hold.
         """
+        with _blaming(self.entry, "encode"):
+            encoded = [*self.cls.encode(arguments, facts)]
         try:
             with np.errstate(over="raise"):
-                return ints([*self.column_values(arguments), *self.cls.encode(arguments, facts)])
+                return ints([*self.column_values(arguments), *encoded])
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
             raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
+
+
+def _blaming(entry: Entry, method: str = "") -> Blaming:
+    return Blaming((), f"{f'in {method} ' * bool(method)}while a request's arguments are prepared", otherwise=entry)

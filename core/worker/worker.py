@@ -14,6 +14,16 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch
+from hookline.core.errors import (
+    PASSES,
+    EngineError,
+    HooklineError,
+    LostStep,
+    StepCapacityError,
+    StepFault,
+    is_out_of_memory,
+    one_short_line,
+)
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
@@ -35,6 +45,10 @@ class Worker(SizedExecutor):
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
+        self._checked: set[tuple[bool, bool, bool, Extras]] = set()
+        """Kinds of eager steps that were looked at once: with decodes, chunks, a mask, and what their draws need."""
+        self.failure: str | None = None
+        """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
@@ -116,10 +130,32 @@ class Worker(SizedExecutor):
     def compute(self, step: Step) -> Tensor:
         """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
 
-        Raises: PluginError naming the plugin whose code failed.
+        Raises: StepFault naming the plugin whose code failed, StepCapacityError; nothing of the step is kept then.
+        EngineError if an earlier step left the device unable to compute.
         """
-        with self.blaming:
-            return self._compute(step)
+        if self.failure is not None:
+            raise EngineError(self.failure)
+        try:
+            with self.blaming:
+                return self._compute(step)
+        except PASSES:
+            raise
+        except BaseException as error:
+            cause, told = error.__cause__, _told(error, step)
+            self._check_device()
+            if isinstance(told, LostStep):
+                told.ends_engine = self.failure is not None
+            raise told from (cause if told is error or type(error) is StepFault else error)
+
+    def _check_device(self) -> None:
+        """After a step that broke off: free what it left cached, and find out whether the device still computes."""
+        if self.table.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.table.device)
+            torch.cuda.empty_cache()
+        except RuntimeError as broken:
+            self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
     def _compute(self, step: Step) -> Tensor:
         device_step = self.table.receive(step)
@@ -133,15 +169,25 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
-        self.runner.begin()
-        batch = self.table.batch(device_step)
-        if step.shared_len:
-            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
-        sampled = self.table.sample_rows(device_step, batch)
-        results_N = self._sample_all(batch, sampled, device_step, extras)
+        kind = (len(step.decode_rows) > 0, len(step.chunk_rows) > 0, len(step.mask_rows) > 0, extras)
+        if kind in self._checked:
+            results_N, sampled = self._run_eager(device_step, extras)
+        else:
+            with self.runner.checking():
+                results_N, sampled = self._run_eager(device_step, extras)
+            self._checked.add(kind)
         self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
         self.table.mirror(step)
         return results_N
+
+    def _run_eager(self, device_step: DeviceStep, extras: Extras) -> tuple[Tensor, SampleRows]:
+        """What a step that no graph holds sends to the host, and whose draws are among it."""
+        self.runner.begin()
+        batch, step = self.table.batch(device_step), device_step.step
+        if step.shared_len:
+            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
+        sampled = self.table.sample_rows(device_step, batch)
+        return self._sample_all(batch, sampled, device_step, extras), sampled
 
     def _sample_all(self, batch: Batch, sampled: SampleRows, device_step: DeviceStep, extras: Extras) -> Tensor:
         """What a step that no graph holds sends to the host: see Executor.collect."""
@@ -177,3 +223,14 @@ class Worker(SizedExecutor):
         self.runner.close()
         if self.table.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _told(error: BaseException, step: Step) -> BaseException:
+    """What broke a step off, with what the step was about."""
+    sizes = f"{len(step.decode_rows)} decodes and {len(step.token_ids_T)} prompt tokens"
+    if is_out_of_memory(error) and not isinstance(error, HooklineError):
+        return StepCapacityError(
+            f"out of memory in a step of {sizes}: {one_short_line(error)}; lower engine.max_num_batched_tokens, "
+            "engine.max_num_seqs or engine.memory_fraction"
+        )
+    return StepFault(f"{error}; the step had {sizes}") if type(error) is StepFault else error
