@@ -25,11 +25,13 @@ class CheckedPlan:
     """A plan in terms of live requests.
 
     prefill: (request, tokens to compute beyond what the cache holds). decode: entries of `core.requests.running_table`.
+    asked: the plan as the policy returned it.
     """
 
     prefill: Sequence[tuple[Request, int]]
     decode: IntArray
     preempt: Sequence[Request]
+    asked: Plan
 
     @property
     def computes(self) -> bool:
@@ -63,7 +65,7 @@ class _Checker:
             raise self.error(f"asks to wait idle_s={shown(plan.idle_s)}, which is no number of seconds")
         self.check_limits(prefill, decode, preempt)
         self.check_budget(prefill, decode, preempt)
-        return CheckedPlan(prefill, decode, preempt)
+        return CheckedPlan(prefill, decode, preempt, plan)
 
     def error(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' {message}; nothing of this plan was carried out")
