@@ -29,6 +29,21 @@ class RequestView(Protocol):
         ...
 
     @property
+    def tags(self) -> Mapping[str, str]:
+        """What the caller calls it by, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it should be done, on the engine's clock; None unless the caller set it. A wish: nothing ends it."""
+        ...
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token was known, on the engine's clock; None before."""
+        ...
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         ...
