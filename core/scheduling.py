@@ -8,10 +8,12 @@ order, running requests are not starved: once decodes are due, no prompt goes be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
 
-from hookline.core.contracts import ALL, Everyone, Plan, RequestView, SchedulerView
+from hookline.core.contracts import ALL, CommittedStep, Everyone, Plan, RequestView, SchedulerView
 
 MAX_PROMPT_STEPS = 16
 """Steps of prompts in a row for which a running request waits, unless a policy says otherwise.
@@ -39,12 +41,14 @@ class PlanDraft:
 
     watermark: fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions.
     max_prompt_steps: as of `decodes_are_due`; then `continue_prompts` and `admit_waiting` do nothing until somebody is
-    to decode. tokens_left: of the step's budget.
+    to decode. rank: of a running request; when blocks run out, those of highest rank make room, of equal ones the
+    newest. None: the newest. tokens_left: of the step's budget.
     """
 
     view: SchedulerView
     watermark: float = 0.01
     max_prompt_steps: int = MAX_PROMPT_STEPS
+    rank: Callable[[RequestView], Any] | None = None
     tokens_left: int = field(init=False)
     prefill: list[tuple[int, int]] = field(default_factory=list)
     decode: list[int] | Everyone = field(default_factory=list)
@@ -52,8 +56,15 @@ class PlanDraft:
 
     def __post_init__(self) -> None:
         self.tokens_left = self.view.limits.max_num_batched_tokens
-        self.candidates = reversed(self.view.running)
-        """Running requests that may still be preempted, the newest first."""
+        self.candidates = self._last_first()
+        """Running requests that may still be preempted, those to be preempted first before the others."""
+
+    def _last_first(self) -> Iterator[RequestView]:
+        yield from reversed(self.ranked(self.view.running))
+
+    def ranked(self, requests: Sequence[RequestView]) -> Sequence[RequestView]:
+        """Running requests, oldest first, in the order in which they keep their places."""
+        return requests if self.rank is None else sorted(requests, key=self.rank)
 
     def plan(self) -> Plan:
         """What was decided; who was to decode and then had to make room does not."""
@@ -79,7 +90,7 @@ class PlanDraft:
 
 
 def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
-    """Reserve blocks for a running request, preempting the newest ones; False if it fell victim itself."""
+    """Reserve blocks for a running request, preempting those of highest rank; False if it fell victim itself."""
     while not draft.view.budget.take(request, num_tokens):
         victim = next(draft.candidates)
         draft.view.budget.give_back(victim)
@@ -90,13 +101,13 @@ def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
 
 
 def decode_running(draft: PlanDraft) -> None:
-    """One token for every running request that can decode, oldest first; the newest make room if they must."""
+    """One token for every running request that can decode; those of highest rank make room if they must."""
     if not draft.preempt and draft.view.budget.take_decodes():
         draft.tokens_left -= len(draft.view.running) - len(draft.view.prefilling)
         draft.decode = ALL
         return
     decode: list[int] = []
-    for request in draft.view.running:
+    for request in draft.ranked(draft.view.running):
         if request.id in draft.preempt:
             break
         if not request.is_prefilling and make_room(draft, request, 1):
@@ -115,8 +126,8 @@ SIMPLY_DECODE = Plan(decode=ALL)
 
 
 def continue_prompts(draft: PlanDraft) -> None:
-    """The next chunk of every running request that is prefilling, oldest first."""
-    for request in draft.view.prefilling:
+    """The next chunk of every running request that is prefilling, those of lowest rank first, or the oldest."""
+    for request in draft.ranked(draft.view.prefilling):
         if not draft.takes_prompts or request.id in draft.preempt:
             break
         num_tokens = min(draft.tokens_left, request.num_tokens - request.num_computed_tokens)
@@ -155,14 +166,15 @@ def plan_prompts_first(
     watermark: float,
     waiting: Iterable[RequestView] | None = None,
     max_prompt_steps: int = MAX_PROMPT_STEPS,
+    rank: Callable[[RequestView], Any] | None = None,
 ) -> Plan:
     """Chunks of prompts, running ones before new ones; everybody decodes when no prompt can go on, or decodes are due.
 
-    waiting: as of `admit_waiting`. max_prompt_steps: as of `decodes_are_due`.
+    waiting: as of `admit_waiting`. max_prompt_steps: as of `decodes_are_due`. rank: as of `PlanDraft`.
     """
     if can_simply_decode(view):
         return SIMPLY_DECODE
-    draft = PlanDraft(view, watermark, max_prompt_steps)
+    draft = PlanDraft(view, watermark, max_prompt_steps, rank)
     continue_prompts(draft)
     admit_waiting(draft, waiting)
     if not draft.prefill:
@@ -189,3 +201,33 @@ def plan_mixed(
     continue_prompts(draft)
     admit_waiting(draft, waiting)
     return draft.plan()
+
+
+class Arrivals:
+    """Tells a policy with a memory who joined the waiting requests since the last plan, without a look at all of them.
+
+    Those that a policy keeps itself may have been admitted by a step that it was not told of yet: then they have
+    computed tokens.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+
+    def new(self, waiting: Sequence[RequestView]) -> list[RequestView]:
+        """Those that stand before and behind the known ones, in queue order: preempted ones, and arrivals.
+
+        Each is shown once, and again only if it is preempted.
+        """
+        first = list(takewhile(self._is_new, waiting))
+        self._known.update(request.id for request in first)
+        last = list(takewhile(self._is_new, reversed(waiting)))[::-1]
+        self._known.update(request.id for request in last)
+        return first + last
+
+    def forget(self, step: CommittedStep) -> None:
+        """Forget those that a step admitted, and those that ended; call it in `committed`."""
+        self._known.difference_update(one.request.id for one in step.prefilled)
+        self._known.difference_update(end.request.id for end in step.ended)
+
+    def _is_new(self, request: RequestView) -> bool:
+        return request.id not in self._known

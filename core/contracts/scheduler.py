@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
+
+from hookline.core.outputs import FinishReason
 
 
 class RequestView(Protocol):
@@ -24,6 +26,21 @@ class RequestView(Protocol):
     @property
     def priority(self) -> int:
         """Lower is more urgent; 0 unless the caller set it."""
+        ...
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What the caller calls it by, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it should be done, on the engine's clock; None unless the caller set it. A wish: nothing ends it."""
+        ...
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token was known, on the engine's clock; None before."""
         ...
 
     @property
@@ -105,6 +122,21 @@ class BlockBudget(Protocol):
 
 
 @dataclass(frozen=True)
+class ServedTokens:
+    """What requests were served. What the prefix cache held, or a preemption made necessary again, does not count.
+
+    prompt: computed of prompts. generated: drawn and kept.
+    """
+
+    prompt: int = 0
+    generated: int = 0
+
+
+def _served_nothing(key: str) -> Mapping[str, ServedTokens]:
+    return {}
+
+
+@dataclass(frozen=True)
 class SchedulerView:
     """Everything a scheduler may look at.
 
@@ -113,6 +145,9 @@ class SchedulerView:
     order; a policy that looks there, at `len(running)` and at `budget.take_decodes` need not go through the running
     ones at all. num_steps_without_decode: steps in a row, the last one included, in which nobody decoded although
     somebody could; a policy that puts prompts first bounds it, or arrivals that never end starve the running requests.
+    served_tokens: `view.served_tokens("tenant")` is what the requests with each value of that tag were served, by
+    committed steps, since the policy first asked for the key; "" stands for requests without it. Core keeps at most
+    MAX_SERVED_VALUES values and forgets those first that were served longest ago.
     """
 
     waiting: Sequence[RequestView]
@@ -122,6 +157,11 @@ class SchedulerView:
     budget: BlockBudget
     now_s: float
     num_steps_without_decode: int = 0
+    served_tokens: Callable[[str], Mapping[str, ServedTokens]] = _served_nothing
+
+
+MAX_SERVED_VALUES = 4096
+"""See SchedulerView.served_tokens."""
 
 
 class Everyone(Enum):
@@ -149,11 +189,84 @@ class Plan:
     idle_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Prefilled:
+    """A request whose known tokens a step computed. Counts are tokens.
+
+    num_tokens: computed by this step. num_new_tokens: of these, never computed before; a preempted request computes
+    the others again. num_cached_tokens: found in the prefix cache, if this step admitted the request. is_sampled: it
+    was its last chunk, and the step drew a token that was kept.
+    """
+
+    request: RequestView
+    num_tokens: int
+    num_new_tokens: int
+    num_cached_tokens: int = 0
+    is_sampled: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request that is no more. Its view still shows what it was. error: the cause, if that was not its own doing."""
+
+    request: RequestView
+    reason: FinishReason
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """What became of a plan, or who ended between two steps.
+
+    plan: the object that `plan` returned; None if only `ended` is told. is_carried_out: False for one of which nothing
+    was done: it asked to wait, broke a rule, was made ahead of time and given up, or its step broke off. now_s: on the
+    engine's clock. prefilled: chunks, in the order of the plan; some of these requests may have ended while the step
+    was computed. decoded: who decoded and keeps the token: not those that ended meanwhile. preempted: those sent back
+    to wait. ended: those that ended with this step's tokens; or, in a notice without a plan, those that were aborted,
+    met their time limit or broke off, told at once. num_decodes, num_context_tokens: rows that decoded, and the tokens
+    they read from the cache. busy_s: seconds from the later of the launch and the end of the step before to the end of
+    this one. device_s: seconds that the device computed, if it has a clock. In a simulation both are virtual.
+    """
+
+    plan: Plan | None
+    is_carried_out: bool
+    now_s: float
+    prefilled: Sequence[Prefilled] = ()
+    decoded: Sequence[RequestView] = ()
+    preempted: Sequence[RequestView] = ()
+    ended: Sequence[Ended] = ()
+    num_decodes: int = 0
+    num_context_tokens: int = 0
+    busy_s: float = 0.0
+    device_s: float | None = None
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens that the step computed."""
+        return sum(one.num_tokens for one in self.prefilled)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens that the requests it admitted found in the prefix cache."""
+        return sum(one.num_cached_tokens for one in self.prefilled)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens that it drew and that were kept."""
+        return len(self.decoded) + sum(one.is_sampled for one in self.prefilled)
+
+    @property
+    def step_s(self) -> float:
+        """How long the step took: on the device if that is known, else as the host saw it."""
+        return self.busy_s if self.device_s is None else self.device_s
+
+
 class Scheduler(Protocol):
     """A policy: which requests compute how many tokens next. Constructed as `Scheduler(config)`.
 
-    Pure decisions over a read-only view. Core checks every plan (known ids, limits, budget, progress), raises PlanError
-    naming the policy if it breaks a rule, and owns blocks, aborts and overlap.
+    Pure decisions over a read-only view and, for a policy that `RemembersSteps`, over what was carried out. Core checks
+    every plan (known ids, limits, budget, progress), raises PlanError naming the policy if it breaks a rule, and owns
+    blocks, aborts and overlap.
     """
 
     def __init__(self, config: Any) -> None:
@@ -161,5 +274,25 @@ class Scheduler(Protocol):
         ...
 
     def plan(self, view: SchedulerView) -> Plan:
-        """Decide the next step. Called once a step while any request is waiting or running."""
+        """Decide the next step. Called once a step while any request is waiting or running.
+
+        With overlap it is asked for a step while the one before is being computed: views count that one's tokens
+        already. The same view and the same memory must give the same plan.
+        """
+        ...
+
+
+class RemembersSteps(Protocol):
+    """A policy that is told what became of its plans, so that it can keep a memory. Any Scheduler may have this."""
+
+    def committed(self, step: CommittedStep) -> None:
+        """Learn what became of a plan.
+
+        When: once for each plan that `plan` returned, in the order of the plans, whatever became of it; and at once
+            when requests end otherwise than with a step's tokens, with `step.plan` None. Every request is told ended
+            once, also one that was in no plan. With overlap, a step is told of when the plan of the next one has been
+            made. It is not told of plans that somebody else than the engine asked for.
+        Cost: for a policy without this method, none. With it each step's time on the device is measured.
+        Errors: whatever it raises ends all requests with a PluginError that names the policy.
+        """
         ...

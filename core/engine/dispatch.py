@@ -108,6 +108,7 @@ class Dispatcher:
         start = request.num_computed_tokens
         draft.table += self.cache.allocate(request, self.cache.missing_blocks(request, num_tokens))
         request.num_computed_tokens += num_tokens
+        draft.num_new_tokens.append(max(0, start + num_tokens - max(start, request.high_water)))
         self.note_progress(ints([request.entry]), draft)
         self.cache.cache_blocks(request)
         draft.chunks.append((request, start, num_tokens))

@@ -14,7 +14,9 @@ from typing import Any
 
 from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
 from hookline.core.engine.dispatch import Dispatcher
+from hookline.core.engine.feedback import PolicyFeedback, prefilled
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
+from hookline.core.engine.served import ServedCounts
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.errors import (
     PASSES,
@@ -32,6 +34,7 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
+from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue, Views
@@ -55,7 +58,8 @@ PARTS = ("plan", "dispatch", "launch", "wait", "commit")
 class _InFlight:
     """A launched step whose tokens are not known yet.
 
-    started is on the engine's clock; host_s: seconds of the parts of its step so far.
+    started is on the engine's clock; host_s: seconds of the parts of its step so far. num_context_tokens: that its
+    decodes read, if the policy wants to know.
     """
 
     plan: CheckedPlan
@@ -63,6 +67,7 @@ class _InFlight:
     handle: Any
     started: float
     host_s: Mapping[str, float]
+    num_context_tokens: int = 0
 
 
 class Engine:
@@ -84,6 +89,9 @@ class Engine:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name = policy, model_name
         self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
+        self.feedback = PolicyFeedback(scheduler, self._scheduler_name)
+        self.served = ServedCounts()
+        self._last_end_s = 0.0
         self.observers = observers
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.clock: Callable[[], float] = time.monotonic
@@ -141,6 +149,9 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
         timeout_s: float | None = None,
         arrival_s: float | None = None,
         watcher: Watcher | None = None,
@@ -148,19 +159,23 @@ class Engine:
     ) -> int:
         """Queue a request and return its id.
 
-        priority: for schedulers that heed it; lower is more urgent. arrival_s: when it came, on `clock`; None is now.
+        priority, tags, deadline_s, cache_salt: see RequestInfo. arrival_s: when it came, on `clock`; None is now.
         timeout_s: ends it so long after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
         like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
-        Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
+        Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary; or
+        if any of its arguments is wrong.
         """
         self.home.check()
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
         timeout_s = checked_timeout_s(timeout_s)
         arrival_s = self.clock() if arrival_s is None else arrival_s
-        options: dict[str, Any] = {"prompt": prompt, "priority": priority, "arrival_s": arrival_s, "watcher": watcher}
-        options["like"] = None if like is None else self.queue.live[like]
+        other = None if like is None else self.queue.live[like]
+        given = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        info = RequestInfo.validated(**given, tag_keys=self.limits.tag_keys) if other is None else other.info
+        options: dict[str, Any] = {"prompt": prompt, "info": info, "arrival_s": arrival_s, "watcher": watcher}
+        options["like"] = other
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
         self.queue.add(request)
@@ -197,6 +212,7 @@ class Engine:
         live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
         outputs = [self._end(request, FinishReason.ABORT) for request in live]
         self._notify_ends(outputs)
+        self._tell_ended()
         return outputs
 
     def time_steps(self) -> None:
@@ -239,13 +255,24 @@ class Engine:
                 late.append(self._end(request, FinishReason.ABORT, f"timeout_s={timeout_s} passed before it was done"))
         self._ended += late
         self._notify_ends(late)
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        try:
+            self.feedback.tell_ended(self.clock())
+        except PluginError as error:
+            self._abandon(error)
+            raise
 
     def _advance(self) -> list[RequestOutput]:
         before = self._in_flight
+        if self.feedback.is_wanted and before is None:
+            self.time_steps()
         plan = self._plan_ahead() if before is not None else self.plan()
         if plan is None:
             return self._collect()
         if not plan.computes and not plan.preempt:
+            self._give_up()
             return []
         try:
             launched = self._launch(plan)
@@ -274,7 +301,18 @@ class Engine:
             plan = self.plan(may_wait=False)
         except PlanError:
             return None
-        return plan if plan.computes and not plan.preempt else None
+        if plan.computes and not plan.preempt:
+            return plan
+        self._give_up()
+        return None
+
+    def _give_up(self) -> None:
+        """Nothing is done of the newest plan."""
+        try:
+            self.feedback.give_up(self.clock())
+        except PluginError as error:
+            self._abandon(error)
+            raise
 
     def _launch(self, plan: CheckedPlan) -> _InFlight:
         started = self.clock()
@@ -283,8 +321,15 @@ class Engine:
             self._check_progress(dispatched)
         with self.watch.part("launch"):
             handle = self.executor.launch(dispatched.step) if plan.computes else None
+            num_context_tokens = self._context_tokens(plan)
             self.dispatcher.expect(dispatched.sampled)
-        return _InFlight(plan, dispatched, handle, started, self.watch.take())
+        return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
+
+    def _context_tokens(self, plan: CheckedPlan) -> int:
+        """Tokens that the decodes of a step read, if anybody wants to know."""
+        if not self.feedback.is_wanted:
+            return 0
+        return int(self.queue.table.num_computed_tokens_S[plan.decode].sum())
 
     def _collect(self) -> list[RequestOutput]:
         """Commit the step in flight."""
@@ -300,14 +345,43 @@ class Engine:
                     tokens = self._keep_scores(launched.dispatched, tokens)
                 self._note_first_tokens(launched)
                 entries_N, tokens_N = self.queue.table.commit(launched.dispatched.sampled, tokens)
+                kept = list(self.queue.table.requests(entries_N)) if self._counts_tokens else []
                 outputs += self._commit(entries_N, tokens_N)
                 self._notify_ends(outputs)
             self._report(launched, len(entries_N))
+            if self._counts_tokens:
+                self._tell_committed(launched, kept)
         except BaseException as error:
             self._ended += outputs
             self._abandon(error)
             raise
         return outputs
+
+    @property
+    def _counts_tokens(self) -> bool:
+        """Whether the policy wants to know whose tokens a step was."""
+        return self.feedback.is_wanted or self.served.is_wanted
+
+    def _tell_committed(self, launched: _InFlight, kept: Sequence[Request]) -> None:
+        """Tell the policy of a step. kept: the requests that keep a token of it, those that decoded first."""
+        plan, dispatched, now_s = launched.plan, launched.dispatched, self.clock()
+        if self.served.is_wanted:
+            new_tokens = zip(dispatched.chunks, dispatched.num_new_tokens, strict=True)
+            self.served.add(((chunk[0], num_tokens) for chunk, num_tokens in new_tokens), kept)
+        if self.feedback.is_wanted:
+            chunked = {request.id for request, _, _ in dispatched.chunks}
+            self.feedback.committed(
+                plan.asked,
+                now_s,
+                prefilled=prefilled(dispatched, kept),
+                decoded=[request.view for request in kept if request.id not in chunked],
+                preempted=[request.view for request in plan.preempt],
+                num_decodes=len(plan.decode),
+                num_context_tokens=launched.num_context_tokens,
+                busy_s=now_s - max(launched.started, self._last_end_s),
+                device_s=None if self.last_stats is None else self.last_stats.device_s,
+            )
+        self._last_end_s = now_s
 
     def _keep_scores(self, dispatched: Dispatched, rows: IntArray) -> IntArray:
         """Give the requests their log-probabilities; returns the sampled tokens."""
@@ -349,6 +423,7 @@ class Engine:
         ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
         again = {request.id for request in inside} | set(self._users(error))
         self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
+        self.feedback.give_up(self.clock())
         self._notify_ends(ended)
         if isinstance(error, RequestFault):
             show_traceback(error)
@@ -374,7 +449,9 @@ class Engine:
         broken = [self._end(request, FinishReason.ERROR, cause) for request in list(self.queue.live.values())]
         self._ended += broken
         self.pool.reset_cache()
-        self._notify_ends(broken)
+        self.feedback.broke_off(self.clock())
+        with suppress(PluginError):  # the error that led here is the one to see
+            self._notify_ends(broken)
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -391,13 +468,20 @@ class Engine:
         budget, prefilling = Ledger(self.cache, queue), queue.prefilling()
         waiting, running = Views(queue.waiting), Views(queue.running)
         num_steps = queue.num_steps_without_decode
-        view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps)
+        view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps, self.served.of)
         try:
             plan = self.scheduler.plan(view)
-            return plan, check_plan(plan, queue, Ledger(self.cache, queue), limits, self.policy)
         except (PlanError, *PASSES):
             raise
         except BaseException as error:
+            raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
+        self.feedback.planned(plan)
+        try:
+            return plan, check_plan(plan, queue, Ledger(self.cache, queue), limits, self.policy)
+        except BaseException as error:
+            self._give_up()
+            if isinstance(error, (PlanError, *PASSES)):
+                raise
             raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
 
     def _check_progress(self, dispatched: Dispatched) -> None:
@@ -445,6 +529,7 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
         self.dispatcher.retire(request)
         self.queue.remove(request)
+        self.feedback.ended(request, reason, error)
         return request.output(reason, self.clock(), error)
 
     def _notify_ends(self, outputs: Iterable[RequestOutput]) -> None:
@@ -493,6 +578,7 @@ class Engine:
         self._is_closed = True
         try:
             self.abort(list(self.queue.live))
+            self.feedback.broke_off(self.clock())
             self._notify("on_engine_stop", engine=self)
         finally:
             self.executor.close()

@@ -27,11 +27,13 @@ class CheckedPlan:
     """A plan in terms of live requests.
 
     prefill: (request, tokens to compute beyond what the cache holds). decode: entries of `core.requests.running_table`.
+    asked: the plan as the policy returned it.
     """
 
     prefill: Sequence[tuple[Request, int]]
     decode: IntArray
     preempt: Sequence[Request]
+    asked: Plan
 
     @property
     def computes(self) -> bool:
@@ -65,7 +67,7 @@ class _Checker:
             raise self.error(f"asks to wait idle_s={shown(plan.idle_s)}, which is no number of seconds")
         self.check_limits(prefill, decode, preempt)
         self.check_budget(prefill, decode, preempt)
-        return CheckedPlan(prefill, decode, preempt)
+        return CheckedPlan(prefill, decode, preempt, plan)
 
     def part(self, named: Iterable[Any], part: str) -> list[Any]:
         """What a part of the plan names, as far as there are requests to name: it may have no end."""

@@ -111,12 +111,13 @@ class StepDraft:
     """A step while its plan is carried out.
 
     table: new entries of the block table, (row, column, block). chunks: (request, first position, number of tokens).
-    got_further: as of Dispatched.
+    num_new_tokens: of each chunk, those never computed before. got_further: as of Dispatched.
     """
 
     admitted: list[Request] = field(default_factory=list)
     table: list[tuple[int, int, int]] = field(default_factory=list)
     chunks: list[tuple[Request, int, int]] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
     got_further: bool = False
 
 
@@ -132,8 +133,10 @@ class Dispatched:
     """Tokens of the prompts that begin with this step; some may be cached."""
     got_further: bool
     """Whether any request computes a token it never computed before."""
-    chunks: Sequence[Chunk] = ()
-    """The prompt chunks, if the step scores tokens."""
+    chunks: Sequence[Chunk]
+    num_new_tokens: Sequence[int]
+    """Of each chunk, those never computed before."""
+    admitted: Sequence[Request]
 
 
 class StepWriter:
@@ -173,7 +176,9 @@ class StepWriter:
             num_cached_tokens=sum(request.num_cached_tokens for request in begun),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
             got_further=draft.got_further,
-            chunks=draft.chunks if step.num_logprobs >= 0 else (),
+            chunks=draft.chunks,
+            num_new_tokens=draft.num_new_tokens,
+            admitted=draft.admitted,
         )
 
     def write_mask(self, step: Step, sampled: IntArray) -> None:

@@ -20,7 +20,10 @@ _CONTRACTS: dict[str, type] = {
     "processor": contracts.LogitsProcessor,
     "observer": contracts.Observer,
 }
-_BESIDES: dict[str, tuple[type, ...]] = {"model": (contracts.OpensCheckpoint,)}
+_BESIDES: dict[str, tuple[type, ...]] = {
+    "model": (contracts.OpensCheckpoint,),
+    "scheduler": (contracts.RemembersSteps,),
+}
 """Contracts that a class of a kind may keep as well, without extending them."""
 _ALMOST = 0.83
 """How like a name of the contract another one is that can only be a slip: `num_draw`, and not `num_rows`."""
@@ -57,6 +60,10 @@ def methods_fault(
     for name, method in vars(contract).items():
         if fault is None and name in _public(contract) and name not in unneeded:
             fault = _member_fault(target, contract, name, method)
+    for other in besides:
+        for name in _public(other):
+            if fault is None and hasattr(target, name):
+                fault, contract = _member_fault(target, other, name, vars(other)[name]), other
     return f"{fault}; {_where(contract)}" if fault else None
 
 

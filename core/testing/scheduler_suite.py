@@ -21,12 +21,15 @@ from hookline.core.requests.request_queue import Views
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.executor import VirtualClock
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
+from hookline.core.testing.policy_memory import Overheard, footprint
 
 MAX_STEPS = 3000
 """More than any of these loads needs; a policy that takes them all is stuck."""
 STEP_S = 0.001
 """What a step takes where the time decides; on the host's clock the machine would decide who starves."""
 
+MEMORY_SLACK = 40
+"""Things by which a policy's memory may differ from one idle engine to another."""
 NUM_WAITING = 8
 ENDLESS = {
     "short prompts": [(10, 1)],
@@ -112,11 +115,37 @@ class SchedulerSuite:
             engine.add([index % 50] * 20, SamplingParams(max_tokens=4, seed=index))
         assert engine.plan().computes, "nothing is computed although a thousand requests wait"
 
+    def test_a_policy_with_a_memory_is_told_what_became_of_each_plan(self) -> None:
+        """Under overlap, aborts and preemptions: one notice a plan, in order, and each end is told once."""
+        for seed in range(10):
+            policy = Overheard(self.make())
+            load = RandomLoad(policy, random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            load.run(abort_chance=0.1)
+            load.engine.close()
+            policy.check(load.ended)
+
+    def test_its_memory_does_not_grow_with_the_requests_that_ended(self) -> None:
+        """An idle engine's policy remembers no more after 300 requests of three tenants than after 100."""
+        policy = self.make()
+        engine = fake_engine(policy, num_blocks=40, overlap=True)
+        sizes = []
+        for _ in range(3):
+            for index in range(100):
+                tags = {"tenant": f"tenant {index % 3}"}
+                engine.add([index % 50] * (1 + index % 9), SamplingParams(max_tokens=1 + index % 5, seed=1), tags=tags)
+                if index % 10 == 0:
+                    engine.abort([max(engine.queue.live)])
+                engine.step()
+            drain(engine)
+            sizes.append(footprint(policy))
+        assert sizes[2] <= sizes[0] + MEMORY_SLACK, f"it holds {sizes} things after 100, 200 and 300 requests"
+
     def _compare_plans(self, engine: Engine) -> None:
         if not engine.has_work:
             return
         before = snapshot(engine)
-        first, second = (normal(engine.scheduler.plan(look(engine))) for _ in range(2))
+        now_s = engine.clock()
+        first, second = (normal(engine.scheduler.plan(look(engine, now_s))) for _ in range(2))
         assert snapshot(engine) == before, "plan() changed a request or the queue"
         assert first == second, f"the same view gave two plans: {first} and {second}"
 
@@ -163,6 +192,7 @@ class RandomLoad:
         }
         self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0], overlap=rng.random() < 0.5)
         self.wanted: dict[int, list[int]] = {}
+        self.ended: list[RequestOutput] = []
         self.common = [rng.randrange(1, 50) for _ in range(30)]
 
     def add(self) -> None:
@@ -172,7 +202,9 @@ class RandomLoad:
         prompt = (self.common[: rng.randint(0, 30)] + [rng.randrange(50) for _ in range(length)])[: max_len - 1]
         params = SamplingParams(max_tokens=rng.randint(1, 20), seed=rng.randrange(1000))
         num_tokens = min(params.max_tokens, max_len - len(prompt))
-        request_id = self.engine.add(prompt, params, priority=rng.randint(0, 2))
+        tags = {"tenant": rng.choice("abc")} if rng.random() < 0.8 else None
+        deadline_s = rng.choice([None, 0.001, 10.0])
+        request_id = self.engine.add(prompt, params, priority=rng.randint(0, 2), tags=tags, deadline_s=deadline_s)
         self.wanted[request_id] = completion(params.seed or 0, prompt, num_tokens, 50, [0])
 
     def steps(self, abort_chance: float = 0.0) -> Iterator[None]:
@@ -200,6 +232,7 @@ class RandomLoad:
 
     def take(self, outputs: list[RequestOutput]) -> None:
         """Compare what ended with what it must be."""
+        self.ended += outputs
         for output in outputs:
             wanted = self.wanted.pop(output.request_id)
             aborted = output.finish_reason is FinishReason.ABORT
@@ -218,11 +251,13 @@ def drain(engine: Engine) -> list[RequestOutput]:
     raise AssertionError(f"the engine still has work after {MAX_STEPS} steps")
 
 
-def look(engine: Engine) -> SchedulerView:
-    """What the engine would show its scheduler now."""
+def look(engine: Engine, now_s: float | None = None) -> SchedulerView:
+    """What the engine would show its scheduler now, or at another time on its clock."""
     queue = engine.queue
     budget, limits, num_steps = Ledger(engine.cache, queue), engine.limits.plan, queue.num_steps_without_decode
-    return SchedulerView(Views(queue.waiting), Views(queue.running), queue.prefilling(), limits, budget, 0.0, num_steps)
+    waiting, running, served = Views(queue.waiting), Views(queue.running), engine.served.of
+    now_s = engine.clock() if now_s is None else now_s
+    return SchedulerView(waiting, running, queue.prefilling(), limits, budget, now_s, num_steps, served)
 
 
 def normal(plan: Plan) -> tuple[Any, ...]:

@@ -1,8 +1,10 @@
 """The scheduler policies that ship with Hookline: their options and their registration. Imports no policy code."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from hookline.core.contracts import Registrar, bounded, hookimpl
+from hookline.core.errors import ConfigError
 from hookline.core.scheduling import MAX_PROMPT_STEPS
 
 API_VERSION = 2
@@ -41,6 +43,27 @@ class LongestFirstConfig(WatermarkConfig):
     their max_tokens; otherwise, prompts as fast as the steps hold them are done sooner."""
 
 
+@dataclass
+class FairShareConfig(WatermarkConfig):
+    """Service in proportion to weights, by the value of a tag."""
+
+    key: str = "tenant"
+    """The tag whose values share the machine; requests without it are one tenant together."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """How much more than weight 1 each value gets, e.g. {acme: 3}; above 0, and 1 for those not named."""
+    prompt_token_cost: float = bounded(1.0, 0)
+    """What a computed prompt token counts; those of the prefix cache are free."""
+    output_token_cost: float = bounded(2.0, above=0)
+    """What a generated token counts."""
+    max_prompt_steps: int = bounded(MAX_PROMPT_STEPS, 1)
+    """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
+
+    def __post_init__(self) -> None:
+        for value, weight in self.weights.items():
+            if not 0 < weight < math.inf:
+                raise ConfigError(f"scheduler.weights.{value}={weight} must be a finite number above 0")
+
+
 @hookimpl
 def register_schedulers(register: Registrar) -> None:
     register(
@@ -60,4 +83,10 @@ def register_schedulers(register: Registrar) -> None:
         "hookline.plugins.schedulers.longest_first:LongestFirst",
         config=LongestFirstConfig,
         help="for batch jobs: as chunked, but those with most left to generate begin first, at a pace if wanted",
+    )
+    register(
+        "fair_share",
+        "hookline.plugins.schedulers.fair_share:FairShare",
+        config=FairShareConfig,
+        help="tenants, by a tag of their requests, are served in proportion to their weights",
     )

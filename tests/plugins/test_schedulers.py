@@ -11,8 +11,9 @@ from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.scheduler_suite import SchedulerSuite, drain, look
-from hookline.plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
+from hookline.plugins.schedulers import ChunkedConfig, FairShareConfig, LongestFirstConfig, PrefillFirstConfig
 from hookline.plugins.schedulers.chunked import Chunked
+from hookline.plugins.schedulers.fair_share import FairShare
 from hookline.plugins.schedulers.longest_first import LongestFirst
 from hookline.plugins.schedulers.prefill_first import PrefillFirst
 
@@ -53,6 +54,13 @@ class TestPacedLongestFirst(SchedulerSuite):
 
     def make(self):
         return LongestFirst(LongestFirstConfig(pace=True))
+
+
+class TestFairShare(SchedulerSuite):
+    max_gap_steps = 16
+
+    def make(self):
+        return FairShare(FairShareConfig(weights={"a": 3.0}))
 
 
 def params(max_tokens=4, **options):

@@ -1,0 +1,181 @@
+"""Weighted service by a tag: who was served least for its weight is admitted next.
+
+Each tenant has a counter of what it was served, divided by its weight; a waiting request of the tenant with the least
+counter is admitted first. Who comes back from idleness begins at the least counter of those that wait, so that nobody
+saves up for later (Virtual Token Counter: Sheng et al. 2024, arXiv:2401.00588).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hookline.core.contracts import CommittedStep, Plan, RequestView, SchedulerView
+from hookline.core.scheduling import SIMPLY_DECODE, Arrivals, can_simply_decode, plan_prompts_first
+from hookline.plugins.schedulers import FairShareConfig
+
+MAX_IDLE_TENANTS = 4096
+"""Tenants without a request whose counters are kept, because they were served more than others that still wait."""
+MIN_IDLE_TENANTS = 64
+"""Below so many it is not worth looking whom to forget."""
+UNTAGGED = ""
+
+
+@dataclass
+class _Tenant:
+    """counter: what it was served, over its weight. num_live: its requests, waiting and running."""
+
+    name: str
+    weight: float
+    counter: float = 0.0
+    num_live: int = 0
+    waiting: dict[int, RequestView] = field(default_factory=dict)
+    """In order of arrival; those that a step admitted which is not committed yet still stand here."""
+
+
+class FairShare:
+    """Tenants that have requests waiting are served in proportion to their weights, however many each one sends.
+
+    Prompts go before decodes, and all machine time is used as long as anybody waits. Two tenants that both wait differ,
+    in service over weight, by no more than what the running requests of one of them can cost. Out of blocks, the newest
+    request of the tenant that is furthest ahead makes room; it goes on before any that has not begun.
+    Worst gap, whatever arrives: a running request gets its next token at most max_prompt_steps + 1 steps after its last
+    one (17 by default), and of a prompt that was begun a chunk is computed in every second step at least. A waiting
+    request is passed by others of its tenant never, and by those of another one only while that one has been served
+    less for its weight.
+    """
+
+    def __init__(self, config: FairShareConfig) -> None:
+        self.config = config
+        self._arrivals = Arrivals()
+        self._tenants: dict[str, _Tenant] = {}
+        """Those with requests."""
+        self._owners: dict[int, _Tenant] = {}
+        """Of each request that was seen and has not ended."""
+        self._preempted: dict[int, RequestView] = {}
+        self._floor = 0.0
+        """Where who comes back from idleness begins: the least counter of those that waited last; it never falls."""
+        self._idle: dict[str, float] = {}
+        """Counters of tenants without requests that were served more than the floor says."""
+        self._most_idle = MIN_IDLE_TENANTS
+
+    def plan(self, view: SchedulerView) -> Plan:
+        for request in self._arrivals.new(view.waiting):
+            self._add(request)
+        if can_simply_decode(view):
+            return SIMPLY_DECODE
+        waiting, config = self._in_turn(view), self.config
+        return plan_prompts_first(view, config.watermark, waiting, config.max_prompt_steps, self._counter_of)
+
+    def committed(self, step: CommittedStep) -> None:
+        self._arrivals.forget(step)
+        self._charge(step)
+        self._raise_floor()
+        for one in step.prefilled:
+            self._begin(one.request)
+        for end in step.ended:
+            self._end(end.request)
+        if step.ended:
+            self._forget_idle()
+
+    def _tenant_of(self, request: RequestView) -> _Tenant:
+        name = request.tags.get(self.config.key, UNTAGGED)
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            counter = self._idle.pop(name, self._floor)
+            tenant = self._tenants[name] = _Tenant(name, self.config.weights.get(name, 1.0), counter)
+        return tenant
+
+    def _counter_of(self, request: RequestView) -> float:
+        return self._owners[request.id].counter
+
+    def _add(self, request: RequestView) -> None:
+        """A request came to wait."""
+        if request.id in self._owners:
+            self._preempted[request.id] = request
+            return
+        tenant = self._tenant_of(request)
+        if not tenant.waiting:
+            tenant.counter = max(tenant.counter, self._floor)
+        tenant.num_live += 1
+        tenant.waiting[request.id] = request
+        self._owners[request.id] = tenant
+
+    def _in_turn(self, view: SchedulerView) -> Iterator[RequestView]:
+        """The waiting requests: preempted ones, then each time the oldest of the tenant with the least counter.
+
+        Who is taken counts as served for the rest of the plan, and who was admitted by the step in flight, too.
+        """
+        yield from filter(_waits, list(self._preempted.values()))
+        cost = self.config.prompt_token_cost
+        queues = []
+        for tenant in self._tenants.values():
+            if tenant.waiting:
+                counter = tenant.counter
+                for request in tenant.waiting.values():
+                    if _waits(request):
+                        break
+                    counter += cost * request.num_computed_tokens / tenant.weight
+                queues.append((counter, tenant.name, filter(_waits, tenant.waiting.values())))
+        heapq.heapify(queues)
+        while queues:
+            counter, name, requests = queues[0]
+            request = next(requests, None)
+            if request is None:
+                heapq.heappop(queues)
+                continue
+            counter += cost * view.budget.num_uncomputed_tokens(request) / self._tenants[name].weight
+            yield request
+            heapq.heapreplace(queues, (counter, name, requests))
+
+    def _charge(self, step: CommittedStep) -> None:
+        """Count what a step served."""
+        config = self.config
+        served: Counter[str] = Counter()
+        for one in step.prefilled:
+            name = one.request.tags.get(config.key, UNTAGGED)
+            served[name] += config.prompt_token_cost * one.num_new_tokens + config.output_token_cost * one.is_sampled
+        names = Counter([request.tags.get(config.key, UNTAGGED) for request in step.decoded])
+        for name, count in names.items():
+            served[name] += config.output_token_cost * count
+        for name, cost in served.items():
+            if name in self._tenants:
+                self._tenants[name].counter += cost / self._tenants[name].weight
+
+    def _begin(self, request: RequestView) -> None:
+        """A request was admitted, or goes on with its prompt."""
+        self._preempted.pop(request.id, None)
+        if request.id in self._owners:
+            self._owners[request.id].waiting.pop(request.id, None)
+
+    def _end(self, request: RequestView) -> None:
+        """A request is no more."""
+        self._begin(request)
+        tenant = self._owners.pop(request.id, None)
+        if tenant is None:
+            return
+        tenant.num_live -= 1
+        if not tenant.num_live:
+            self._idle[tenant.name] = tenant.counter
+            del self._tenants[tenant.name]
+
+    def _raise_floor(self) -> None:
+        """Follow the least counter of those that wait, or waited until this step."""
+        waiting = [tenant.counter for tenant in self._tenants.values() if tenant.waiting]
+        self._floor = max(self._floor, min(waiting, default=0.0))
+
+    def _forget_idle(self) -> None:
+        """Forget idle tenants that are not ahead of the floor, and beyond MAX_IDLE_TENANTS those least ahead of it."""
+        if not self._owners:  # an idle engine owes nobody anything
+            self._floor = max([self._floor, *self._idle.values()])
+        elif len(self._idle) <= self._most_idle:
+            return
+        ahead = [(counter, name) for name, counter in self._idle.items() if counter > self._floor]
+        self._idle = {name: counter for counter, name in heapq.nlargest(MAX_IDLE_TENANTS, ahead)}
+        self._most_idle = max(MIN_IDLE_TENANTS, 2 * len(self._idle))
+
+
+def _waits(request: RequestView) -> bool:
+    return request.num_computed_tokens == 0
