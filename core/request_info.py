@@ -23,8 +23,9 @@ MAX_TAG_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 TAG_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
-INFO_KEYS = ("priority", "tags", "deadline_s", "cache_salt")
-"""The names under which all of this is given, wherever a request comes from."""
+NOT_SAID: Mapping[str, Any] = {"priority": 0, "tags": None, "deadline_s": None, "cache_salt": None}
+"""The names under which all of this is given, wherever a request comes from, and what nothing is as good as."""
+INFO_KEYS = tuple(NOT_SAID)
 
 
 @dataclass(frozen=True)
