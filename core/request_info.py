@@ -67,6 +67,10 @@ class RequestInfo:
         deadline_s = None if deadline_s is None else float(deadline_s)
         return cls(priority, NO_TAGS if tags is None else _checked_tags(tags, tag_keys), deadline_s, cache_salt)
 
+    def as_options(self) -> dict[str, Any]:
+        """The same by the names of INFO_KEYS."""
+        return {key: getattr(self, key) for key in INFO_KEYS}
+
     @property
     def prefix_root(self) -> int:
         """What stands before the first block of the request's prefix: equal for equal salts, 0 without one.
