@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from pathlib import Path
 from typing import Any
 
 from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
@@ -24,7 +25,7 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
-from hookline.core.request_info import RequestInfo
+from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue, Views
@@ -72,11 +73,16 @@ class Engine:
         observers: Observers | None = None,
         shares_prefixes: bool = False,
         model_name: str = "",
+        job_folder: Path | None = None,
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
-        self.policy, self.model_name = policy, model_name
+        self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
         self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.observers = observers
+        hears = observers.hears if observers is not None else lambda hook: False
+        self._hears_begin, self._hears_first, self._hears_gaps = (
+            hears(hook) for hook in ("on_request_begin", "on_first_token", "on_token_gaps")
+        )
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.clock: Callable[[], float] = time.monotonic
         """All times are its; another one may take its place before the first request."""
@@ -110,6 +116,12 @@ class Engine:
     def num_waiting(self) -> int:
         """See EngineView."""
         return len(self.queue.waiting)
+
+    @property
+    def waiting_by_reason(self) -> Mapping[str, int]:
+        """See EngineView."""
+        num_preempted = self.queue.num_preempted_waiting
+        return {"capacity": len(self.queue.waiting) - num_preempted, "preempted": num_preempted}
 
     @property
     def num_blocks(self) -> int:
@@ -158,6 +170,8 @@ class Engine:
         options["like"] = other
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
+        if self._hears_begin:
+            self._notify("on_request_begin", info=request.begin())
         self.queue.add(request)
         if timeout_s is not None:
             self._drop_met_deadlines()
@@ -180,9 +194,25 @@ class Engine:
         """
         check_room(self.limits, self.queue, num_requests)
 
-    def refuse(self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None) -> RequestOutput:
-        """The output of a request that `add` refused; observers see it too."""
-        output = RequestOutput(self._next_id, prompt, list(prompt_token_ids), [], FinishReason.ERROR, error=str(error))
+    def refuse(
+        self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None, **said: Any
+    ) -> RequestOutput:
+        """The output of a request that `add` refused; observers see it too. said: its INFO_KEYS, if they were given."""
+        info = PLAIN
+        with suppress(RequestError):  # it may be refused for one of them
+            info = RequestInfo.validated(**said, tag_keys=self.limits.tag_keys)
+        output = RequestOutput(
+            self._next_id,
+            prompt,
+            list(prompt_token_ids),
+            [],
+            FinishReason.ERROR,
+            error=str(error),
+            tags=dict(info.tags),
+            priority=info.priority,
+            deadline_s=info.deadline_s,
+            refusal=error.reason,
+        )
         self._next_id += 1
         self._notify("on_request_end", output=output)
         return output
@@ -287,6 +317,8 @@ class Engine:
                     tokens = self._keep_scores(launched.dispatched, tokens)
                 self._note_first_tokens(launched)
                 entries_N, tokens_N = self.queue.table.commit(launched.dispatched.sampled, tokens)
+                if self._hears_gaps:
+                    self._tell_gaps(entries_N)
                 outputs += self._commit(entries_N, tokens_N)
                 self._notify_ends(outputs)
             self._report(launched, len(entries_N))
@@ -315,7 +347,9 @@ class Engine:
         for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
             request = self.queue.live.get(id_)
             if request is not None and request.first_token_s is None:
-                request.first_token_s = self.clock()
+                request.first_token_s = now_s = self.clock()
+                if self._hears_first:
+                    self._notify("on_first_token", info=request.begin(), first_token_s=now_s)
 
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
@@ -404,6 +438,11 @@ class Engine:
         if self.observers is not None:
             for output in outputs:
                 self.observers.notify("on_request_end", output=output)
+
+    def _tell_gaps(self, entries_N: IntArray) -> None:
+        gaps_s = self.queue.table.gaps_s(entries_N, self.clock())
+        if len(gaps_s):
+            self._notify("on_token_gaps", gaps_s=gaps_s)
 
     def _report(self, launched: _InFlight, num_generated_tokens: int) -> None:
         plan, dispatched = launched.plan, launched.dispatched
