@@ -9,7 +9,8 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -66,6 +67,15 @@ class RequestInfo:
             _check_salt(cache_salt)
         deadline_s = None if deadline_s is None else float(deadline_s)
         return cls(priority, NO_TAGS if tags is None else _checked_tags(tags, tag_keys), deadline_s, cache_salt)
+
+    @classmethod
+    def of_valid(cls, given: Mapping[str, Any], tag_keys: Collection[str] | None = None) -> Self:
+        """What is valid of what a refused request gave."""
+        info = cls()
+        for key, value in given.items():
+            with suppress(RequestError):
+                info = replace(info, **{key: getattr(cls.validated(**{key: value}, tag_keys=tag_keys), key)})
+        return info
 
     def as_options(self) -> dict[str, Any]:
         """The same by the names of INFO_KEYS."""

@@ -25,7 +25,7 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
-from hookline.core.request_info import PLAIN, RequestInfo
+from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue, Views
@@ -198,9 +198,7 @@ class Engine:
         self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None, **said: Any
     ) -> RequestOutput:
         """The output of a request that `add` refused; observers see it too. said: its INFO_KEYS, if they were given."""
-        info = PLAIN
-        with suppress(RequestError):  # it may be refused for one of them
-            info = RequestInfo.validated(**said, tag_keys=self.limits.tag_keys)
+        info = RequestInfo.of_valid(said, self.limits.tag_keys)
         output = RequestOutput(
             self._next_id,
             prompt,

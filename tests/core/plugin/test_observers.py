@@ -255,7 +255,7 @@ def test_a_refused_request_only_ends_and_an_aborted_one_needs_no_first_token():
     engine.refuse([], refused.value, tags={"a": "b"}, deadline_s=-1)
     engine.refuse([], refused.value, tags={"a": "b"})
     engine.abort([engine.add([1], SamplingParams())])
-    assert diary.events == [("end", 0, {}), ("end", 1, {"a": "b"}), ("begin", 2), ("end", 2, {})]
+    assert diary.events == [("end", 0, {"a": "b"}), ("end", 1, {"a": "b"}), ("begin", 2), ("end", 2, {})]
 
 
 def test_a_first_token_is_told_once_however_often_a_request_is_preempted():
