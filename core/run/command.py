@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import guarded, is_sweep
 
@@ -46,7 +46,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.run.results import refusals
 
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
-        infos = {name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()}
+        infos: dict[str, Any] = {name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()}
         outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
         show(run, outputs)
     refused = refusals(outputs)
