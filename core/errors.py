@@ -32,6 +32,15 @@ class CheckpointError(HooklineError):
 class RequestError(HooklineError):
     """A request that cannot be served; it is refused alone and the others run on."""
 
+    reason = "invalid"
+    """Why, in a word of a few for all: what refusals are counted by."""
+
+
+class PromptTooLongError(RequestError):
+    """A request whose prompt is longer than any that the engine could serve."""
+
+    reason = "prompt_too_long"
+
 
 class QueueFullError(RequestError):
     """A request that is refused because too many wait already; it may be served later.
@@ -39,6 +48,8 @@ class QueueFullError(RequestError):
     key, limit: the configuration key that says so, and its value. num_waiting_requests, num_waiting_tokens: how many
     wait, and how many prompt tokens they have.
     """
+
+    reason = "queue_full"
 
     def __init__(self, key: str, limit: int, num_waiting_requests: int, num_waiting_tokens: int) -> None:
         waiting = f"{num_waiting_requests} requests with {num_waiting_tokens} prompt tokens wait already"

@@ -82,7 +82,8 @@ class RequestOutput:
     ended if its caller did not end it. index counts the completions of a prompt.
     logprobs (one per token of token_ids) and prompt_logprobs (one per token of the prompt, None for the first) are None
     unless asked for.
-    tags, priority, deadline_s (seconds after the arrival) are those that the request came with.
+    tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: of a request
+    that was refused, why in a word: RequestError.reason.
     """
 
     request_id: int
@@ -103,6 +104,7 @@ class RequestOutput:
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0
     deadline_s: float | None = None
+    refusal: str | None = None
 
     @property
     def completions(self) -> list[RequestOutput]:

@@ -9,7 +9,8 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -23,8 +24,9 @@ MAX_TAG_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 TAG_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
-INFO_KEYS = ("priority", "tags", "deadline_s", "cache_salt")
-"""The names under which all of this is given, wherever a request comes from."""
+NOT_SAID: Mapping[str, Any] = {"priority": 0, "tags": None, "deadline_s": None, "cache_salt": None}
+"""The names under which all of this is given, wherever a request comes from, and what nothing is as good as."""
+INFO_KEYS = tuple(NOT_SAID)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,19 @@ class RequestInfo:
             _check_salt(cache_salt)
         deadline_s = None if deadline_s is None else float(deadline_s)
         return cls(priority, NO_TAGS if tags is None else _checked_tags(tags, tag_keys), deadline_s, cache_salt)
+
+    @classmethod
+    def of_valid(cls, given: Mapping[str, Any], tag_keys: Collection[str] | None = None) -> Self:
+        """What is valid of what a refused request gave."""
+        info = cls()
+        for key, value in given.items():
+            with suppress(RequestError):
+                info = replace(info, **{key: getattr(cls.validated(**{key: value}, tag_keys=tag_keys), key)})
+        return info
+
+    def as_options(self) -> dict[str, Any]:
+        """The same by the names of INFO_KEYS."""
+        return {key: getattr(self, key) for key in INFO_KEYS}
 
     @property
     def prefix_root(self) -> int:

@@ -14,7 +14,7 @@ import tomllib
 
 import pytest
 
-from hookline.core import errors, sampling_params
+from hookline.core import errors, request_info, sampling_params
 from hookline.core.checkpoint import checkpoint
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests import logits_processing
@@ -158,6 +158,7 @@ PRINTED = {
     "params = SamplingParams(temperature=0.6": "length",
     'delta in llm.stream("def': "num_completion_tokens",
     "QueueFullError": "Usage(num_prompt_tokens=",
+    "tag_keys=": "{'tenant': 'globex'} 1 2.0 length",
     "llm.observers": "hookline:generation_tokens_total",
     '["import"]': "length",
     "[delta.text async": "[[",
@@ -239,6 +240,8 @@ LIMITS = {
         sampling_params.MAX_BAD_WORD_CHARACTERS,
         sampling_params.MAX_BAD_WORD_TOKEN_IDS,
     ],
+    "`tags`": [request_info.MAX_TAGS, 32, request_info.MAX_TAG_CHARACTERS],
+    "`cache_salt`": [request_info.MAX_SALT_CHARACTERS],
     "`extra_args`": [logits_processing.MAX_VALUES, logits_processing.MAX_CHARACTERS, logits_processing.MAX_DEPTH],
     "JSON files": [checkpoint.MAX_DEPTH],
     "an error's text": [errors.MAX_SHOWN],

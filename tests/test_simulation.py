@@ -15,7 +15,7 @@ from hookline.core.bench.driver import drive
 from hookline.core.bench.files import read_recording
 from hookline.core.bench.metrics import summarise
 from hookline.core.bench.recorder import COUNTS, STATES
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError
@@ -44,6 +44,14 @@ LENGTHS = {"num_prompts": 14, "prompt_len": (4, 60), "output_len": (2, 24), "sha
 LOADS = {
     "closed loop": WorkloadConfig(**LENGTHS),
     "open loop": WorkloadConfig(**LENGTHS, request_rate=60.0, burstiness=0.5),
+    "classes": WorkloadConfig(
+        **LENGTHS,
+        request_rate=60.0,
+        classes=(
+            {"share": 2, "tags": {"tenant": "a"}, "cache_salt": "a", "deadline_s": 0.3},
+            {"tags": {"tenant": "b"}, "priority": 1, "cache_salt": "b", "output_len": [2, 4]},
+        ),
+    ),
     "conversations": WorkloadConfig(**{**LENGTHS, "prompt_len": (4, 20)}, turns=(1, 3), think_s=(0.0, 0.1)),
 }
 
@@ -79,6 +87,8 @@ def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
         np.testing.assert_array_equal(getattr(simulated, column), getattr(real, column), err_msg=column)
     np.testing.assert_allclose(simulated.steps["end_s"], real.steps["end_s"], atol=1e-9)
     assert summarise(real, Slo())["cached_tokens"] > 0
+    assert [one.tags for one in simulated.requests] == [dict(one.info.tags) for one in load.requests]
+    assert summarise(simulated, Slo()).get("by_tag", {}).keys() == ({"tenant"} if name == "classes" else set())
     if name == "closed loop":
         assert real.steps["preemptions"].sum() > 0
 

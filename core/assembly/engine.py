@@ -14,6 +14,7 @@ from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
+from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries
 from hookline.core.contracts import Limits
 from hookline.core.distributed.process_group import connect
@@ -110,6 +111,7 @@ def assemble(resolved: ResolvedConfig, observers: Observers, executor: SizedExec
         observers=observers,
         model_name=resolved.checkpoint.reference,
         shares_prefixes=resolved.shares_prefixes,
+        job_folder=job_folder(),
     )
 
 

@@ -18,7 +18,7 @@ from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
 from hookline.core.contracts.kernels import AttentionSpec, Kernels, QKNorm, Rope
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
-from hookline.core.contracts.observer import EngineView, Observer, StepStats
+from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats
 from hookline.core.contracts.optional import is_offered
 from hookline.core.contracts.processor import (
     FromSamplingParams,
@@ -88,6 +88,7 @@ __all__ = [
     "Ranks",
     "Registrar",
     "RemembersSteps",
+    "RequestBegin",
     "RequestFacts",
     "RequestView",
     "Rope",

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hookline.core.contracts.optional import optional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from hookline.core.outputs import RequestOutput
+    from hookline.core.sampling_params import SamplingParams
+    from hookline.core.util.arrays import FloatArray
 
 
 class EngineView(Protocol):
@@ -42,6 +45,18 @@ class EngineView(Protocol):
         ...
 
     @property
+    def waiting_by_reason(self) -> Mapping[str, int]:
+        """The same, by what they wait for; the keys are always the same. capacity: their first place. preempted: one
+        to go on.
+        """
+        ...
+
+    @property
+    def job_folder(self) -> Path | None:
+        """The folder of the sweep's job that the engine works for, where files about it belong; None outside of one."""
+        ...
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache."""
         ...
@@ -50,6 +65,23 @@ class EngineView(Protocol):
     def num_free_blocks(self) -> int:
         """Blocks that no request holds; their contents may still be found again."""
         ...
+
+
+@dataclass(frozen=True)
+class RequestBegin:
+    """A request that an engine has just queued: what it says of itself. There is no text, and no token."""
+
+    request_id: int
+    """As in its RequestOutput."""
+    arrival_s: float
+    """On the engine's clock."""
+    num_prompt_tokens: int
+    params: SamplingParams
+    priority: int
+    tags: Mapping[str, str]
+    """Read-only."""
+    deadline_s: float | None
+    """Seconds after the arrival."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +133,21 @@ class Observer(Protocol):
 
     @optional
     def on_engine_start(self, engine: EngineView) -> None:
+        """See the hook."""
+        return
+
+    @optional
+    def on_request_begin(self, info: RequestBegin) -> None:
+        """See the hook."""
+        return
+
+    @optional
+    def on_first_token(self, info: RequestBegin, first_token_s: float) -> None:
+        """See the hook."""
+        return
+
+    @optional
+    def on_token_gaps(self, gaps_s: FloatArray) -> None:
         """See the hook."""
         return
 

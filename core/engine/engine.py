@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from pathlib import Path
 from typing import Any
 
 from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
@@ -85,14 +86,19 @@ class Engine:
         observers: Observers | None = None,
         shares_prefixes: bool = False,
         model_name: str = "",
+        job_folder: Path | None = None,
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
-        self.policy, self.model_name = policy, model_name
+        self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
         self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.feedback = PolicyFeedback(scheduler, self._scheduler_name)
         self.served = ServedCounts()
         self._last_end_s = 0.0
         self.observers = observers
+        hears = observers.hears if observers is not None else lambda hook: False
+        self._hears_begin, self._hears_first, self._hears_gaps = (
+            hears(hook) for hook in ("on_request_begin", "on_first_token", "on_token_gaps")
+        )
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.clock: Callable[[], float] = time.monotonic
         """All times are its; another one may take its place before the first request."""
@@ -129,6 +135,12 @@ class Engine:
     def num_waiting(self) -> int:
         """See EngineView."""
         return len(self.queue.waiting)
+
+    @property
+    def waiting_by_reason(self) -> Mapping[str, int]:
+        """See EngineView."""
+        num_preempted = self.queue.num_preempted_waiting
+        return {"capacity": len(self.queue.waiting) - num_preempted, "preempted": num_preempted}
 
     @property
     def num_blocks(self) -> int:
@@ -178,6 +190,8 @@ class Engine:
         options["like"] = other
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
+        if self._hears_begin:
+            self._notify("on_request_begin", info=request.begin())
         self.queue.add(request)
         if timeout_s is not None:
             self._drop_met_deadlines()
@@ -200,9 +214,23 @@ class Engine:
         """
         check_room(self.limits, self.queue, num_requests)
 
-    def refuse(self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None) -> RequestOutput:
-        """The output of a request that `add` refused; observers see it too."""
-        output = RequestOutput(self._next_id, prompt, list(prompt_token_ids), [], FinishReason.ERROR, error=str(error))
+    def refuse(
+        self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None, **said: Any
+    ) -> RequestOutput:
+        """The output of a request that `add` refused; observers see it too. said: its INFO_KEYS, if they were given."""
+        info = RequestInfo.of_valid(said, self.limits.tag_keys)
+        output = RequestOutput(
+            self._next_id,
+            prompt,
+            list(prompt_token_ids),
+            [],
+            FinishReason.ERROR,
+            error=str(error),
+            tags=dict(info.tags),
+            priority=info.priority,
+            deadline_s=info.deadline_s,
+            refusal=error.reason,
+        )
         self._next_id += 1
         self._notify("on_request_end", output=output)
         return output
@@ -346,6 +374,8 @@ class Engine:
                 self._note_first_tokens(launched)
                 entries_N, tokens_N = self.queue.table.commit(launched.dispatched.sampled, tokens)
                 kept = list(self.queue.table.requests(entries_N)) if self._counts_tokens else []
+                if self._hears_gaps:
+                    self._tell_gaps(entries_N)
                 outputs += self._commit(entries_N, tokens_N)
                 self._notify_ends(outputs)
             self._report(launched, len(entries_N))
@@ -402,7 +432,9 @@ class Engine:
         for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
             request = self.queue.live.get(id_)
             if request is not None and request.first_token_s is None:
-                request.first_token_s = self.clock()
+                request.first_token_s = now_s = self.clock()
+                if self._hears_first:
+                    self._notify("on_first_token", info=request.begin(), first_token_s=now_s)
 
     def _lose(self, plan: CheckedPlan, error: LostStep) -> list[RequestOutput]:
         """A plan was launched in vain: end those that its fault concerns, and have the others compute it again.
@@ -450,8 +482,7 @@ class Engine:
         self._ended += broken
         self.pool.reset_cache()
         self.feedback.broke_off(self.clock())
-        with suppress(PluginError):  # the error that led here is the one to see
-            self._notify_ends(broken)
+        self._notify_ends(broken)
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -536,6 +567,11 @@ class Engine:
         if self.observers is not None:
             for output in outputs:
                 self.observers.notify("on_request_end", output=output)
+
+    def _tell_gaps(self, entries_N: IntArray) -> None:
+        gaps_s = self.queue.table.gaps_s(entries_N, self.clock())
+        if len(gaps_s):
+            self._notify("on_token_gaps", gaps_s=gaps_s)
 
     def _report(self, launched: _InFlight, num_generated_tokens: int) -> None:
         plan, dispatched = launched.plan, launched.dispatched

@@ -172,7 +172,9 @@ class AsyncLLM:
 
         limit = self.llm.output_processor.engine.limits.max_queued_requests
         if limit is not None and len(self._untokenized) >= limit:  # the engine's own queue may be empty meanwhile
-            deltas.put(QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0))
+            full = QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0)
+            self._thread.refuse(full, **options)
+            deltas.put(full)
             return stream
         prompt = snapshot(prompt)
         self._untokenized.add(deltas)

@@ -19,6 +19,7 @@ from hookline.core.errors import EngineError, HooklineError, LostStep, RequestEr
 from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
+from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
 
 _log = logging.getLogger("hookline")
@@ -57,6 +58,10 @@ class EngineThread:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
             self._commands.put(partial(self._add, deltas, token_ids, params, options))
+
+    def refuse(self, error: RequestError, **options: Any) -> None:
+        """Let observers know of a prompt that was refused before it came here; its caller is told by whoever did."""
+        self._commands.put(partial(self._refuse, (), error, options))
 
     def cancel(self, deltas: DeltaQueue) -> None:
         """End a prompt's requests, whose caller hears nothing more. Takes no lock, so a destructor may call it."""
@@ -169,11 +174,15 @@ class EngineThread:
             self._open[deltas] = set(ids)
         except RequestError as error:
             self._put(deltas, error)
-            self._output_processor.engine.refuse(token_ids, error, options.get("prompt"))
+            self._refuse(token_ids, error, options)
         except HooklineError as error:
             self._put(deltas, error)
         except BaseException as error:  # nobody else's request is touched by it
             self._put(deltas, _engine_error(error))
+
+    def _refuse(self, token_ids: Sequence[int], error: RequestError, options: Mapping[str, Any]) -> None:
+        said = {key: options[key] for key in INFO_KEYS if key in options}
+        self._output_processor.engine.refuse(token_ids, error, options.get("prompt"), **said)
 
     def _post(self, deltas: DeltaQueue, delta: Delta) -> None:
         if delta.output is not None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from hookline.core.errors import QueueFullError, RequestError
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta, RequestOutput
+from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
@@ -74,12 +75,15 @@ class Call:
         own = {} if self._own is None else self._own[index]
         text = prompt if isinstance(prompt, str) else None
         token_ids: Sequence[int] = ()
+        said = {key: own[key] for key in INFO_KEYS if key in own}
         try:
             token_ids = self._output_processor.codec.encode(prompt)
             options = {"prompt": text, "prompt_index": index, **self._options, **own}
             self._open.update(self._output_processor.add(token_ids, params, self._receive, **options))
         except RequestError as error:
-            self._new_deltas.append(_refusal(index, self._output_processor.engine.refuse(token_ids, error, text)))
+            self._new_deltas.append(
+                _refusal(index, self._output_processor.engine.refuse(token_ids, error, text, **said))
+            )
 
     def _receive(self, delta: Delta) -> None:
         if delta.output is not None:

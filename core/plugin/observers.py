@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from hookline.core.plugin.registry import Option
 
-OBSERVER_HOOKS = ("on_engine_start", "on_step_end", "on_request_end", "on_engine_stop")
+OBSERVER_HOOKS = (
+    "on_engine_start",
+    "on_request_begin",
+    "on_first_token",
+    "on_token_gaps",
+    "on_step_end",
+    "on_request_end",
+    "on_engine_stop",
+)
 _ALWAYS_TOLD = {"on_engine_start", "on_engine_stop"}
 _log = logging.getLogger("hookline")
 
@@ -43,6 +51,10 @@ class Observers:
         methods = [(name, getattr(observer, hook)) for name, observer in self.chosen.items()]
         chosen = [(f"observer '{name}'", method) for name, method in methods if is_offered(method)]
         return [*_plugins_calls(hook, manager), *chosen]
+
+    def hears(self, hook: str) -> bool:
+        """Whether anybody implements a hook: what makes its arguments ready need not be done otherwise."""
+        return hook in self._calls
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call everybody who implements a hook; who raises is told nothing more but that the engine stops.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hookline.core.contracts import RequestBegin
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
@@ -35,6 +36,7 @@ COUNTS = (
     "max_len",
     "is_greedy",
     "is_watched",
+    "last_token_us",
 )
 """What `Request.counts` holds, in this order; each is an attribute of the request, too."""
 
@@ -128,6 +130,9 @@ class Request:
     is_greedy = _Count()
     is_watched = _Count()
     """Whether a watcher wants to see its tokens."""
+    last_token_us = _Count()
+    """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
+    while somebody observes the gaps between tokens."""
 
     def __init__(
         self,
@@ -210,6 +215,13 @@ class Request:
     def num_known_outputs(self) -> int:
         """Generated tokens whose values are here."""
         return self.num_known_tokens - self.num_prompt_tokens
+
+    def begin(self) -> RequestBegin:
+        """What observers are told of it."""
+        info = self.info
+        return RequestBegin(
+            self.id, self.arrival_s, self.num_prompt_tokens, self.params, info.priority, info.tags, info.deadline_s
+        )
 
     def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
         """What the caller gets, without text, if it ends now."""

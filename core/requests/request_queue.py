@@ -33,6 +33,8 @@ class RequestQueue:
         self.ending: dict[int, Request] = {}
         self.num_waiting_tokens = 0
         """Prompt tokens of the waiting requests."""
+        self.num_preempted_waiting = 0
+        """Those of the waiting requests that ran before."""
         self.num_steps_without_decode = 0
         """See core.contracts.SchedulerView."""
 
@@ -47,7 +49,7 @@ class RequestQueue:
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
         self.running[request.id] = self.waiting.pop(request.id)
-        self.num_waiting_tokens -= request.num_prompt_tokens
+        self._left(request)
         self.table.take(request)
         self._running_slots = None
 
@@ -64,6 +66,7 @@ class RequestQueue:
             self.table.leave(request)
             self.waiting[request.id] = request
             self.num_waiting_tokens += request.num_prompt_tokens
+            self.num_preempted_waiting += 1
             self.waiting.move_to_end(request.id, last=False)
         self._running_slots = None
 
@@ -71,11 +74,16 @@ class RequestQueue:
         """Forget a request, wherever it stands."""
         del self.live[request.id]
         if self.waiting.pop(request.id, None) is not None:
-            self.num_waiting_tokens -= request.num_prompt_tokens
+            self._left(request)
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
         self.table.leave(request)
         self._running_slots = None
+
+    def _left(self, request: Request) -> None:
+        """Count a request out that waits no longer."""
+        self.num_waiting_tokens -= request.num_prompt_tokens
+        self.num_preempted_waiting -= request.num_preemptions > 0
 
     def running_entries(self) -> IntArray:
         """Entries of the running requests, oldest first; nobody may write to it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookline.core.requests.request import COUNTS, Request, TokenArray
-from hookline.core.util.arrays import IntArray
+from hookline.core.util.arrays import FloatArray, IntArray
 
 NOBODY = -1
 """The id of a free entry."""
@@ -43,6 +43,7 @@ class RunningTable:
         self.high_water_S, self.num_block_tokens_S = views["high_water"], views["num_block_tokens"]
         self.num_cached_block_tokens_S = views["num_cached_block_tokens"]
         self.min_len_S, self.max_len_S = views["min_len"], views["max_len"]
+        self.last_token_us_S = views["last_token_us"]
         self.is_greedy_S, self.is_watched_S = views["is_greedy"], views["is_watched"]
         self.id_S[:] = NOBODY
         self.tokens_SL: TokenArray = np.empty((num_entries, max_len), dtype=np.int32)
@@ -104,6 +105,14 @@ class RunningTable:
         self.tokens_SL[entries_N, places] = tokens_N
         self.num_known_tokens_S[entries_N] = places + 1
         return entries_N, tokens_N
+
+    def gaps_s(self, entries_N: IntArray, now_s: float) -> FloatArray:
+        """Note that these requests have a token now; returns the seconds since the one before of those that had one."""
+        now_us = int(now_s * 1e6)
+        last_N = self.last_token_us_S[entries_N]
+        self.last_token_us_S[entries_N] = now_us
+        gaps_s: FloatArray = (now_us - last_N[last_N > 0]) / 1e6
+        return gaps_s
 
     def to_look_at(self, entries_N: IntArray, tokens_N: IntArray) -> IntArray:
         """Places among committed tokens that are watched, or may end their request: its last, or a stop token."""

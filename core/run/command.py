@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import guarded, is_sweep
 from hookline.core.cli.output import require_output, say
@@ -42,6 +42,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
+    from hookline.core.request_info import NOT_SAID
     from hookline.core.run.results import refusals
     from hookline.core.util.files import check_writable
 
@@ -50,7 +51,10 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     else:
         check_writable(run.output, "output")
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
-        outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
+        infos: dict[str, Any] = {
+            name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()
+        }
+        outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
         show(run, outputs)
     refused = refusals(outputs)
     for line in refused:

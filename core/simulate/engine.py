@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
@@ -69,6 +70,7 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
             origin=str(entry.origin),
             observers=Observers(host.manager, make_observers(config.observers)),
             model_name="simulated",
+            job_folder=job_folder(),
             shares_prefixes=engine.prefix_caching and _shares_prefixes(origin, host),
         )
     run_on(simulated, cost)

@@ -20,6 +20,7 @@ from typing import Any
 
 from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.compose import ComposedJob, compose
+from hookline.core.config.job_folder import JOB_FOLDER
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.job_process import run_child
@@ -98,7 +99,8 @@ class Sweep:
         started = time.monotonic()
         timeout_s = job.tree.get("job_timeout_s")
         if timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0):
-            ended = run_child(command, self.cwd, self.text, folder / LOG, timeout_s, self.environ)
+            environ = {**self.environ, JOB_FOLDER: str(folder.resolve())}
+            ended = run_child(command, self.cwd, self.text, folder / LOG, timeout_s, environ)
         else:
             error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
             ended = {"status": FAILED, "error": error, "exit_code": None}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def no_ints() -> IntArray:

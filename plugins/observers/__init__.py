@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hookline.core.contracts import Needs, Registrar, hookimpl
+from hookline.core.contracts import Needs, Registrar, bounded, hookimpl
 
 API_VERSION = 2
 
@@ -19,6 +19,20 @@ class PrometheusConfig:
     """Value of the label `model_name`; the checkpoint's name if empty."""
 
 
+@dataclass
+class OtelConfig:
+    """A span for each request, sent by OpenTelemetry's protocol over HTTP."""
+
+    endpoint: str | None = None
+    """Where spans go, e.g. http://localhost:4318/v1/traces; None: where OpenTelemetry's own variables say."""
+    service_name: str = "hookline"
+    """The resource's `service.name`."""
+    model_name: str = ""
+    """Value of `gen_ai.request.model`; the checkpoint's name if empty."""
+    timeout_s: float = bounded(5.0, above=0)
+    """Longest that one export may take; also the longest that closing the engine waits for the last spans."""
+
+
 @hookimpl
 def register_observers(register: Registrar) -> None:
     register(
@@ -27,4 +41,11 @@ def register_observers(register: Registrar) -> None:
         config=PrometheusConfig,
         help="metrics for Prometheus, under vLLM's names with the prefix hookline:",
         needs=Needs(packages=("prometheus_client",)),
+    )
+    register(
+        "otel",
+        "hookline.plugins.observers.otel:OpenTelemetry",
+        config=OtelConfig,
+        help="a span for each request, with gen_ai attributes and without any text, by OTLP over HTTP",
+        needs=Needs(packages=("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")),
     )

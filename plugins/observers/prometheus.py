@@ -1,17 +1,22 @@
 """Metrics of an engine for Prometheus, named as vLLM's are, with the prefix `hookline:` in place of `vllm:`.
 
-Counters and gauges move once a step, histograms once a request; nothing is done per token. Each object has a registry
-of its own, so several engines of a process do not mix.
+Counters, gauges and the gaps between tokens move once a step, all of them at once, the other histograms once a request.
+Each object has a registry of its own, so several engines of a process do not mix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from hookline.core.contracts import Observer
+from hookline.core.errors import PromptTooLongError, QueueFullError, RequestError
 from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -19,12 +24,15 @@ if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput
     from hookline.plugins.observers import PrometheusConfig
 
+Gaps = np.ndarray[Any, np.dtype[np.float64]]
 PREFIX = "hookline:"
 LONG_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 """Buckets of times that a whole request takes, in seconds."""
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+REFUSALS = tuple(error.reason for error in (RequestError, PromptTooLongError, QueueFullError))
+"""Reasons that are shown from the start; others appear when they come."""
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -47,9 +55,14 @@ class Prometheus(Observer):
         make = _Maker(self.registry, self._config.model_name or engine.model_name)
         self._gauges = _gauges(make, engine)
         self._step, self._request = _StepMetrics(make), _RequestMetrics(make)
+        self._gaps = make.gaps("inter_token_latency_seconds", "From one token of a request to its next.", TOKEN_S)
         if self._config.port is not None:
             self._server, _ = start_http_server(self._config.port, self._config.address, self.registry)
             self.port = self._server.server_port
+
+    def on_token_gaps(self, gaps_s: Gaps) -> None:
+        """See the hook of this name."""
+        self._gaps.observe(gaps_s)
 
     def on_step_end(self, stats: StepStats) -> None:
         """See the hook of this name."""
@@ -75,6 +88,13 @@ class _Maker:
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry, self._model_name = registry, model_name
 
+    def gauges(self, name: str, help: str, label: str, values: Mapping[str, Callable[[], float]]) -> list[Gauge]:
+        gauge = Gauge(PREFIX + name, help, ["model_name", label], registry=self._registry)
+        made = {value: gauge.labels(self._model_name, value) for value in values}
+        for value, one in made.items():
+            one.set_function(values[value])
+        return list(made.values())
+
     def gauge(self, name: str, help: str, value: Callable[[], float]) -> Gauge:
         gauge = Gauge(PREFIX + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
         gauge.set_function(value)
@@ -82,6 +102,18 @@ class _Maker:
 
     def counter(self, name: str, help: str) -> Counter:
         return Counter(PREFIX + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
+
+    def open_counter(self, name: str, help: str, label: str, known: Iterable[str]) -> Callable[[str], None]:
+        """Counts by a label whose values are not all known; returns what adds 1 to one of them."""
+        counter = Counter(PREFIX + name, help, ["model_name", label], registry=self._registry)
+        for value in known:
+            counter.labels(self._model_name, value)
+        return lambda value: counter.labels(self._model_name, value).inc()
+
+    def gaps(self, name: str, help: str, buckets: tuple[float, ...]) -> _Gaps:
+        gaps = _Gaps(PREFIX + name, help, self._model_name, buckets)
+        self._registry.register(gaps)
+        return gaps
 
     def counters(self, name: str, help: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
         counter = Counter(PREFIX + name, help, ["model_name", label], registry=self._registry)
@@ -92,14 +124,42 @@ class _Maker:
         return histogram.labels(self._model_name)
 
 
+class _Gaps(Collector):
+    """A histogram that takes many samples at once."""
+
+    def __init__(self, name: str, help: str, model_name: str, buckets: tuple[float, ...]) -> None:
+        self._name, self._help, self._model_name, self._buckets = name, help, model_name, buckets
+        self._counts = np.zeros(len(buckets) + 1, dtype=np.int64)
+        self._sum_s = 0.0
+
+    def observe(self, gaps_s: Gaps) -> None:
+        self._counts += np.bincount(np.searchsorted(self._buckets, gaps_s), minlength=len(self._counts))
+        self._sum_s += float(gaps_s.sum())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What a scrape gets."""
+        ends = [*map(str, map(float, self._buckets)), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
+        counts = [(end, float(count)) for end, count in zip(ends, np.cumsum(self._counts), strict=True)]
+        family.add_metric([self._model_name], counts, self._sum_s)
+        yield family
+
+
 def _gauges(make: _Maker, engine: EngineView) -> list[Gauge]:
     """What a scrape reads off the engine itself, so that it is true between steps, too."""
     usage = "Part of the KV-cache blocks in use; 1 is all."
+    by_reason = "Requests that wait to run, by what for: their first place, or one again after a preemption."
+    reasons = {reason: partial(_waiting, engine, reason) for reason in engine.waiting_by_reason}
     return [
+        *make.gauges("num_requests_waiting_by_reason", by_reason, "reason", reasons),
         make.gauge("num_requests_running", "Requests that are running.", lambda: engine.num_running),
         make.gauge("num_requests_waiting", "Requests that wait to run.", lambda: engine.num_waiting),
         make.gauge("kv_cache_usage_perc", usage, lambda: 1 - engine.num_free_blocks / engine.num_blocks),
     ]
+
+
+def _waiting(engine: EngineView, reason: str) -> int:
+    return engine.waiting_by_reason[reason]
 
 
 class _StepMetrics:
@@ -127,6 +187,7 @@ class _StepMetrics:
 class _RequestMetrics:
     def __init__(self, make: _Maker) -> None:
         self.ends = make.counters("request_success", "Requests that ended, by reason.", "finished_reason", FinishReason)
+        self.refuse = make.open_counter("request_refusals", "Requests that were refused, by why.", "reason", REFUSALS)
         self.prompt = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self.generated = make.histogram("request_generation_tokens", "Generated tokens of a request.", TOKENS)
         self.first = make.histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
@@ -139,6 +200,8 @@ class _RequestMetrics:
 
     def observe(self, output: RequestOutput) -> None:
         self.ends[output.finish_reason].inc()
+        if output.refusal is not None:
+            self.refuse(output.refusal)
         times = output.timings
         if times is None:
             return  # refused: it never was in the engine

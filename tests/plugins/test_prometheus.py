@@ -1,5 +1,6 @@
 """The Prometheus observer: every metric says what happened, and a scrape gets it over HTTP."""
 
+import itertools
 import urllib.request
 
 import pytest
@@ -24,10 +25,11 @@ VLLM_NAMES = {
     "time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
     "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
     "request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens",
+    "inter_token_latency_seconds", "num_requests_waiting_by_reason",
 }  # fmt: skip
 
 
-OUR_NAMES = {"step_host_seconds", "step_wait_seconds"}
+OUR_NAMES = {"step_host_seconds", "step_wait_seconds", "request_refusals"}
 
 
 def observed(observer, **options):
@@ -35,11 +37,11 @@ def observed(observer, **options):
 
 
 def values(text):
-    """Sample name, with its finish reason if it has one -> value; buckets left out."""
+    """Sample name, with its reason if it has one -> value; buckets left out."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            reason = sample.labels.get("finished_reason")
+            reason = sample.labels.get("finished_reason") or sample.labels.get("reason")
             name = sample.name.removeprefix("hookline:") + (f"/{reason}" if reason else "")
             if "le" not in sample.labels and not sample.name.endswith("_created"):
                 found[name] = sample.value
@@ -56,7 +58,7 @@ def prometheus():
     return Prometheus(PrometheusConfig(model_name="tiny"))
 
 
-def test_the_names_are_those_of_vllm_and_two_of_our_own(prometheus):
+def test_the_names_are_those_of_vllm_and_three_of_our_own(prometheus):
     observed(prometheus)
     families = {family.name for family in text_string_to_metric_families(prometheus.text())}
     families = {name for name in families if not name.endswith("_created")}  # when each began, says the client
@@ -76,7 +78,8 @@ def test_counters_and_histograms_add_up(prometheus):
     assert found["generation_tokens_total"] == 8
     assert found["iteration_tokens_total_sum"] == 9 + 1 + 2 * 3
     assert found["iteration_tokens_total_count"] == 8
-    reasons = {name.partition("/")[2]: value for name, value in found.items() if "/" in name}
+    ends = "request_success_total/"
+    reasons = {name.removeprefix(ends): value for name, value in found.items() if name.startswith(ends)}
     assert reasons == {"stop": 0, "length": 2, "abort": 1, "error": 1}
     assert found["request_prompt_tokens_sum"] == 19 and found["request_generation_tokens_sum"] == 8
     assert found["e2e_request_latency_seconds_count"] == found["request_queue_time_seconds_count"] == 3
@@ -106,6 +109,61 @@ def test_preemptions_are_counted(prometheus):
     outputs = drain(engine)
     num_preemptions = sum(output.num_preemptions for output in outputs)
     assert values(prometheus.text())["num_preemptions_total"] == num_preemptions > 0
+
+
+def test_waiting_requests_are_told_apart_by_what_they_wait_for(prometheus):
+    engine = observed(prometheus, num_blocks=10, max_model_len=40, max_num_seqs=2)
+    for seed in range(4):
+        engine.add([seed + 1] * 8, SamplingParams(max_tokens=30, seed=seed))
+    seen = set()
+    while engine.has_work:
+        engine.step()
+        waiting = tuple(engine.waiting_by_reason.values())
+        if waiting not in seen:
+            found = values(prometheus.text())
+            scraped = [found[f"num_requests_waiting_by_reason/{reason}"] for reason in ("capacity", "preempted")]
+            assert tuple(scraped) == waiting and sum(scraped) == found["num_requests_waiting"]
+        seen.add(waiting)
+    assert (2, 0) in seen and any(preempted for _, preempted in seen)
+    engine.close()
+
+
+def test_every_gap_between_tokens_is_counted_preemptions_and_discarded_tokens_aside(prometheus):
+    engine = observed(prometheus, num_blocks=10, max_model_len=40, overlap=True, eos_token_ids=[7])
+    engine.clock = itertools.count(1.0, 0.5).__next__
+    for seed in range(4):
+        engine.add([seed + 1] * 8, SamplingParams(max_tokens=20, seed=seed))
+    outputs = drain(engine)
+    assert sum(output.num_preemptions for output in outputs) > 0
+    found = values(prometheus.text())
+    assert found["inter_token_latency_seconds_count"] == sum(len(output.token_ids) - 1 for output in outputs)
+
+
+def test_the_gaps_of_a_request_are_the_time_from_its_first_to_its_last_token(prometheus):
+    engine = observed(prometheus)
+    engine.clock = itertools.count(1.0, 0.001).__next__
+    engine.add([1, 2, 3], greedy(5))
+    [output] = drain(engine)
+    lines = [line for line in prometheus.text().splitlines() if "inter_token_latency_seconds_bucket" in line]
+    assert lines[-1].endswith(" 4.0") and 'le="+Inf"' in lines[-1]
+    assert [float(line.rpartition(" ")[2]) for line in lines] == sorted(
+        float(line.rpartition(" ")[2]) for line in lines
+    )
+    decode_s = output.timings.finished_s - output.timings.first_token_s
+    assert values(prometheus.text())["inter_token_latency_seconds_sum"] == pytest.approx(decode_s, abs=0.005)
+
+
+def test_refusals_are_counted_by_reason(prometheus):
+    engine = observed(prometheus, max_queued_requests=1)
+    engine.add([1], greedy())
+    for attempt in (lambda: engine.add([], greedy()), lambda: engine.add([1] * 200, greedy()), engine.check_room):
+        with pytest.raises(RequestError) as refused:
+            attempt()
+        engine.refuse([], refused.value)
+    found = values(prometheus.text())
+    reasons = ("invalid", "prompt_too_long", "queue_full")
+    assert [found[f"request_refusals_total/{reason}"] for reason in reasons] == [1, 1, 1]
+    assert found["request_success_total/error"] == 3
 
 
 def test_a_scrape_over_http_gets_the_same_until_the_engine_stops():

@@ -7,7 +7,7 @@ import pytest
 
 from hookline.core.config.settings import validate
 from hookline.core.contracts import Needs, Observer
-from hookline.core.errors import ConfigError, PluginError
+from hookline.core.errors import ConfigError, PluginError, RequestError
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers, make_observers
@@ -142,7 +142,10 @@ class Deaf(Observer):
     ("target", "message"),
     [
         ("Misspelt", "nothing calls its on_step_start"),
-        ("Blind", "it has none of the methods on_engine_start, on_step_end, on_request_end, on_engine_stop"),
+        (
+            "Blind",
+            "it has none of the methods on_engine_start, on_request_begin, on_first_token, on_token_gaps, ",
+        ),
         ("Deaf", "its on_step_end cannot be called with (stats)"),
         ("HERE", "it is a str, not a class"),
     ],
@@ -192,3 +195,102 @@ def test_a_chosen_observer_that_raises_ends_no_request_and_the_others_are_told_a
     with pytest.raises(PluginError, match="on_step_end of observer 'clumsy' raised KeyError: 'oops'"):
         engine.close()
     assert made["tally"].is_stopped
+
+
+# --- events of requests
+
+
+class Diary(Observer):
+    """Everything it is told of requests, in order."""
+
+    def __init__(self, config=None):
+        self.events, self.begun, self.gaps = [], [], []
+
+    def on_request_begin(self, info):
+        self.begun.append(info)
+        self.events.append(("begin", info.request_id))
+
+    def on_first_token(self, info, first_token_s):
+        assert info in self.begun
+        self.events.append(("first", info.request_id, first_token_s))
+
+    def on_token_gaps(self, gaps_s):
+        self.gaps.extend(gaps_s.tolist())
+
+    def on_request_end(self, output):
+        self.events.append(("end", output.request_id, output.tags))
+
+
+def kept_diary(**options):
+    diary = Diary()
+    return diary, fake_engine(PlainScheduler(), observers=Observers(new_manager(), {"diary": diary}), **options)
+
+
+def test_a_request_begins_has_a_first_token_and_ends_with_what_it_says_of_itself():
+    diary, engine = kept_diary()
+    params = SamplingParams(max_tokens=3, seed=1)
+    said = {"tags": {"tenant": "acme"}, "priority": 2, "deadline_s": 5}
+    id_ = engine.add([1, 2, 3], params, arrival_s=7.0, **said)
+    [output] = drain(engine)
+    first_s = output.timings.first_token_s
+    assert diary.events == [("begin", id_), ("first", id_, first_s), ("end", id_, {"tenant": "acme"})]
+    [info] = diary.begun
+    assert (info.request_id, info.arrival_s, info.num_prompt_tokens, info.params.max_tokens) == (id_, 7.0, 3, 3)
+    assert (info.priority, info.tags, info.deadline_s) == (2, {"tenant": "acme"}, 5.0)
+
+
+def test_a_refused_request_only_ends_and_an_aborted_one_needs_no_first_token():
+    diary, engine = kept_diary()
+    with pytest.raises(RequestError) as refused:
+        engine.add([], SamplingParams(), tags={"a": "b"})
+    engine.refuse([], refused.value, tags={"a": "b"}, deadline_s=-1)
+    engine.refuse([], refused.value, tags={"a": "b"})
+    engine.abort([engine.add([1], SamplingParams())])
+    assert diary.events == [("end", 0, {"a": "b"}), ("end", 1, {"a": "b"}), ("begin", 2), ("end", 2, {})]
+
+
+def test_a_first_token_is_told_once_however_often_a_request_is_preempted():
+    diary, engine = kept_diary(num_blocks=10, max_model_len=40)
+    for seed in range(4):
+        engine.add([seed + 1] * 8, SamplingParams(max_tokens=20, seed=seed))
+    outputs = drain(engine)
+    assert sum(output.num_preemptions for output in outputs) > 0
+    assert sorted(event[1] for event in diary.events if event[0] == "first") == [0, 1, 2, 3]
+    assert len(diary.gaps) == sum(len(output.token_ids) - 1 for output in outputs)
+
+
+def test_gaps_add_up_to_the_time_that_a_request_generated():
+    diary, engine = kept_diary()
+    now = [100.0]
+    engine.clock = lambda: now[0]
+    engine.add([1, 2, 3], SamplingParams(max_tokens=4, seed=1))
+    for gap_s in (1.0, 0.25, 0.5, 2.0):
+        now[0] += gap_s
+        engine.step()
+    assert diary.gaps == [0.25, 0.5, 2.0]
+
+
+def test_without_listeners_nothing_is_made_for_them(monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("nobody listens")
+
+    monkeypatch.setattr("hookline.core.requests.request.Request.begin", fail)
+    monkeypatch.setattr("hookline.core.requests.running_table.RunningTable.gaps_s", fail)
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), make_observers(chosen(["tally"]))))
+    engine.add([1], SamplingParams(max_tokens=2))
+    assert len(drain(engine)) == 1
+
+
+def test_an_observer_that_raises_at_the_begin_ends_no_request():
+    class Strict(Observer):
+        def __init__(self, config=None):
+            pass
+
+        def on_request_begin(self, info):
+            raise KeyError("oops")
+
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), {"strict": Strict()}))
+    engine.add([1], SamplingParams(max_tokens=1))
+    assert [output.finish_reason for output in drain(engine)] == [FinishReason.LENGTH]
+    with pytest.raises(PluginError, match="on_request_begin of observer 'strict' raised KeyError"):
+        engine.close()

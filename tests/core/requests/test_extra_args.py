@@ -214,8 +214,8 @@ def test_any_line_of_a_prompts_file_is_accepted_or_refused_in_one_line(tmp_path_
 
     def run():
         one = processing()
-        for _, params in read_prompts({"prompts_file": str(path)}, SamplingParams()):
-            one.check(params)
-            one.prepare(params.resolved({}), FACTS)
+        for read in read_prompts({"prompts_file": str(path)}, SamplingParams()):
+            one.check(read.params)
+            one.prepare(read.params.resolved({}), FACTS)
 
     outcome(run, RequestError, ConfigError)

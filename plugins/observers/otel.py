@@ -1,0 +1,116 @@
+"""A span for each request, by OpenTelemetry's conventions for generative models (`gen_ai.*`).
+
+No text and no token of a request is in its span. Spans are made when requests begin and leave in a thread of
+OpenTelemetry's: the engine waits for nobody, and spans that nobody takes are dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from hookline.core.contracts import Observer
+from hookline.core.outputs import FinishReason
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import EngineView, RequestBegin
+    from hookline.core.outputs import RequestOutput
+    from hookline.plugins.observers import OtelConfig
+
+OPERATION = "text_completion"
+PARENT = "traceparent"
+"""The tag that holds a caller's span, as W3C Trace Context writes it: the request's span is below it."""
+REQUEST = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
+"""Sampling parameters in a span, as gen_ai.request.NAME."""
+
+
+class OpenTelemetry(Observer):
+    """`core.contracts.Observer`: spans of one engine, through a provider of its own.
+
+    exporter: what takes the spans; None sends them as the config says.
+    """
+
+    def __init__(self, config: OtelConfig, exporter: SpanExporter | None = None) -> None:
+        self._config = config
+        self.provider = TracerProvider(resource=Resource.create({"service.name": config.service_name}))
+        exporter = exporter or OTLPSpanExporter(endpoint=config.endpoint, timeout=config.timeout_s)
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("hookline")
+        self._spans: dict[int, Span] = {}
+
+    def on_engine_start(self, engine: EngineView) -> None:
+        """See the hook of this name."""
+        self._model_name = self._config.model_name or engine.model_name
+        self._clock: Callable[[], float] = lambda: engine.clock()
+
+    def on_request_begin(self, info: RequestBegin) -> None:
+        """See the hook of this name."""
+        attributes = {f"gen_ai.request.{name}": getattr(info.params, name) for name in REQUEST}
+        attributes |= {"hookline.priority": info.priority, "hookline.deadline_s": info.deadline_s}
+        attributes["gen_ai.usage.input_tokens"] = info.num_prompt_tokens
+        self._spans[info.request_id] = self._start(info.request_id, info.tags, info.arrival_s, attributes)
+
+    def on_first_token(self, info: RequestBegin, first_token_s: float) -> None:
+        """See the hook of this name."""
+        self._spans[info.request_id].add_event("first_token", timestamp=self._ns(first_token_s))
+
+    def on_request_end(self, output: RequestOutput) -> None:
+        """See the hook of this name."""
+        now_s = self._clock()
+        span = self._spans.pop(output.request_id, None) or self._start(output.request_id, output.tags, now_s, {})
+        for name, value in _outcome(output).items():
+            if value is not None:
+                span.set_attribute(name, value)
+        if output.finish_reason is FinishReason.ERROR:
+            span.set_attribute("error.type", output.refusal or "engine")
+            span.set_status(Status(StatusCode.ERROR))  # what the error says may name what the caller sent
+        span.end(self._ns(now_s if output.timings is None else output.timings.finished_s))
+
+    def on_engine_stop(self, engine: EngineView) -> None:
+        """See the hook of this name."""
+        del self._clock  # and let go of the engine
+        self.provider.force_flush(int(1000 * self._config.timeout_s))
+        self.provider.shutdown()
+
+    def _start(self, id_: int, tags: Any, when_s: float, attributes: dict[str, Any]) -> Span:
+        said = {
+            "gen_ai.operation.name": OPERATION,
+            "gen_ai.provider.name": "hookline",
+            "gen_ai.request.model": self._model_name,
+            "gen_ai.response.model": self._model_name,
+            "gen_ai.response.id": str(id_),
+            **attributes,
+            **{f"hookline.tag.{key}": value for key, value in tags.items() if key != PARENT},
+        }
+        return self._tracer.start_span(
+            f"{OPERATION} {self._model_name}",
+            context=TraceContextTextMapPropagator().extract({PARENT: tags[PARENT]}) if PARENT in tags else None,
+            kind=SpanKind.SERVER,
+            attributes={name: value for name, value in said.items() if value is not None},
+            start_time=self._ns(when_s),
+        )
+
+    def _ns(self, when_s: float) -> int:
+        """A moment of the engine's clock in nanoseconds since 1970."""
+        return time.time_ns() - int(1e9 * (self._clock() - when_s))
+
+
+def _outcome(output: RequestOutput) -> dict[str, Any]:
+    times = output.timings
+    return {
+        "gen_ai.response.finish_reasons": [output.finish_reason.value],
+        "gen_ai.usage.output_tokens": len(output.token_ids),
+        "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens,
+        "gen_ai.latency.time_in_queue": None if times is None else times.queue_s,
+        "gen_ai.latency.time_to_first_token": None if times is None else times.time_to_first_token_s,
+        "gen_ai.latency.e2e": None if times is None else times.total_s,
+        "hookline.num_preemptions": output.num_preemptions,
+    }
