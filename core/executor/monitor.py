@@ -43,11 +43,12 @@ COMPILE_S = 300.0
 
 @dataclass(frozen=True)
 class Timeouts:
-    """engine.rank_timeout_s and engine.step_timeout_s; all_s: in place of the latter while no rank is ahead."""
+    """engine.rank_timeout_s, step_timeout_s and start_timeout_s; all_s: of a step, while no rank is ahead."""
 
     rank_s: float
     step_s: float
     all_s: float
+    start_s: float = 300.0
 
 
 class Monitor:
@@ -63,9 +64,13 @@ class Monitor:
         self._changed = threading.Condition()
         self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
         self._suspects: list[tuple[bool, str]] = []
+        self._places: dict[int, str] = {}
+        """Where children are while they start."""
         self._faults: dict[int, tuple[int, str]] = {}
         """The last step that failed on a child for single requests, counted from 1, and what failed."""
         self._alone_s = 0.0
+        self._awaited, self._late, self._late_s = "", [0], 0.0
+        """What rank 0 waits for all children to say; the ranks that others wait for while starting, and how long."""
         self._silent_s, self._grace_s = [0.0] * len(heartbeats), 0.0
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)
@@ -91,7 +96,9 @@ class Monitor:
         Raises: RankError with what went wrong.
         """
         with self._changed:
+            self._awaited = said
             self._changed.wait_for(lambda: self.failure or len(self._said[said]) == len(self.children))
+            self._awaited = ""
         self.check()
         self._started = said == "ready"
 
@@ -194,6 +201,8 @@ class Monitor:
                 with self._changed:
                     self._faults[child.rank] = message["step"], message["fault"]
                     self._changed.notify_all()
+            elif "place" in message:
+                self._places[child.rank] = f", {message['place']},"
             elif "error" in message:
                 self._suspect(child, f"failed{self._when()}: {message['error']}", is_echo=message["is_echo"])
                 self._gone.add(child.rank)
@@ -221,6 +230,8 @@ class Monitor:
         self._judge_silence(passed_s)
         self._judge_faults(passed_s)
         self._judge_progress(passed_s)
+        if not self._started:
+            self._judge_start(passed_s)
 
     def _judge_silence(self, passed_s: float) -> None:
         limit_s = self.timeouts.rank_s if self._started else max(START_SILENCE_S, self.timeouts.rank_s)
@@ -257,6 +268,19 @@ class Monitor:
         limit_s = self.timeouts.step_s + self._taken_s if is_waited_for else self.timeouts.all_s
         if self._stuck_s > limit_s:
             self._end_stuck()
+
+    def _judge_start(self, passed_s: float) -> None:
+        """While starting, ranks wait for each other in their first collectives, and rank 0 for what children say."""
+        before, progress = self._late, self._progress
+        self._late = [rank for rank, count in enumerate(progress) if count < max(progress)]
+        if self._awaited:
+            self._late = [child.rank for child in self.children if child.rank not in self._said[self._awaited]]
+        is_busy = any(heartbeat.is_compiling for heartbeat in self.heartbeats)
+        self._late_s = self._late_s + passed_s * (not is_busy) if self._late and self._late == before else 0.0
+        if self._late_s > self.timeouts.start_s:
+            who = " and ".join(f"{self._name(rank)}{self._places.get(rank, '')}" for rank in self._late)
+            what = f"kept the others waiting for {self.timeouts.start_s:g} s (engine.start_timeout_s) while starting"
+            self.fail(f"{who} {what}", breaks_off=0 in self._late)
 
     def _end_stuck(self) -> None:
         behind = [rank for rank, count in enumerate(self._progress) if count == min(self._progress)]

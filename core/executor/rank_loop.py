@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -48,9 +49,10 @@ def run_rank(fd: int, build: Build) -> NoReturn:
     except ConnectionError:
         os._exit(1)
     heartbeat = Heartbeat(_shared(task), task["rank"])
-    threading.Thread(target=_live, args=(parent, heartbeat), daemon=True).start()
+    started = threading.Event()
+    threading.Thread(target=_live, args=(parent, heartbeat, started), daemon=True).start()
     try:
-        _serve(parent, task, heartbeat, build)
+        _serve(parent, task, heartbeat, build, started)
     except BaseException as error:
         _report(parent, error)
         os._exit(1)
@@ -63,16 +65,32 @@ def _shared(task: Mapping[str, Any]) -> Any:
     return SharedWords(task["memory_fd"], task["num_words"]).words
 
 
-def _live(parent: socket.socket, heartbeat: Heartbeat) -> None:
-    """Beat, and end this process at once when the parent has gone, whatever the main thread is stuck in."""
-    hang_up = select.poll()
+def _live(parent: socket.socket, heartbeat: Heartbeat, started: threading.Event) -> None:
+    """Beat, and end this process at once when the parent has gone, whatever the main thread is stuck in.
+
+    While the process starts, the parent is told where the main thread is whenever that is another place.
+    """
+    hang_up, place = select.poll(), ""
     hang_up.register(parent, 0)
     while not hang_up.poll(int(BEAT_S * 1000)):
         heartbeat.beat()
+        if not started.is_set() and (now := _place()) != place:
+            place = now
+            send_message(parent, {"place": place})
     os._exit(1)
 
 
-def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat, build: Build) -> None:
+def _place() -> str:
+    """The innermost code of the main thread that is not Python's own, else the innermost."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
+    others = [one for one in frames if not one.f_code.co_filename.startswith("<")]
+    return "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
+
+
+def _serve(
+    parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat, build: Build, started: threading.Event
+) -> None:
     import torch
 
     torch.set_num_threads(task["num_threads"])
@@ -82,6 +100,7 @@ def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat,
         _receive(parent)
 
     worker = build(task, heartbeat, meet)
+    started.set()
     send_message(parent, {"ready": True})
     _compute(worker, parent, heartbeat)
     worker.synchronize()

@@ -46,6 +46,8 @@ class EngineThread:
     def start(self) -> None:
         """Begin to run; the engine belongs to the thread from now on."""
         self._output_processor.engine.tell_if_stuck(self._give_up)
+        if self._output_processor.guard is not None:
+            self._output_processor.guard.tell = self._give_up
         self._thread.start()
 
     def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:

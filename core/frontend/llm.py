@@ -15,11 +15,12 @@ from typing import Any
 
 from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
-from hookline.core.config.settings import Config, validate
+from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import RequestError, shown
 from hookline.core.frontend.generation import Call, ProgressBar
 from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
@@ -85,7 +86,8 @@ class LLM:
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
-        self.output_processor = OutputProcessor(self.engine, self.codec)
+        guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
+        self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, self.output_processor.close)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())

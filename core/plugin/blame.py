@@ -50,14 +50,19 @@ class Blaming:
             raise self._kind(f"{failure} {self._doing}: {with_place(error)}") from error
 
     def _failure(self, error: BaseException) -> str | None:
-        """Who fails, and in which function that core or another plugin called."""
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        failure = self.whose([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
+        if failure is None and self._otherwise is not None:
+            return f"{self._otherwise} fails"
+        return failure
+
+    def whose(self, frames: list[FrameType]) -> str | None:
+        """Who fails of these frames, outermost first, and in which function that core or another plugin called."""
         for frame in reversed(frames):  # a model calls kernels: the innermost is to blame
             near = [one for one in self._entries if _is_code_of(one, frame)]
             near = near or [one for one in self._entries if _is_beside(one, frame)]
             if near:
                 return _named(near, frames)
-        return None if self._otherwise is None else f"{self._otherwise} fails"
+        return None
 
 
 def with_place(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,9 +32,12 @@ class PagedAttention:
     kv_layers: Sequence[Tensor]
     batch: Batch
     rows_N: Tensor | None = None
+    progress: list[int] = field(default_factory=lambda: [0])
+    """One number: calls so far."""
 
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """See Attend."""
+        self.progress[0] += 1
         kv_2NSKE = self.kv_layers[layer]
         out_THE = self.kernels.qkv_attend(qkv_TC, kv_2NSKE, self.batch, rope, norm)
         return out_THE.reshape(qkv_TC.shape[0], -1)
@@ -66,6 +69,8 @@ class ModelRunner:
     clock: set when steps are timed.
     """
 
+    progress: list[int]
+    """One number, which changes with each layer."""
     is_checking = False
     """Whether what plugins return in this step is looked at; see `checking`."""
 
@@ -83,6 +88,7 @@ class ModelRunner:
         pipeline: Pipeline | None = None,
         checks: StepChecks | None = None,
     ) -> None:
+        self.progress = [0]
         self.checks = StepChecks() if checks is None else checks
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_layers = list(kv_cache.unbind(1))
@@ -118,7 +124,7 @@ class ModelRunner:
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and len(rows_N) >= batch.num_tokens:
             rows_N = None  # so that the number of rows says which came back
-        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
+        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N, self.progress)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if self.is_checking:

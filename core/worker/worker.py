@@ -54,6 +54,11 @@ class Worker(SizedExecutor):
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
 
     @property
+    def progress(self) -> int:
+        """See Executor."""
+        return self.runner.progress[0]
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that requests can hold; the scratch block is not counted."""
         return self.runner.num_blocks
