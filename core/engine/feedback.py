@@ -104,8 +104,11 @@ class PolicyFeedback:
 
 
 def prefilled(dispatched: Dispatched, kept: Sequence[Request]) -> list[Prefilled]:
-    """What a step computed of prompts. kept: the requests whose drawn tokens were kept."""
-    admitted, sampled = {request.id for request in dispatched.admitted}, {request.id for request in kept}
+    """What a step computed of prompts. kept: the requests that keep a token of it, those that decoded first."""
+    if not dispatched.chunks:
+        return []
+    admitted = {request.id for request in dispatched.admitted}
+    sampled = {request.id for request in kept[-len(dispatched.chunks) :]}
     return [
         Prefilled(
             request.view,

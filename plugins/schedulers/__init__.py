@@ -64,6 +64,21 @@ class FairShareConfig(WatermarkConfig):
                 raise ConfigError(f"scheduler.weights.{value}={weight} must be a finite number above 0")
 
 
+@dataclass
+class DeadlineConfig(WatermarkConfig):
+    """Earliest deadline first, among those who can still be served in time."""
+
+    ttft_s: float = bounded(1.0, above=0)
+    """Seconds after its arrival by which a request without a deadline should have its first token."""
+    tpot_s: float = bounded(0.05, above=0)
+    """Seconds between two tokens of a running request that steps should keep."""
+    default_deadline_s: float | None = bounded(None, above=0)
+    """Seconds after its arrival by which a request without a deadline should be done; null: ttft_s is all it has."""
+    late_share: float = bounded(0.05, above=0, below=1)
+    """Part of the prompt tokens for those who can no longer be in time, while others wait; above 0, so that nobody
+    starves."""
+
+
 @hookimpl
 def register_schedulers(register: Registrar) -> None:
     register(
@@ -89,4 +104,10 @@ def register_schedulers(register: Registrar) -> None:
         "hookline.plugins.schedulers.fair_share:FairShare",
         config=FairShareConfig,
         help="tenants, by a tag of their requests, are served in proportion to their weights",
+    )
+    register(
+        "deadline",
+        "hookline.plugins.schedulers.deadline:Deadline",
+        config=DeadlineConfig,
+        help="earliest deadline first; steps sized by what they cost, so that running requests keep their pace",
     )

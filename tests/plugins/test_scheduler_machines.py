@@ -11,8 +11,16 @@ from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.scheduler_suite import MAX_STEPS, Gaps, endless_steps
-from hookline.plugins.schedulers import ChunkedConfig, LongestFirstConfig, PrefillFirstConfig
+from hookline.plugins.schedulers import (
+    ChunkedConfig,
+    DeadlineConfig,
+    FairShareConfig,
+    LongestFirstConfig,
+    PrefillFirstConfig,
+)
 from hookline.plugins.schedulers.chunked import Chunked
+from hookline.plugins.schedulers.deadline import Deadline
+from hookline.plugins.schedulers.fair_share import FairShare
 from hookline.plugins.schedulers.longest_first import LongestFirst
 from hookline.plugins.schedulers.prefill_first import PrefillFirst
 
@@ -129,8 +137,10 @@ class EngineMachine(RuleBasedStateMachine):
         lambda: Chunked(ChunkedConfig()),
         lambda: LongestFirst(LongestFirstConfig()),
         lambda: LongestFirst(LongestFirstConfig(pace=True)),
+        lambda: FairShare(FairShareConfig()),
+        lambda: Deadline(DeadlineConfig(ttft_s=2.0)),
     ],
-    ids=["prefill_first", "chunked", "longest_first", "longest_first paced"],
+    ids=["prefill_first", "chunked", "longest_first", "longest_first paced", "fair_share", "deadline"],
 )
 def test_engine_and_policy_survive_any_sequence_of_events(make):
     machine = type("Machine", (EngineMachine,), {"scheduler": staticmethod(make)})
@@ -165,8 +175,18 @@ SIZES = st.sampled_from(
         (lambda: Chunked(ChunkedConfig()), 0),
         (lambda: LongestFirst(LongestFirstConfig()), 0),
         (lambda: LongestFirst(LongestFirstConfig(pace=True)), 0),
+        (lambda: FairShare(FairShareConfig()), 16),
+        (lambda: Deadline(DeadlineConfig(default_deadline_s=0.01)), 16),
     ],
-    ids=["prefill_first", "prefill_first 3", "chunked", "longest_first", "longest_first paced"],
+    ids=[
+        "prefill_first",
+        "prefill_first 3",
+        "chunked",
+        "longest_first",
+        "longest_first paced",
+        "fair_share",
+        "deadline",
+    ],
 )
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(

@@ -11,14 +11,26 @@ from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.scheduler_suite import SchedulerSuite, drain, look
-from hookline.plugins.schedulers import ChunkedConfig, FairShareConfig, LongestFirstConfig, PrefillFirstConfig
+from hookline.plugins.schedulers import (
+    ChunkedConfig,
+    DeadlineConfig,
+    FairShareConfig,
+    LongestFirstConfig,
+    PrefillFirstConfig,
+)
 from hookline.plugins.schedulers.chunked import Chunked
+from hookline.plugins.schedulers.deadline import Deadline
 from hookline.plugins.schedulers.fair_share import FairShare
 from hookline.plugins.schedulers.longest_first import LongestFirst
 from hookline.plugins.schedulers.prefill_first import PrefillFirst
 
 BOTH = [lambda: PrefillFirst(PrefillFirstConfig()), lambda: Chunked(ChunkedConfig())]
-ALL_OF_THEM = [*BOTH, *[lambda pace=pace: LongestFirst(LongestFirstConfig(pace=pace)) for pace in (False, True)]]
+WITH_MEMORY = [lambda: FairShare(FairShareConfig()), lambda: Deadline(DeadlineConfig())]
+ALL_OF_THEM = [
+    *BOTH,
+    *[lambda pace=pace: LongestFirst(LongestFirstConfig(pace=pace)) for pace in (False, True)],
+    *WITH_MEMORY,
+]
 
 
 class TestPrefillFirst(SchedulerSuite):
@@ -61,6 +73,13 @@ class TestFairShare(SchedulerSuite):
 
     def make(self):
         return FairShare(FairShareConfig(weights={"a": 3.0}))
+
+
+class TestDeadline(SchedulerSuite):
+    max_gap_steps = 16
+
+    def make(self):
+        return Deadline(DeadlineConfig(default_deadline_s=0.01))
 
 
 def params(max_tokens=4, **options):
