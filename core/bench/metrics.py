@@ -85,10 +85,18 @@ def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
         "itl_s": spread(gaps_s(times_s, starts)),
         "running": spread(recording.steps["running"]),
         "waiting": spread(recording.steps["waiting"]),
-        "pool_usage": spread(1 - recording.steps["free_blocks"] / recording.num_blocks),
+        "pool_usage": spread(pool_usage(recording)),
         **{name: spread(recording.steps[name]) for name in ("busy_s", *TIMES)},
         "step_times": _step_times(recording),
     }
+
+
+def pool_usage(recording: Recording) -> Column:
+    """Part of the blocks that is held after each step; empty if the blocks are unknown."""
+    if not recording.num_blocks:
+        return np.empty(0)
+    used: Column = 1 - recording.steps["free_blocks"] / recording.num_blocks
+    return used
 
 
 def _step_times(recording: Recording) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from hookline.core.bench.remote.settings import ClientConfig
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.run.settings import RunKeys
 from hookline.core.util.ranges import bounded, check_ranges
@@ -42,6 +43,10 @@ class Slo:
 class BenchKeys(RunKeys):
     """Root keys of a benchmark, beside the kinds; those of the prompts have no effect."""
 
+    url: str | None = None
+    """Address of an OpenAI-compatible server, http://host:port, which is measured in place of an engine."""
+    client: ClientConfig = field(default_factory=ClientConfig)
+    """How that server is asked."""
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     """The load; a preset of conf/workload sets what it cares about."""
     slo: Slo = field(default_factory=Slo)

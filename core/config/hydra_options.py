@@ -14,9 +14,9 @@ from hookline.core.plugin.registry import AUTO, KINDS, Entry
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
-_FREE = "sampling.extra_args."
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors."""
-_ADDED = f"++{_FREE}"
+_FREE = ("sampling.extra_args.", "client.body.")
+"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: of the installed processors, of a server."""
+_ADDED = tuple(f"++{free}" for free in _FREE)
 
 
 def is_raw(argument: str) -> bool:
@@ -39,9 +39,10 @@ def _quoted(argument: str) -> str:
 
 
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
-    """The arguments with those below sampling.extra_args as additions, since Hydra refuses keys that it does not know.
+    """The arguments with those below a mapping of any keys as additions, since Hydra refuses keys that it does not know.
 
-    Which processors and fields exist, and their types, is checked of every request, wherever it comes from.
+    Which processors and fields exist, and their types, is checked of every request, wherever it comes from; a body's
+    members are the server's to check.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
 

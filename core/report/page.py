@@ -100,7 +100,9 @@ def _section(report: Report, group: Group) -> Mapping[str, Any]:
         "is_flat": len(group.done) > 1 and not spread_out(group.done),
         "curves": [draw(chart) for chart in curves(report, group.jobs, of_load=False)],
         "distributions": [draw(chart) for chart in distributions(report, group)],
-        "timelines": [(job, [draw(top), draw(below, LOW)]) for job, (top, below) in timelines(report, group)],
+        "timelines": [
+            (job, [draw(top), *(draw(one, LOW) for one in below)]) for job, (top, *below) in timelines(report, group)
+        ],
     }
 
 
