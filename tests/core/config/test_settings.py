@@ -19,6 +19,7 @@ from hookline.core.plugin.presets import CONF, default_options
 from hookline.core.plugin.registry import KINDS
 from hookline.core.run.settings import RUN_KEYS, RunKeys
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.settings import ServeKeys
 from hookline.core.simulate.settings import SimulateKeys
 from tests.core.plugin_fakes import (
     OPTIONS,
@@ -306,7 +307,7 @@ def test_a_composed_tree_holds_the_dataclasses_defaults_and_makes_the_same_confi
     assert validate(engine, PluginHost.load()) == validate({}, PluginHost.load())
 
 
-@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys])
+@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys, ServeKeys])
 def test_every_key_of_a_command_is_explained(keys: type) -> None:
     lines = list(documented(keys))
     named = dict(zip(lines[::2], lines[1::2], strict=True))
@@ -315,7 +316,7 @@ def test_every_key_of_a_command_is_explained(keys: type) -> None:
 
 
 def test_no_yaml_of_a_command_repeats_a_default() -> None:
-    for name in ("config", "bench", "simulate"):
+    for name in ("config", "bench", "simulate", "serve"):
         assert set(yaml.safe_load((CONF / f"{name}.yaml").read_text())) == {"defaults", "hydra"}
 
 

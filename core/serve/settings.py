@@ -1,0 +1,83 @@
+"""What a server takes, beside the keys of an engine: the dataclass of the root keys, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.core.config.schema import build, check_keys
+from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
+from hookline.core.plugin.host import PluginHost
+from hookline.core.util.ranges import bounded, check_ranges
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Where a server listens, and what it holds its clients to.
+
+    Raises: ConfigError naming the key, the value and the allowed range.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all of the machine's."""
+    port: int = bounded(8000, 0, 65535)
+    """Port to listen on; 0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """What requests may call the model; none: the checkpoint's reference."""
+    processes: int | None = bounded(None, 0, 64)
+    """Front ends, each a process that tokenizes, detokenizes and writes frames, beside the engine's process. 0: all in
+    one process. None: as the machine's cores allow."""
+    restart: bool = False
+    """Start the engine again after it died; else the server stays, unhealthy, until it is ended."""
+    drain_s: float = bounded(30.0, 0)
+    """Seconds that running requests have to end by themselves after SIGTERM."""
+    timeout_s: float | None = bounded(None, above=0)
+    """Longest that a request may take, in seconds; None: no limit."""
+    max_requests: int = bounded(4096, 1)
+    """Most prompts that are served or wait at once; further ones are refused with status 429."""
+    max_body_bytes: int = bounded(32 * MIB, 1)
+    """Largest body of a request."""
+    max_header_bytes: int = bounded(64 * 1024, 1024)
+    """Largest head of a request."""
+    api_key_file: str | None = None
+    """File with the keys that clients must send, one a line; HOOKLINE_API_KEY in the environment is one more."""
+    tls_certificate: str | None = None
+    """PEM file with the server's certificate chain: serves https."""
+    tls_key: str | None = None
+    """PEM file with its private key; None: in the certificate's file."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the server, or * for all; none: only its own."""
+    access_log: bool = True
+    """Log a line for each request, without its content."""
+
+    def __post_init__(self) -> None:
+        check_ranges(ServeConfig, vars(self), "serve")
+
+
+@dataclass(frozen=True)
+class ServeKeys(EngineKeys):
+    """Root keys of a server, beside the kinds."""
+
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    """Where the server listens, and what it holds its clients to."""
+
+
+@dataclass(frozen=True)
+class ServeRun:
+    """A validated server: its engine's configuration and its own."""
+
+    config: Config
+    serve: ServeConfig
+
+
+def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
+    """Check a composed tree.
+
+    Raises: ConfigError or PluginError naming the key, the value and the fix.
+    """
+    check_keys(tree, (*ENGINE_KEYS, "serve"))
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    return ServeRun(config, build(ServeConfig, tree.get("serve") or {}, "serve"))
