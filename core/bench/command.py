@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.bench.facts import ENGINE_FACTS, describe, describe_engine, first_token_s, peak_memory
 
 if TYPE_CHECKING:
-    from hookline.core.bench.remote.settings import Address, ClientConfig
     from hookline.core.bench.recorder import Recording
+    from hookline.core.bench.remote.settings import Address, ClientConfig
     from hookline.core.bench.settings import BenchKeys, Slo
     from hookline.core.bench.workload import Load, WorkloadConfig
     from hookline.core.config.settings import Config

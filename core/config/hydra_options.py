@@ -15,7 +15,7 @@ RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "sav
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
 _FREE = ("sampling.extra_args.", "client.body.")
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: of the installed processors, of a server."""
+"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of processors, and of a server."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
 
 
@@ -39,7 +39,7 @@ def _quoted(argument: str) -> str:
 
 
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
-    """The arguments with those below a mapping of any keys as additions, since Hydra refuses keys that it does not know.
+    """The arguments with those below such a mapping as additions, since Hydra refuses keys that it does not know.
 
     Which processors and fields exist, and their types, is checked of every request, wherever it comes from; a body's
     members are the server's to check.

@@ -21,7 +21,6 @@ except ImportError as error:
     raise ConfigError('url= needs httptools; pip install "hookline[serve]"') from error
 
 from hookline.core.bench.recorder import Recording
-from hookline.core.bench.remote.answer import Answer
 from hookline.core.bench.remote.body import Bodies
 from hookline.core.bench.remote.connection import ConnectionPool
 from hookline.core.bench.remote.driver import drive
@@ -117,9 +116,10 @@ def _warn(recording: Recording, busy_percent: float, load: Load) -> None:
         _say(f"{count} of {total} requests failed: {message}")
     late = lateness(recording)
     if busy_percent > BUSY_PERCENT or (late is not None and late["p99"] > LATE_S):
+        late_s = 0.0 if late is None else late["p99"]
         _say(
             f"the client was the bottleneck: busy for {busy_percent} % of the time, and p99 of its requests "
-            f"{0 if late is None else late['p99']:.3f} s late; take a faster or less busy machine, or a lower request_rate"
+            f"{late_s:.3f} s late; take a faster or less busy machine, or a lower request_rate"
         )
     short = sum(
         record.error is None and record.output_tokens != request.params.max_tokens

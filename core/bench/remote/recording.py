@@ -1,7 +1,7 @@
 """What a client saw of a server, in the form that a benchmark of an engine is recorded in.
 
-A step of it is a chunk of a stream. What only an engine knows (blocks, prompt tokens computed, preemptions, times of the
-device) is 0 or NaN in the columns and null in the figures.
+A step of it is a chunk of a stream. What only an engine knows (blocks, prompt tokens computed, preemptions, times of
+the device) is 0 or NaN in the columns and null in the figures.
 """
 
 from __future__ import annotations
