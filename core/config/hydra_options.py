@@ -15,7 +15,7 @@ RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "sav
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
 _FREE = ("sampling.extra_args.", "client.body.")
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of processors, and of a server."""
+"""What keys begin with that stand below a mapping of any keys: the installed processors' and a server's."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Limits, RequestFacts
-from hookline.core.errors import PromptTooLongError, QueueFullError, RequestError, shown
+from hookline.core.errors import QueueFullError, PromptTooLongError, RequestError, shown
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.request import Request, TokenArray, Watcher
 from hookline.core.requests.request_queue import RequestQueue

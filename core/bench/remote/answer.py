@@ -128,7 +128,7 @@ class Answer:
 
 
 def _brings_token(choice: dict[str, Any]) -> bool:
-    """Whether a choice of a chunk stands for a token: neither an opening with a role alone nor a closing without text."""
+    """Whether a choice of a chunk stands for a token: not an opening with a role alone, nor a closing without text."""
     delta = choice.get("delta")
     if delta is None:
         return bool(choice.get("text") or choice.get("token_ids") or not choice.get("finish_reason"))
