@@ -2,64 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from hookline.core.errors import HooklineError
-from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.answering import Endpoint, endpoint
 from hookline.core.serve.engine_client import EngineClient
-from hookline.core.serve.errors import error_response, response_of
+from hookline.core.serve.errors import OPENAI_ERRORS, ApiError
+from hookline.core.serve.openai.chat import Chat
+from hookline.core.serve.openai.completions import Completions
+from hookline.core.serve.openai.models import Models
+from hookline.core.serve.openai.tokens import Tokens
 from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.surface import Surface
 
 
 def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
-    """The routes below /v1, and those that go with them."""
+    """The routes below /v1, and those that go with them.
 
-    async def models(request: Request) -> Response:
-        facts = client.facts
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": facts.created_s,
-                "owned_by": "hookline",
-                "root": facts.root,
-                "parent": None,
-                "max_model_len": facts.max_model_len,
-            }
-            for name in facts.names
-        ]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def completions(request: Request) -> Response:
-        try:
-            body: dict[str, Any] = msgspec.json.decode(await request.body(), type=dict)
-        except msgspec.DecodeError as error:
-            return error_response(400, f"the body is not a JSON object: {error}", "invalid_request_error")
-        try:
-            params = SamplingParams(max_tokens=body.get("max_tokens", 16), temperature=body.get("temperature"))
-            stream = client.stream(body.get("prompt", ""), params)
-            outputs = [delta.output async for delta in stream if delta.output is not None]
-        except HooklineError as error:
-            return response_of(error)
-        choices = [
-            {"index": one.index, "text": one.text, "finish_reason": one.finish_reason.value, "logprobs": None}
-            for one in outputs
-        ]
-        usage = outputs[0].usage
-        counts = {
-            "prompt_tokens": usage.num_prompt_tokens,
-            "completion_tokens": usage.num_completion_tokens,
-            "total_tokens": usage.num_total_tokens,
-        }
-        named = {"object": "text_completion", "created": client.facts.created_s, "model": client.facts.names[0]}
-        return JSONResponse({"id": "cmpl-0", **named, "choices": choices, "usage": counts})
-
-    return [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/completions", completions, methods=["POST"]),
+    Raises: PluginError or ConfigError for a parser that cannot be used.
+    """
+    surface = Surface(client, settings)
+    models, tokens = Models(surface), Tokens(surface)
+    handlers: list[tuple[str, str, Endpoint]] = [
+        ("GET", "/v1/models", models.list),
+        ("GET", "/v1/models/{name:path}", models.one),
+        ("POST", "/v1/completions", Completions(surface).handle),
+        ("POST", "/v1/chat/completions", Chat(surface).handle),
+        ("POST", "/v1/embeddings", _embeddings),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
     ]
+    if settings.tokenizer_info:
+        handlers.append(("GET", "/tokenizer_info", tokens.info))
+    max_len = client.facts.max_model_len
+    return [
+        Route(path, endpoint(handler, OPENAI_ERRORS, max_len), methods=[method]) for method, path, handler in handlers
+    ]
+
+
+async def _embeddings(request: Request) -> Response:
+    message = "The model that is served writes text and offers no embeddings; serve an embedding model for them."
+    raise ApiError(404, message, param="model", code="model_not_supported")
