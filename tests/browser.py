@@ -91,7 +91,8 @@ class Browser:
         """Until an expression of JavaScript is true: the page looks at each frame, and this waits for it."""
         waiting = f"""new Promise((done, fail) => {{
             const end = performance.now() + {1000 * seconds};
-            const look = () => ({expression}) ? done(true) : performance.now() > end ? done(false) : setTimeout(look, 10);
+            const late = () => performance.now() > end;
+            const look = () => ({expression}) ? done(true) : late() ? done(false) : setTimeout(look, 10);
             look();
         }})"""
         found = self.call("Runtime.evaluate", expression=waiting, awaitPromise=True, returnByValue=True)["result"]

@@ -127,9 +127,7 @@ def _opened(run: BatchRun) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         try:
             fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(
-                f"{run.output} is being written by another batch; wait for it, or take another"
-            ) from error
+            raise ConfigError(f"{run.output} is being written by another batch; wait, or take another") from error
         yield input, output
 
 

@@ -63,9 +63,15 @@ class BatchRun:
 
 
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The file names among the arguments, and the rest: a name is what is neither a flag nor key=value."""
-    names = [one for one in arguments if not one.startswith("-") and "=" not in one]
-    return names, [one for one in arguments if one not in names]
+    """The file names among the arguments, and the rest for Hydra: a name is what is neither key=value nor a flag's.
+
+    Raises: ConfigError for a flag that does not exist.
+    """
+    from hookline.core.config.compose import flags_and_pairs
+
+    flags, pairs = flags_and_pairs(arguments)
+    names = [one for one in pairs if "=" not in one and not one.startswith("~")]
+    return names, [*flags, *(one for one in pairs if one not in names)]
 
 
 def validate_batch(files: list[str], tree: Mapping[str, Any], host: PluginHost) -> BatchRun:
