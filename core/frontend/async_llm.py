@@ -153,7 +153,7 @@ class AsyncLLM:
         options["prompt"] = prompt if isinstance(prompt, str) else None
         options["arrival_s"] = self.llm.output_processor.engine.clock()
         stream = RequestStream(self._thread, deltas, params.n)
-        if not _takes_long(prompt, params):
+        if not takes_long(prompt, params):
             self._thread.submit(deltas, *self._prepare(prompt, params), **options)
             return stream
         if not self._stop.alive:
@@ -221,7 +221,7 @@ class AsyncLLM:
         await self.aclose()
 
 
-def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
     """Whether a request's texts would hold up the event loop for a millisecond or more."""
     num_words = sum(isinstance(word, str) for word in params.bad_words)
     num_characters = sum(map(len, params.stop))
