@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hookline.core.cli.command import guarded, is_sweep
@@ -19,17 +20,19 @@ if TYPE_CHECKING:
 
 NEEDED = ("starlette", "uvicorn", "msgspec", "zmq")
 """What the extra brings."""
+ENGINE = "hookline.core.serve.engine_main:main"
+"""What the engine's process runs."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine reaches."""
 _log = logging.getLogger("hookline")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    return guarded(_run, arguments)
+def main(arguments: Sequence[str] | None = None, *, engine: str = ENGINE) -> int:
+    """Run the command line and return its exit code. engine: what the engine's process runs, as "module:function"."""
+    return guarded(partial(_run, engine=engine), arguments)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], engine: str) -> int:
     from hookline.core.config.compose import compose
     from hookline.core.errors import ConfigError
     from hookline.core.plugin.host import PluginHost
@@ -44,7 +47,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     run = validate_serve(jobs[0].tree, host)
     _check_extra()
-    return _serve(run, host)
+    return _serve(run, host, engine)
 
 
 def _check_extra() -> None:
@@ -58,7 +61,7 @@ def _check_extra() -> None:
         raise ConfigError(f"hookline serve needs {', '.join(missing)}: pip install 'hookline[serve]'")
 
 
-def _serve(run: ServeRun, host: PluginHost) -> int:
+def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     from hookline.core.serve.api_keys import read_keys
     from hookline.core.serve.http_server import check_tls, listening_sockets
     from hookline.core.serve.settings import num_front_ends
@@ -77,16 +80,16 @@ def _serve(run: ServeRun, host: PluginHost) -> int:
         print(start_message(run.serve, port, names, max_model_len, has_keys=len(keys) > 0), flush=True)
 
     if count:
-        return _serve_from_processes(run, sockets, announce)
+        return _serve_from_processes(run, sockets, announce, engine)
     return _serve_here(run, host, sockets, keys, announce)
 
 
-def _serve_from_processes(run: ServeRun, sockets: list[socket], announce: Announce) -> int:
+def _serve_from_processes(run: ServeRun, sockets: list[socket], announce: Announce, engine: str) -> int:
     import asyncio
 
     from hookline.core.serve.supervisor import Supervisor
 
-    supervisor = Supervisor(run, sockets, lambda ready: announce(ready["names"], ready["max_model_len"]))
+    supervisor = Supervisor(run, sockets, lambda ready: announce(ready["names"], ready["max_model_len"]), engine)
     return asyncio.run(supervisor.serve())
 
 

@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import PATIENT, logging_to_stderr
 from hookline.core.serve.child_process import Parent, die_with_parent
@@ -18,17 +19,33 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
     from hookline.core.serve.messages import Facts
 
+    Load = Callable[[dict[str, Any]], LLM]
+
 DEAD = 3
 """Exit code of a process whose engine was ended by a fault."""
 
 
 def main() -> int:
     """Serve the engine of the task that comes over the inherited socket; returns the exit code."""
+    return run(_load)
+
+
+def run(load: Load) -> int:
+    """The same with what `load` makes of the engine's configuration."""
     os.environ.setdefault(*PATIENT)
     die_with_parent()
     parent = Parent(int(sys.argv[1]))
     with logging_to_stderr():
-        return _serve(parent)
+        return _serve(parent, load)
+
+
+def _load(tree: dict[str, Any]) -> LLM:
+    from hookline.core.config.settings import validate
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.plugin.host import PluginHost
+
+    host = PluginHost.load()
+    return LLM.from_config(validate(tree, host), host)
 
 
 def facts_of(llm: LLM) -> Facts:
@@ -46,11 +63,8 @@ def facts_of(llm: LLM) -> Facts:
     )
 
 
-def _serve(parent: Parent) -> int:
-    from hookline.core.config.settings import validate
+def _serve(parent: Parent, load: Load) -> int:
     from hookline.core.errors import HooklineError, show_traceback
-    from hookline.core.frontend.llm import LLM
-    from hookline.core.plugin.host import PluginHost
     from hookline.core.serve.engine_server import EngineServer
 
     def give_up(error: HooklineError) -> None:
@@ -60,8 +74,7 @@ def _serve(parent: Parent) -> int:
 
     task = parent.task
     try:
-        host = PluginHost.load()
-        llm = LLM.from_config(validate(task["config"], host), host)
+        llm = load(task["config"])
     except HooklineError as error:
         show_traceback(error)
         parent.tell(failed=str(error))

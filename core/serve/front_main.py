@@ -82,7 +82,7 @@ class _FrontEnd:
         from hookline.core.serve.remote_client import RemoteClient
 
         model = served_model(facts, self._settings.names, codec_of(facts, self._task["config"]))
-        self._client = RemoteClient(model, self._send, self._settings.max_requests)
+        self._client = RemoteClient(model, self._send, self._settings)
         if self._death is not None:
             self._client.break_off(self._death, is_dead=True)
         return self._client

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import hookline
 from hookline.core.errors import QueueFullError
-from hookline.core.serve.engine_client import Load, ServedModel
+from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM, RequestStream
@@ -39,7 +39,7 @@ class InProcessClient:
 
     def __init__(self, llm: AsyncLLM, settings: ServeConfig) -> None:
         self._llm, self.facts = llm, served_model(llm.llm, settings)
-        self._max_requests = settings.max_requests
+        self._settings = settings
         self._is_closed = False
         self.closing: Awaitable[None] | None = None
         """What closes it at once, while it drains."""
@@ -56,10 +56,11 @@ class InProcessClient:
         timeout_s: float | None = None,
     ) -> RequestStream:
         """See EngineClient."""
-        if self._llm.num_open >= self._max_requests:
-            raise QueueFullError("serve.max_requests", self._max_requests, self._llm.num_open, 0)
+        if self._llm.num_open >= self._settings.max_requests:
+            raise QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
         options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         given = {name: value for name, value in options.items() if value is not None}
+        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
         return self._llm.stream(prompt, params, priority=priority, timeout_s=timeout_s, **given)
 
     def load(self) -> Load:

@@ -16,7 +16,7 @@ from hookline.core.errors import EngineError, HooklineError, QueueFullError, Req
 from hookline.core.frontend.async_llm import takes_long
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.engine_client import Load, ServedModel
+from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
 from hookline.core.serve.messages import (
     AskMetrics,
     Broken,
@@ -36,6 +36,7 @@ from hookline.core.serve.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
 
 if TYPE_CHECKING:
+    from hookline.core.serve.settings import ServeConfig
     from hookline.core.tokenizer.codec import Prompt
 
 TOKENIZER_THREADS = 2
@@ -48,11 +49,11 @@ DEFAULTS = vars(SamplingParams())
 class RemoteClient:
     """`EngineClient` over messages. send: to the engine; what comes from it is handed to `receive`.
 
-    max_requests: most completions at once here; the engine holds all front ends together to its own limit.
+    The engine holds all front ends together to the limits that each keeps here.
     """
 
-    def __init__(self, facts: ServedModel, send: Callable[[Message], None], max_requests: int) -> None:
-        self.facts, self._send, self._max_requests = facts, send, max_requests
+    def __init__(self, facts: ServedModel, send: Callable[[Message], None], settings: ServeConfig) -> None:
+        self.facts, self._send, self._settings = facts, send, settings
         self.death: str | None = None
         self.is_accepting = True
         """Whether requests are taken while the engine lives."""
@@ -78,10 +79,11 @@ class RemoteClient:
     ) -> RemoteStream:
         """See EngineClient."""
         self._check_open(params.n)
+        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
         given = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "timeout_s": timeout_s}
         options = {"priority": priority, **{name: value for name, value in given.items() if value is not None}}
         handle, self._next_handle = self._next_handle, self._next_handle + params.n
-        stream = RemoteStream(self, handle, params, prompt if isinstance(prompt, str) else None)
+        stream = RemoteStream(self, handle, params, prompt if isinstance(prompt, str) else None, options)
         self._open.update((one.handle, one) for one in stream.completions)
         arrival_s = time.monotonic()
 
@@ -226,8 +228,8 @@ class RemoteClient:
             raise EngineError(self.death)
         if not self.is_accepting:
             raise EngineError("the server is stopping")
-        if len(self._open) + num_requests > self._max_requests:
-            raise QueueFullError("serve.max_requests", self._max_requests, len(self._open), 0)
+        if len(self._open) + num_requests > self._settings.max_requests:
+            raise QueueFullError("serve.max_requests", self._settings.max_requests, len(self._open), 0)
 
     def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
         self.forget(stream.completions)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
@@ -28,8 +28,11 @@ class Forgets(Protocol):
 class RemoteStream:
     """`DeltaStream` of one prompt; completions have handles in a row, from `handle` on."""
 
-    def __init__(self, client: Forgets, handle: int, params: SamplingParams, prompt: str | None) -> None:
+    def __init__(
+        self, client: Forgets, handle: int, params: SamplingParams, prompt: str | None, options: Mapping[str, Any]
+    ) -> None:
         self._client, self.prompt = client, prompt
+        self.info = {key: options[key] for key in ("priority", "tags", "deadline_s") if key in options}
         self.completions = [RemoteCompletion(self, handle + index, index) for index in range(params.n)]
         self.prompt_token_ids: list[int] = []
         self._num_open = params.n
@@ -129,6 +132,7 @@ class RemoteCompletion:
         """Nothing more comes."""
         stream = self.stream
         output = output_of(end, stream.prompt, stream.prompt_token_ids, self._token_ids, self.index)
+        output = replace(output, **stream.info)
         if self._stop is not None:
             output = replace(output, finish_reason=FinishReason.STOP, stop_reason=self._stop, error=None)
         self._ended = output

@@ -23,7 +23,6 @@ from hookline.core.serve.child_process import Child, first_of
 from hookline.core.serve.messages import Gone, Message, Stop, encode
 from hookline.core.serve.settings import ServeRun
 
-ENGINE = "hookline.core.serve.engine_main:main"
 FRONT = "hookline.core.serve.front_main:main"
 CLOSE_S = 10.0
 """For a process to end once it was told to, beyond what it has to do."""
@@ -68,10 +67,15 @@ class _Process:
 
 
 class Supervisor:
-    """Runs a server. sockets: one for each front end, bound. announce: called once all are ready."""
+    """Runs a server. sockets: one for each front end, bound. announce: called once all are ready.
 
-    def __init__(self, run: ServeRun, sockets: list[socket.socket], announce: Callable[[dict[str, Any]], None]) -> None:
-        self._run, self._sockets, self._announce = run, sockets, announce
+    engine: what the engine's process runs, as "module:function".
+    """
+
+    def __init__(
+        self, run: ServeRun, sockets: list[socket.socket], announce: Callable[[dict[str, Any]], None], engine: str
+    ) -> None:
+        self._run, self._sockets, self._announce, self._engine_target = run, sockets, announce, engine
         is_long = len(tempfile.gettempdir()) > MAX_FOLDER
         self._folder = Path(tempfile.mkdtemp(prefix="hookline-", dir="/tmp" if is_long else None))
         self._context = zmq.Context()
@@ -156,7 +160,7 @@ class Supervisor:
         self._orders.set(zmq.ROUTING_ID, b"supervisor")
         self._orders.connect(self._address)
         task = {"config": self._run.tree, "address": self._address, "max_requests": self._run.serve.max_requests}
-        self._engine = _Process(ENGINE, task)
+        self._engine = _Process(self._engine_target, task)
 
     def _start_front(self, index: int) -> None:
         one = self._sockets[index]
