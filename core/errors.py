@@ -32,6 +32,10 @@ class RequestError(HooklineError):
     """A request that cannot be served; it is refused alone and the others run on."""
 
 
+class PromptTooLongError(RequestError):
+    """A prompt with more tokens, or more characters, than there is room for."""
+
+
 class QueueFullError(RequestError):
     """A request that is refused because too many wait already; it may be served later.
 

@@ -1,6 +1,6 @@
 """What plugins implement and what they are given: protocols and plain values, and nothing that runs.
 
-A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `testing` and the errors.
+A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `parsing`, `testing` and the errors.
 Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.
 """
 
@@ -20,6 +20,15 @@ from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec,
 from hookline.core.contracts.needs import Needs
 from hookline.core.contracts.observer import EngineView, Observer, StepStats
 from hookline.core.contracts.optional import is_offered
+from hookline.core.contracts.parser import (
+    Arguments,
+    OutputParser,
+    ParsedPart,
+    ParserContext,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from hookline.core.contracts.processor import (
     FromSamplingParams,
     LogitsProcessor,
@@ -50,6 +59,7 @@ __all__ = [
     "MIN_SLOT_BYTES",
     "NUM_COPIES",
     "WORD_BYTES",
+    "Arguments",
     "Attend",
     "AttentionSpec",
     "Batch",
@@ -70,12 +80,16 @@ __all__ = [
     "Needs",
     "Observer",
     "OpensCheckpoint",
+    "OutputParser",
+    "ParsedPart",
+    "ParserContext",
     "Part",
     "PeerMemory",
     "Plan",
     "ProcessorSpec",
     "QKNorm",
     "Ranks",
+    "Reasoning",
     "Registrar",
     "RequestFacts",
     "RequestView",
@@ -86,6 +100,8 @@ __all__ = [
     "Scheduler",
     "SchedulerView",
     "StepStats",
+    "Text",
+    "ToolCall",
     "WeightTarget",
     "bounded",
     "hookimpl",

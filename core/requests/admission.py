@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Limits, RequestFacts
-from hookline.core.errors import QueueFullError, RequestError, shown
+from hookline.core.errors import PromptTooLongError, QueueFullError, RequestError, shown
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.request import Request, TokenArray, Watcher
@@ -145,7 +145,7 @@ def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> To
     if len(prompt_token_ids) == 0:
         raise RequestError("the prompt is empty; at least one token is needed")
     if len(prompt_token_ids) >= limits.max_len:
-        raise RequestError(_too_long(limits, len(prompt_token_ids)))
+        raise PromptTooLongError(_too_long(limits, len(prompt_token_ids)))
     try:
         tokens = np.asarray(prompt_token_ids)
     except (TypeError, ValueError, OverflowError):

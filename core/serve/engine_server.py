@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from hookline.core.errors import HooklineError, QueueFullError, RankError, RequestError, one_short_line
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    PromptTooLongError,
+    QueueFullError,
+    RankError,
+    RequestError,
+    one_short_line,
+)
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.messages import (
@@ -267,7 +275,8 @@ class EngineServer:
 def _refusal(handle: int, error: Exception) -> Refused:
     if isinstance(error, QueueFullError):
         counts = error.num_waiting_requests, error.num_waiting_tokens
-        return Refused(handle, str(error), (error.key, error.limit, *counts))
-    if isinstance(error, RequestError):
-        return Refused(handle, str(error))
-    return Refused(handle, one_short_line(error), is_fault=True)
+        return Refused(handle, str(error), QueueFullError.__name__, (error.key, error.limit, *counts))
+    for kind in (PromptTooLongError, RequestError):
+        if isinstance(error, kind):
+            return Refused(handle, str(error), kind.__name__)
+    return Refused(handle, one_short_line(error), EngineError.__name__)

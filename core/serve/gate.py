@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from hookline.core.errors import clipped, one_short_line
 from hookline.core.serve.api_keys import ApiKeys
@@ -169,7 +169,7 @@ class _Passage:
         _log.error("request %s failed: %s\n%s", self.id.decode(), one_short_line(error), shown)
         if not self._status:
             message = f"an error of the server; its log has more under request id {self.id.decode()}"
-            response: JSONResponse = error_response(500, message, "server_error", code="internal_error")
+            response = error_response(500, message, "server_error", code="internal_error")
             await response(self._scope, self.receive, self.send)
 
     def log(self) -> None:
@@ -188,7 +188,7 @@ def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
     return uuid.uuid4().hex.encode()
 
 
-def _too_large(max_body_bytes: int) -> JSONResponse:
+def _too_large(max_body_bytes: int) -> Response:
     message = f"the body is larger than serve.max_body_bytes={max_body_bytes}"
     response = error_response(413, message, "invalid_request_error", code="body_too_large")
     response.headers["Connection"] = "close"

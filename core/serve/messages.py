@@ -88,13 +88,12 @@ class Metrics(Message, frozen=True, gc=False):
 
 
 class Refused(Message, frozen=True, gc=False):
-    """A prompt that is not served. queue: QueueFullError's key, limit and counts, if that is why."""
+    """A prompt that is not served. error: the name of the error's class; queue: QueueFullError's arguments."""
 
     handle: int
     message: str
+    error: str
     queue: tuple[str, int, int, int] | None = None
-    is_fault: bool = False
-    """Whether the engine is to blame and not the request."""
 
 
 class End(msgspec.Struct, array_like=True, frozen=True, gc=False):

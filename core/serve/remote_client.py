@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError, one_short_line
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    one_short_line,
+)
 from hookline.core.frontend.async_llm import takes_long
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
@@ -90,7 +97,10 @@ class RemoteClient:
         def submit(prepared: tuple[list[int], SamplingParams]) -> None:
             token_ids, params = prepared
             stream.begin(token_ids, params, self.facts.codec)
-            self._send(_submit_message(handle, token_ids, params, options, arrival_s))
+            try:
+                self._send(_submit_message(handle, token_ids, params, options, arrival_s))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RequestError(f"the request cannot be told to the engine: {one_short_line(error)}") from None
 
         if not takes_long(prompt, params):
             try:
@@ -255,14 +265,12 @@ def _submit_message(
 ) -> Submit:
     given = {name: getattr(params, name) for name, default in DEFAULTS.items()}
     changed = {name: value for name, value in given.items() if value != DEFAULTS[name] and name != "stop"}
-    try:
-        ids = packed(token_ids)
-    except (TypeError, ValueError, OverflowError):
-        raise RequestError("a prompt's token ids must be whole numbers of at least 0") from None
-    return Submit(handle, ids, changed, options, arrival_s)
+    return Submit(handle, packed(token_ids), changed, options, arrival_s)
 
 
 def _error_of(refused: Refused) -> HooklineError:
     if refused.queue is not None:
         return QueueFullError(*refused.queue)
-    return EngineError(refused.message) if refused.is_fault else RequestError(refused.message)
+    known = (PromptTooLongError, RequestError)
+    kind = next((one for one in known if one.__name__ == refused.error), EngineError)
+    return kind(refused.message)

@@ -2,64 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from hookline.core.errors import HooklineError
-from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
+from hookline.core.serve.anthropic.messages import Messages
+from hookline.core.serve.answering import Endpoint, endpoint
 from hookline.core.serve.engine_client import EngineClient
-from hookline.core.serve.errors import error_response, response_of
+from hookline.core.serve.errors import OPENAI_ERRORS, ApiError
+from hookline.core.serve.openai.chat import Chat
+from hookline.core.serve.openai.completions import Completions
+from hookline.core.serve.openai.models import Models
+from hookline.core.serve.openai.responses import Responses
+from hookline.core.serve.openai.tokens import Tokens
+from hookline.core.serve.openapi import Documents
 from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.surface import Surface
+
+
+Handler: TypeAlias = tuple[str, str, Endpoint]
+"""Method, path, and who answers."""
 
 
 def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
-    """The routes below /v1, and those that go with them."""
+    """The routes below /v1, and those that go with them.
 
-    async def models(request: Request) -> Response:
-        facts = client.facts
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": facts.created_s,
-                "owned_by": "hookline",
-                "root": facts.root,
-                "parent": None,
-                "max_model_len": facts.max_model_len,
-            }
-            for name in facts.names
-        ]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def completions(request: Request) -> Response:
-        try:
-            body: dict[str, Any] = msgspec.json.decode(await request.body(), type=dict)
-        except msgspec.DecodeError as error:
-            return error_response(400, f"the body is not a JSON object: {error}", "invalid_request_error")
-        try:
-            params = SamplingParams(max_tokens=body.get("max_tokens", 16), temperature=body.get("temperature"))
-            stream = client.stream(body.get("prompt", ""), params)
-            outputs = [delta.output async for delta in stream if delta.output is not None]
-        except HooklineError as error:
-            return response_of(error)
-        choices = [
-            {"index": one.index, "text": one.text, "finish_reason": one.finish_reason.value, "logprobs": None}
-            for one in outputs
-        ]
-        usage = outputs[0].usage
-        counts = {
-            "prompt_tokens": usage.num_prompt_tokens,
-            "completion_tokens": usage.num_completion_tokens,
-            "total_tokens": usage.num_total_tokens,
-        }
-        named = {"object": "text_completion", "created": client.facts.created_s, "model": client.facts.names[0]}
-        return JSONResponse({"id": "cmpl-0", **named, "choices": choices, "usage": counts})
-
+    Raises: PluginError or ConfigError for a parser that cannot be used.
+    """
+    surface, max_len = Surface(client, settings), client.facts.max_model_len
     return [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/completions", completions, methods=["POST"]),
+        Route(path, endpoint(handler, form, max_len), methods=[method])
+        for form, handlers in ((OPENAI_ERRORS, _openai(surface)), (ANTHROPIC_ERRORS, _anthropic(surface)))
+        for method, path, handler in handlers
     ]
+
+
+def _openai(surface: Surface) -> list[Handler]:
+    models, tokens = Models(surface), Tokens(surface)
+    documents = Documents(surface.settings, surface.facts.version)
+    handlers: list[Handler] = [
+        ("GET", "/openapi.json", documents.json),
+        ("GET", "/docs", documents.page),
+        ("GET", "/v1/models", models.list),
+        ("GET", "/v1/models/{name:path}", models.one),
+        ("POST", "/v1/completions", Completions(surface).handle),
+        ("POST", "/v1/chat/completions", Chat(surface).handle),
+        ("POST", "/v1/responses", Responses(surface).handle),
+        ("POST", "/v1/embeddings", _embeddings),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
+    ]
+    return [*handlers, ("GET", "/tokenizer_info", tokens.info)] if surface.settings.tokenizer_info else handlers
+
+
+def _anthropic(surface: Surface) -> list[Handler]:
+    messages = Messages(surface)
+    return [("POST", "/v1/messages", messages.handle), ("POST", "/v1/messages/count_tokens", messages.count)]
+
+
+async def _embeddings(request: Request) -> Response:
+    message = "The model that is served writes text and offers no embeddings; serve an embedding model for them."
+    raise ApiError(404, message, param="model", code="model_not_supported")

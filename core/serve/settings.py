@@ -9,6 +9,7 @@ from typing import Any
 
 from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
+from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
 from hookline.core.util.ranges import bounded, check_ranges
 
@@ -17,6 +18,12 @@ CORES_PER_PROCESS = 4
 """Cores of the machine for each front end: with fewer, one process does it all."""
 MAX_DEFAULT_PROCESSES = 4
 """Front ends unless more are asked for; each writes tens of thousands of chunks a second."""
+REASONING_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "both": ("reasoning_content", "reasoning"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
+"""Values of serve.reasoning_field, and the fields that each stands for."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,23 @@ class ServeConfig:
     """Origins whose pages may use the server, or * for all; none: only its own."""
     access_log: bool = True
     """Log a line for each request, without its content."""
+    reasoning_parser: Any = None
+    """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: nobody.
+    python -m core.info lists them."""
+    tool_parser: Any = None
+    """Who finds tool calls in the answers of chats with tools, likewise."""
+    reasoning_field: str = "both"
+    """Field of a message that reasoning stands in: reasoning, reasoning_content, or both."""
+    tokenizer_info: bool = False
+    """Serve /tokenizer_info, which tells the tokenizer's configuration and the chat template."""
+    keep_alive_s: float | None = bounded(15.0, above=0)
+    """Seconds of silence after which a stream gets a comment, so that proxies keep it; None: never."""
 
     def __post_init__(self) -> None:
         check_ranges(ServeConfig, vars(self), "serve")
+        if self.reasoning_field not in REASONING_FIELDS:
+            allowed = ", ".join(REASONING_FIELDS)
+            raise ConfigError(f"serve.reasoning_field={shown(self.reasoning_field)} is not one of {allowed}")
 
 
 @dataclass(frozen=True)
