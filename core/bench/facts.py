@@ -75,6 +75,8 @@ def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     measured = ENGINE_KEYS if tree.get("url") is None else ("url", "client")
     config = {key: tree.get(key) for key in (*measured, "workload", "slo", "repeats")}
+    if isinstance(config["workload"], Mapping) and not config["workload"].get("classes"):
+        config["workload"] = {key: value for key, value in config["workload"].items() if key != "classes"}
     versions = {name: version(name) for name in ("hookline", "torch")}
     return {"format": FORMAT, "revision": revision(), "versions": versions, "config": config}
 

@@ -66,6 +66,10 @@ class OutputParser(Protocol):
     keeps_special_tokens: bool = False
     """Whether its tags are special tokens, which the text must then have in it."""
 
+    closing_tag: str | None = None
+    """Of a reasoning parser: behind this the answer begins. Where a chat template has it, a request's structured output
+    is asked of the answer alone."""
+
     def __init__(self, config: Any, context: ParserContext) -> None:
         """Begin a completion."""
         ...

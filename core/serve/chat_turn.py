@@ -127,11 +127,21 @@ async def prepared(
         check_available("tool_choice")
         structured = {"json": schema}
     readers = _readers(surface, tools, reasons=reasons)
+    if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:
+        structured = {"after": tag, **structured}
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
     most = max_new_tokens(max_tokens, None, len(ids), surface.facts.max_model_len)
     params = sampling_params(fields, most, structured_outputs=structured, **further)
     return Turn(prompt, ids, params, tools, readers)
+
+
+def _closing_tag(surface: Surface, prompt: str) -> str | None:
+    """The tag behind which the answer begins, if the model is about to reason."""
+    parser = surface.parsers.reasoning
+    tag = None if parser is None else parser.cls.closing_tag
+    template = getattr(surface.codec.tokenizer, "chat_template", None)
+    return tag if tag and tag in str(template) and not prompt.rstrip().endswith(tag) else None
 
 
 def _readers(surface: Surface, tools: Tools, *, reasons: bool) -> list[Parser]:

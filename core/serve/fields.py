@@ -29,19 +29,24 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     IGNORED: ClassVar[tuple[str, ...]] = ("user",)
 
     model: str | None = None
+    """One of the names in /v1/models; unset: the model that is served."""
     user: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
     stop: str | list[str] | None = None
+    """One text or several that end the completion, and are left out of it."""
     seed: int | None = None
+    """Fixes the draws; -1 does not. Any sign."""
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
+    """Server-sent events as the text grows, and [DONE]."""
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    """Type text, json_object, or json_schema with json_schema.schema."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -55,14 +60,22 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    """One of json, regex, choice, grammar, structural_tag."""
     return_token_ids: bool | None = None
+    """Give the ids of the prompt's and the completion's tokens."""
     return_tokens_as_token_ids: bool | None = None
+    """Write tokens as token_id:N in log-probabilities."""
     priority: int | None = None
+    """Lower comes first, with a scheduler that heeds it."""
     cache_salt: str | None = None
+    """Prompts share cached blocks with those of the same salt alone."""
 
     tags: dict[str, str] | None = None
+    """Whose request it is, for schedulers and metrics."""
     deadline_s: float | None = None
+    """Seconds after which it should be done, for schedulers that heed it."""
     timeout_s: float | None = None
+    """Seconds after which it is ended with an error."""
     extra_args: dict[str, dict[str, Any]] | None = None
 
     def check_stream(self) -> None:

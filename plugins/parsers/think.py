@@ -23,6 +23,8 @@ class Think(OutputParser):
     White space around the tags is left out. Reasoning that never ends is reasoning.
     """
 
+    closing_tag = CLOSE
+
     def __init__(self, config: None, context: ParserContext) -> None:
         self._is_open = context.prompt_end.rstrip().endswith(OPEN)
         self._at = _At.START

@@ -58,6 +58,7 @@ class Bodies:
             "ignore_eos": params.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **request.info.as_options(),
         }
         if self.needs_answers and self.config.prompts == "ids":
             body["return_token_ids"] = True

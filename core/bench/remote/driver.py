@@ -9,7 +9,8 @@ import asyncio
 import time
 from collections import defaultdict
 
-from hookline.core.bench.recorder import Recording, RequestRecord
+from hookline.core.bench.driver import record_of
+from hookline.core.bench.recorder import Recording
 from hookline.core.bench.remote.answer import Answer
 from hookline.core.bench.remote.body import Bodies, Said
 from hookline.core.bench.remote.connection import ConnectionPool
@@ -32,7 +33,7 @@ async def drive(pool: ConnectionPool, bodies: Bodies, load: Load) -> Recording:
 class _Drive:
     def __init__(self, pool: ConnectionPool, bodies: Bodies, load: Load) -> None:
         self.pool, self.bodies, self.load = pool, bodies, load
-        self.records = [RequestRecord(one.arrival_s, len(one.tokens), follows=one.follows) for one in load.requests]
+        self.records = [record_of(request) for request in load.requests]
         self.answers: list[Answer | None] = [None] * len(load.requests)
         self.next_turns: dict[int, list[int]] = defaultdict(list)
         self.num_open = len(load.requests)

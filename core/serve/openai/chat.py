@@ -121,15 +121,19 @@ class _Answer:
                 of_choice: dict[str, Any] = {}
                 rest: dict[str, Any] = {}
             else:
-                of_choice, rest = self._further(delta, begins=begins and delta.index == 0)
-            yield (choice.opening(rest) if begins else b"") + choice.frames(delta, of_choice, rest)
+                of_choice, rest = self._further(delta)
+            yield (self._opening(choice, rest) if begins else b"") + choice.frames(delta, of_choice, rest)
             if delta.output is not None:
                 usage.add_end(delta.output)
         if fields.includes_usage:
             yield frames.usage(usage.openai())
         yield DONE
 
-    def _further(self, delta: Delta, *, begins: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _opening(self, choice: _ChoiceStream, rest: dict[str, Any]) -> bytes:
+        told = {"prompt_token_ids": self._turn.token_ids} if self._fields.return_token_ids else {}
+        return choice.opening({**told, **rest})
+
+    def _further(self, delta: Delta) -> tuple[dict[str, Any], dict[str, Any]]:
         """Further fields of a choice and of its response."""
         choice: dict[str, Any] = {}
         rest: dict[str, Any] = {}
@@ -137,7 +141,6 @@ class _Answer:
             choice["logprobs"] = self._logprobs(delta.logprobs or [])
         if self._fields.return_token_ids:
             choice["token_ids"] = delta.token_ids
-            rest |= {"prompt_token_ids": self._turn.token_ids} if begins else {}
         if self._fields.shows_usage_always:
             rest["usage"] = self._usage.openai()
         return choice, rest

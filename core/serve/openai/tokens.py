@@ -110,5 +110,5 @@ class Tokens:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value says something without saying where files lie."""
+    """Whether a value says something and not where files lie."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and "/" not in value)
