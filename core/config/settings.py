@@ -184,15 +184,23 @@ def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
 
 
 def _observer(value: Any, host: PluginHost) -> Option:
-    values = {"name": value} if isinstance(value, str) else dict(_mapping("observers", value))
+    return option_of(OBSERVER, value, host, "observers")
+
+
+def option_of(kind: str, value: Any, host: PluginHost, key: str) -> Option:
+    """The option that a name stands for, or a mapping with `name` and the fields to set; `key` names it in errors.
+
+    Raises: ConfigError for a field or its value; PluginError for a name that is not there or is broken.
+    """
+    values = {"name": value} if isinstance(value, str) else dict(_mapping(key, value))
     name = values.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"observers: {value!r} has no name")
-    entry = host.choose(OBSERVER, name)
+        raise ConfigError(f"{key}: {value!r} has no name")
+    entry = host.choose(kind, name)
     if entry.config is None:
-        check_keys(values, (), f"observers.{name}")
+        check_keys(values, (), f"{key}.{name}")
         return Option(entry)
-    return _made(entry, values, f"observers.{name}")
+    return _made(entry, values, f"{key}.{name}")
 
 
 def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:

@@ -1,6 +1,6 @@
 """What plugins implement and what they are given: protocols and plain values, and nothing that runs.
 
-A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `testing` and the errors.
+A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `parsing`, `testing` and the errors.
 Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.
 """
 
@@ -20,6 +20,15 @@ from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec,
 from hookline.core.contracts.needs import Needs
 from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats
 from hookline.core.contracts.optional import is_offered
+from hookline.core.contracts.parser import (
+    Arguments,
+    OutputParser,
+    ParsedPart,
+    ParserContext,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from hookline.core.contracts.processor import (
     FromSamplingParams,
     LogitsProcessor,
@@ -57,6 +66,7 @@ __all__ = [
     "MIN_SLOT_BYTES",
     "NUM_COPIES",
     "WORD_BYTES",
+    "Arguments",
     "Attend",
     "AttentionSpec",
     "Batch",
@@ -79,6 +89,9 @@ __all__ = [
     "Needs",
     "Observer",
     "OpensCheckpoint",
+    "OutputParser",
+    "ParsedPart",
+    "ParserContext",
     "Part",
     "PeerMemory",
     "Plan",
@@ -86,6 +99,7 @@ __all__ = [
     "ProcessorSpec",
     "QKNorm",
     "Ranks",
+    "Reasoning",
     "Registrar",
     "RemembersSteps",
     "RequestBegin",
@@ -99,6 +113,8 @@ __all__ = [
     "SchedulerView",
     "ServedTokens",
     "StepStats",
+    "Text",
+    "ToolCall",
     "WeightTarget",
     "bounded",
     "hookimpl",

@@ -132,6 +132,30 @@ def register_observers(register: Registrar) -> None:
 
 
 @hookspec
+def register_reasoning_parsers(register: Registrar) -> None:
+    """Add reasoning parsers: they tell a model's reasoning from its answer, for clients of a server.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"); the class is
+             core.contracts.OutputParser.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/parsers/__init__.py
+    """
+
+
+@hookspec
+def register_tool_parsers(register: Registrar) -> None:
+    """Add tool parsers: they find a model's tool calls in its answer, for clients of a server.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"); the class is
+             core.contracts.OutputParser.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/parsers/__init__.py
+    """
+
+
+@hookspec
 def config_packages() -> list[str]:  # type: ignore[empty-body]
     """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
 

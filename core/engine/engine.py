@@ -235,10 +235,13 @@ class Engine:
         self._notify("on_request_end", output=output)
         return output
 
-    def abort(self, ids: Iterable[int]) -> list[RequestOutput]:
-        """End requests wherever they stand and give their blocks back; unknown ids are ignored."""
+    def abort(self, ids: Iterable[int], *, reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
+        """End requests wherever they stand and give their blocks back; unknown ids are ignored.
+
+        reason: STOP if the caller found a stop string in the text.
+        """
         live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
-        outputs = [self._end(request, FinishReason.ABORT) for request in live]
+        outputs = [self._end(request, reason) for request in live]
         self._notify_ends(outputs)
         self._tell_ended()
         return outputs

@@ -164,7 +164,7 @@ class AsyncLLM:
             options["tags"] = dict(options["tags"])  # the engine's thread reads them later
         options["arrival_s"] = self.llm.output_processor.engine.clock()
         stream = RequestStream(self._thread, deltas, params.n)
-        if not _takes_long(prompt, params):
+        if not takes_long(prompt, params):
             self._thread.submit(deltas, *self._prepare(prompt, params), **options)
             return stream
         if not self._stop.alive:
@@ -234,7 +234,7 @@ class AsyncLLM:
         await self.aclose()
 
 
-def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
     """Whether a request's texts would hold up the event loop for a millisecond or more; a template may for good."""
     is_long = prompt_size(prompt) >= LONG_PROMPT or sum(map(len, params.stop)) >= LONG_STOPS
     return is_long or sum(isinstance(word, str) for word in params.bad_words) >= LONG_BAD_WORDS or is_chat(prompt)

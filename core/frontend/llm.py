@@ -84,6 +84,8 @@ class LLM:
         self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
         checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
+        self.tokenizer_folder = folder
+        """Where the tokenizer's files are; None if there are none, or if the model brought its own source."""
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
@@ -184,6 +186,18 @@ class LLM:
             import torch
 
             torch.cuda.set_device(self.device)
+
+    def device_works(self) -> bool:
+        """Whether the device still computes: after some errors a GPU does nothing more for this process."""
+        if self.device.type != "cuda":
+            return True
+        import torch
+
+        try:
+            torch.cuda.synchronize(self.device)
+        except Exception:
+            return False
+        return True
 
     def close(self) -> None:
         """End what still runs and release the engine's memory; a second call does nothing.

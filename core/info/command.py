@@ -22,7 +22,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.presets import Preset, preset_values
 from hookline.core.plugin.problems import Problem
-from hookline.core.plugin.registry import KINDS, OBSERVER, Entry, Origin
+from hookline.core.plugin.registry import KINDS, OBSERVER, PROCESSOR, Entry, Origin
 from hookline.core.util.text import near_miss
 
 
@@ -127,6 +127,8 @@ def _key(entry: Entry) -> str:
         return entry.kind
     if entry.kind == OBSERVER:
         return f"observers[{entry.name}]"
+    if entry.kind != PROCESSOR:
+        return f"serve.{entry.kind}"
     by_name = entry.config is not None and issubclass(entry.config, FromSamplingParams)
     return "sampling" if by_name else f"sampling.extra_args.{entry.name}"
 

@@ -19,6 +19,8 @@ _CONTRACTS: dict[str, type] = {
     "scheduler": contracts.Scheduler,
     "processor": contracts.LogitsProcessor,
     "observer": contracts.Observer,
+    "reasoning_parser": contracts.OutputParser,
+    "tool_parser": contracts.OutputParser,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint,),

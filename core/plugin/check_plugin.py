@@ -19,7 +19,16 @@ from hookline.core.errors import PASSES
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, presets_in
 from hookline.core.plugin.problems import Phase, Rejected
-from hookline.core.plugin.registry import ENTRY_KINDS, OBSERVER, PROCESSOR, Entry, Origin, Registry
+from hookline.core.plugin.registry import (
+    ENTRY_KINDS,
+    OBSERVER,
+    PROCESSOR,
+    REASONING_PARSER,
+    TOOL_PARSER,
+    Entry,
+    Origin,
+    Registry,
+)
 from hookline.core.util.text import near_miss, one_line
 
 _HOOK_OF_KIND = {
@@ -29,6 +38,8 @@ _HOOK_OF_KIND = {
     "kernels": "register_kernels",
     PROCESSOR: "register_processors",
     OBSERVER: "register_observers",
+    REASONING_PARSER: "register_reasoning_parsers",
+    TOOL_PARSER: "register_tool_parsers",
 }
 _HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 

@@ -23,7 +23,9 @@ PROCESSOR = "processor"
 """The kind of which requests, not the configuration, choose."""
 OBSERVER = "observer"
 """The kind of which the configuration names none, one or several."""
-ENTRY_KINDS = (*KINDS, PROCESSOR, OBSERVER)
+REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
+"""The kinds of which a server's configuration names one or none."""
+ENTRY_KINDS = (*KINDS, PROCESSOR, OBSERVER, REASONING_PARSER, TOOL_PARSER)
 """All kinds of entries."""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import RequestError, one_short_line
+from hookline.core.errors import PromptTooLongError, RequestError, one_short_line
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.detokenizer import Detokenizer
 from hookline.core.util.interrupt import time_limit
@@ -80,6 +80,14 @@ class Codec:
             return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens in it are read as such.
+
+        add_special_tokens: with those that begin or end a whole text, if the tokenizer has such.
+        Raises: RequestError as `encode` does.
+        """
+        return self._tokenize(text, "a text prompt", add_special_tokens=add_special_tokens)
+
     def encode_word(self, word: str) -> list[int]:
         """Token ids of a piece of text, without the special tokens that begin or end a whole one.
 
@@ -90,7 +98,7 @@ class Codec:
     def _tokenize(self, text: str, what: str, **options: Any) -> list[int]:
         tokenizer = self._needed(what)
         if self._max_len is not None and len(text) > self._max_len and len(text) > self._max_characters:
-            raise RequestError(
+            raise PromptTooLongError(
                 f"the prompt has {len(text)} characters, and the {self._max_len} tokens that there is room for have at "
                 f"most {self._max_characters}; shorten it, or raise engine.max_model_len (engine.num_blocks, if it is "
                 "the KV cache that holds no more)"
@@ -108,7 +116,7 @@ class Codec:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normalizer = type(getattr(backend, "normalizer", None)).__name__
         # Only tokens that are bytes surely spell all that is in a text.
-        shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self._joins_bytes else OTHER_SHRINKING
+        shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self.joins_bytes else OTHER_SHRINKING
         return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -125,10 +133,10 @@ class Codec:
         if self.tokenizer is None:
             return None
         decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
-        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self._joins_bytes else None)
+        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self.joins_bytes else None)
 
     @cached_property
-    def _joins_bytes(self) -> bool:
+    def joins_bytes(self) -> bool:
         """Whether the tokenizer's decoder puts the tokens' bytes together and does nothing else."""
         decoder = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "decoder", None)
         return type(decoder).__name__ == "ByteLevel"
@@ -140,15 +148,23 @@ class Codec:
         return frozenset(vocabulary[name] for name in names if name in vocabulary)
 
     def _chat(self, messages: Any) -> list[int]:
+        text = self.render_chat(messages, add_generation_prompt=True)
+        return self._tokenize(text, "a chat prompt", add_special_tokens=False)
+
+    def render_chat(self, messages: Any, **options: Any) -> str:
+        """A chat as the text that the model reads; options are those of the tokenizer's apply_chat_template.
+
+        Raises: RequestError if there is no tokenizer or no chat template, or if the template refuses the messages.
+        """
         tokenizer = self._needed("a chat prompt")
         if not tokenizer.chat_template:
             raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
         try:
             with time_limit(TEMPLATE_TIMEOUT_S):
-                text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:
             raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
-        return self._tokenize(text, "a chat prompt", add_special_tokens=False)
+        return text
 
     def _needed(self, what: str) -> Any:
         if self.tokenizer is None:

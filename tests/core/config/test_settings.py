@@ -8,6 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from hookline.core.batch.settings import BatchKeys
 from hookline.core.bench.settings import BenchKeys
 from hookline.core.config import settings as config_module
 from hookline.core.config.compose import compose
@@ -19,6 +20,7 @@ from hookline.core.plugin.presets import CONF, default_options
 from hookline.core.plugin.registry import KINDS
 from hookline.core.run.settings import RUN_KEYS, RunKeys
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.settings import ServeKeys
 from hookline.core.simulate.settings import SimulateKeys
 from tests.core.plugin_fakes import (
     OPTIONS,
@@ -314,7 +316,7 @@ def test_a_composed_tree_holds_the_dataclasses_defaults_and_makes_the_same_confi
     assert validate(engine, PluginHost.load()) == validate({}, PluginHost.load())
 
 
-@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys])
+@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys, ServeKeys, BatchKeys])
 def test_every_key_of_a_command_is_explained(keys: type) -> None:
     lines = list(documented(keys))
     named = dict(zip(lines[::2], lines[1::2], strict=True))
@@ -323,8 +325,12 @@ def test_every_key_of_a_command_is_explained(keys: type) -> None:
 
 
 def test_no_yaml_of_a_command_repeats_a_default() -> None:
-    for name in ("config", "bench", "simulate"):
-        assert set(yaml.safe_load((CONF / f"{name}.yaml").read_text())) == {"defaults", "hydra"}
+    commands = {"config": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys, "batch": BatchKeys}
+    for name, keys in commands.items():
+        tree = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+        assert {"defaults", "hydra"} <= set(tree) <= {"defaults", "hydra", name}
+        defaults = plain_defaults(keys).get(name, {})
+        assert all(defaults[key] != value for key, value in tree.get(name, {}).items())
 
 
 def test_a_configuration_without_defaults_list_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""What a parser of a server is given and what it implements: it tells reasoning and tool calls from the answer's text.
+
+Parsers work on text alone and know neither tokens nor HTTP. Two kinds have this contract: reasoning parsers, which see
+a completion's text first, and tool parsers, which see what those leave as `Text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of what the model wrote before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool begins; its arguments follow."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the last call's arguments: a piece of the JSON object that all of them together are."""
+
+    text: str
+
+
+ParsedPart: TypeAlias = Text | Reasoning | ToolCall | Arguments
+"""A piece of what a parser found in a completion."""
+
+
+@dataclass(frozen=True)
+class ParserContext:
+    """What a parser may know of the request.
+
+    prompt_end: the last characters of the rendered prompt: a chat template may open the reasoning there already.
+    tools: the request's function definitions, each with name, description and parameters (a JSON schema).
+    """
+
+    prompt_end: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+class OutputParser(Protocol):
+    """Takes one completion's text as it comes and gives the parts it is made of. For classes to extend.
+
+    Constructed as `Parser(config, context)` for each completion; config is an instance of the registered dataclass, or
+    None. What the parts say in all does not depend on how the text was cut into pieces, so a parser keeps back what may
+    turn out to begin a tag.
+    """
+
+    keeps_special_tokens: bool = False
+    """Whether its tags are special tokens, which the text must then have in it."""
+
+    closing_tag: str | None = None
+    """Of a reasoning parser: behind this the answer begins. Where a chat template has it, a request's structured output
+    is asked of the answer alone."""
+
+    def __init__(self, config: Any, context: ParserContext) -> None:
+        """Begin a completion."""
+        ...
+
+    def push(self, text: str) -> Sequence[ParsedPart]:
+        """The parts that are certain with this piece of text; none of them empty."""
+        ...
+
+    def finish(self) -> Sequence[ParsedPart]:
+        """What was kept back, when no more text comes. Text that is no proper call is given as it was written."""
+        ...

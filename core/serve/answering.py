@@ -1,0 +1,163 @@
+"""How an answer reaches a client: whole, or as server-sent events; either ends at once when the client goes away.
+
+The status is decided when the first event is there, so that a request that is refused gets its own; from then on errors
+are events. Pure ASGI: a middleware in between or a queue would cost more than an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hookline.core.errors import HooklineError, one_short_line
+from hookline.core.serve.errors import ApiError, ErrorForm, api_error, response
+
+_log = logging.getLogger("hookline")
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_KEEP_ALIVE = b": keep-alive\n\n"
+Close = Callable[[], Awaitable[None]]
+
+
+def told(error: BaseException, max_model_len: int) -> ApiError:
+    """What the client hears of an error; what it does not hear goes to the log."""
+    failure = api_error(error, max_model_len)
+    if failure.status >= 500:
+        trace = None if isinstance(error, HooklineError) else error
+        _log.error("a request ended with status %d: %s", failure.status, one_short_line(error), exc_info=trace)
+    return failure
+
+
+class EventStream(Response):
+    """Sends the events that a generator yields, each a whole frame or several.
+
+    close: ends what the events are made of; called however the stream ends. keep_alive_s: seconds of silence after which a comment is sent; None never sends one. max_model_len: for the words
+    of an error.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Close,
+        form: ErrorForm,
+        max_model_len: int,
+        *,
+        headers: Mapping[str, str] | None = None,
+        keep_alive_s: float | None = None,
+    ) -> None:
+        self._events, self._close, self._keep_alive_s = events, close, keep_alive_s
+        self._form, self._max_model_len = form, max_model_len
+        self.status_code, self.background = 200, None
+        self._head = [*_EVENT_STREAM, *((k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items())]
+        self._is_started, self._is_silent = False, True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        keeper = asyncio.ensure_future(self._keep_alive(send)) if self._keep_alive_s is not None else None
+        try:
+            await until_gone(self._send_all(scope, receive, send), receive)
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+            await self._events.aclose()
+            await self._close()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for event in self._events:
+                await self._start(send)
+                self._is_silent = False
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except Exception as error:
+            failure = told(error, self._max_model_len)
+            if not self._is_started:
+                self._is_started = True
+                await response(failure, self._form)(scope, receive, send)
+                return
+            await send({"type": "http.response.body", "body": self._form.frames(failure), "more_body": True})
+        await self._start(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        if not self._is_started:
+            self._is_started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self._head})
+
+    async def _keep_alive(self, send: Send) -> None:
+        assert self._keep_alive_s is not None
+        with suppress(OSError):
+            while True:
+                await asyncio.sleep(self._keep_alive_s)
+                if self._is_silent:
+                    await self._start(send)
+                    await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                self._is_silent = True
+
+
+async def until_gone(work: Awaitable[None], receive: Receive) -> None:
+    """Do some work, or as much of it as there is time for before the client goes away."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Whole(Response):
+    """Sends one response, once it is made; who goes away before cancels its making. close: as for EventStream."""
+
+    def __init__(
+        self, make: Callable[[], Awaitable[Response]], close: Close, form: ErrorForm, max_model_len: int
+    ) -> None:
+        self._make, self._close, self._form, self._max_model_len = make, close, form, max_model_len
+        self.status_code, self.background = 200, None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            await until_gone(self._answer(scope, receive, send), receive)
+        finally:
+            await self._close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        made = await guarded(self._make(), self._form, self._max_model_len)
+        await made(scope, receive, send)
+
+
+async def guarded(making: Awaitable[Response], form: ErrorForm, max_model_len: int) -> Response:
+    """The response that is made, or the one of the error that it ends with."""
+    try:
+        return await making
+    except Exception as error:
+        return response(told(error, max_model_len), form)
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def endpoint(handler: Endpoint, form: ErrorForm, max_model_len: int) -> Any:
+    """An endpoint for a Route: what its handler raises becomes a response in the API's form."""
+
+    async def handle(request: Request) -> Response:
+        return await guarded(handler(request), form, max_model_len)
+
+    return handle

@@ -1,0 +1,34 @@
+"""Errors as clients of Anthropic's API expect them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hookline.core.serve.errors import ApiError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class AnthropicErrors:
+    """`{"type": "error", "error": {type, message}}`; a stream ends with it as an event."""
+
+    def body(self, error: ApiError) -> dict[str, object]:
+        """See ErrorForm."""
+        kind = _TYPES.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+    def frames(self, error: ApiError) -> bytes:
+        """See ErrorForm."""
+        return b"event: error\ndata: " + msgspec.json.encode(self.body(error)) + b"\n\n"
+
+
+ANTHROPIC_ERRORS = AnthropicErrors()

@@ -1,0 +1,125 @@
+"""/v1/messages and /v1/messages/count_tokens: answers to messages, whole or as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hookline.core.outputs import Delta, FinishReason, RequestOutput
+from hookline.core.serve.anthropic.blocks import Blocks, event
+from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
+from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
+from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.body import read
+from hookline.core.serve.chat_turn import Turn
+from hookline.core.serve.generation import Generation, Usage
+from hookline.core.serve.surface import Surface, new_id
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises: what api_error makes a response of.
+        """
+        surface = self._surface
+        fields, headers = await read(request, MessagesRequest)
+        name = surface.model_name(fields.model)
+        fields.check()
+        turn = await fields.turn(surface)
+        work = _Answer(turn, new_id("msg_", request), name)
+        generation = surface.open([(turn.token_ids, turn.params)], fields, request.headers)
+        max_len = surface.facts.max_model_len
+        if fields.stream:
+            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
+            return EventStream(
+                events, generation.aclose, ANTHROPIC_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
+            )
+        return Whole(lambda: work.whole(generation, headers), generation.aclose, ANTHROPIC_ERRORS, max_len)
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the prompt would have."""
+        surface = self._surface
+        fields, headers = await read(request, CountRequest)
+        surface.model_name(fields.model)
+        text = fields.chat(fields.chosen_tools()).render(surface.codec)
+        ids = await surface.encoded(text, add_special_tokens=False)
+        return JSONResponse({"input_tokens": len(ids)}, headers=headers)
+
+
+class _Answer:
+    """One request's answer."""
+
+    def __init__(self, turn: Turn, id: str, model: str) -> None:
+        self._id, self._model = id, model
+        self._usage = Usage(len(turn.token_ids))
+        self._reader, self._blocks = turn.reader(), Blocks()
+
+    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+        """The message with all blocks."""
+        last = None
+        async for _, delta in generation:
+            self._grown(delta)
+            last = delta.output
+        assert last is not None
+        return JSONResponse(self._message(last), headers=headers)
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The events of a stream."""
+        begun = False
+        async for _, delta in generation:
+            frames = [] if begun else [event("message_start", message=self._message(None))]
+            begun = True
+            frames += self._grown(delta)
+            if delta.output is not None:
+                ended = self._message(delta.output)
+                end = {name: ended[name] for name in ("stop_reason", "stop_sequence")}
+                frames += [event("message_delta", delta=end, usage=ended["usage"]), event("message_stop")]
+            if frames:
+                yield b"".join(frames)
+
+    def _grown(self, delta: Delta) -> list[bytes]:
+        """The events of a Delta; the blocks grow by it."""
+        self._usage.num_completion_tokens += len(delta.token_ids)
+        parts = list(self._reader.push(delta.text))
+        if delta.output is not None:
+            parts += self._reader.finish()
+            self._usage.add_end(delta.output)
+        frames = [frame for part in parts for frame in self._blocks.push(part)]
+        return [*frames, *self._blocks.close()] if delta.output is not None else frames
+
+    def _message(self, output: RequestOutput | None) -> dict[str, Any]:
+        usage = self._usage
+        reason, sequence = (None, None) if output is None else _stop(output, has_calls=self._blocks.has_calls)
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": self._blocks.blocks,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": {
+                "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+                "output_tokens": usage.num_completion_tokens,
+                "cache_read_input_tokens": usage.num_cached_tokens,
+                "cache_creation_input_tokens": 0,
+            },
+        }
+
+
+def _stop(output: RequestOutput, *, has_calls: bool) -> tuple[str, str | None]:
+    """Why a message ended, in Anthropic's words, and the stop sequence that ended it."""
+    if output.finish_reason is FinishReason.LENGTH:
+        return "max_tokens", None
+    if isinstance(output.stop_reason, str):
+        return "stop_sequence", output.stop_reason
+    return ("tool_use" if has_calls else "end_turn"), None

@@ -1,0 +1,140 @@
+"""From the messages of a chat request to the text that the model reads: checked, in the form that templates know.
+
+Nothing of a request reaches the tokenizer's own options. Knows the codec and no engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.core.errors import clipped, shown
+from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.tokenizer.codec import Codec
+
+Values = dict[str, Any]
+_ROLES = {"developer": "system", "function": "tool"}
+"""Roles that templates know under another name."""
+_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of content parts that are text -> the key it stands under."""
+MAX_MESSAGES = 65_536
+"""Most messages of a request."""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """What a template is asked to write: messages as it knows them, tools, and arguments of the template's own."""
+
+    messages: Sequence[Values]
+    tools: Sequence[Values] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    continues_last: bool = False
+    """Leave the last message open, for the model to go on with."""
+    adds_generation_prompt: bool = True
+    """Open the model's message behind the others."""
+
+    def render(self, codec: Codec) -> str:
+        """The text that the model reads.
+
+        Raises: RequestError if there is no chat template or it refuses the messages.
+        """
+        return codec.render_chat(
+            self.messages,
+            tools=list(self.tools) if self.tools else None,
+            add_generation_prompt=self.adds_generation_prompt and not self.continues_last,
+            continue_final_message=self.continues_last,
+            **self.arguments,
+        )
+
+
+def checked_messages(messages: Sequence[Any], param: str = "messages") -> list[Values]:
+    """Messages in the one form that templates have in common: content is text, arguments of calls are objects.
+
+    Raises: ApiError with status 400 that names the message.
+    """
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise invalid(f"{param} holds {len(messages)} messages; it needs at least 1, at most {MAX_MESSAGES}", param)
+    return [_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Any, place: str) -> Values:
+    if not isinstance(message, dict):
+        raise invalid(f"{place}={shown(message)} is not an object with role and content", place)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise invalid(f"{place}.role={shown(role)} is not a role", f"{place}.role")
+    found = {name: value for name, value in message.items() if value is not None}
+    found |= {"role": _ROLES.get(role, role), "content": text_of(message.get("content"), f"{place}.content")}
+    if "tool_calls" in found:
+        found["tool_calls"] = _calls(found["tool_calls"], f"{place}.tool_calls")
+    if "reasoning" in found and "reasoning_content" not in found:
+        found["reasoning_content"] = found["reasoning"]
+    return found
+
+
+def text_of(content: Any, place: str) -> str:
+    """The text of a message's content: a text, parts of text, or null for none.
+
+    Raises: ApiError with status 400 for any other content.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"{place}={shown(content)} is neither a text nor a list of parts", place)
+    return "\n".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Any, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in _TEXT_KEYS:
+        raise invalid(f"{place}: this model reads text only, and the part is of type {shown(kind)}", place)
+    text = part.get(_TEXT_KEYS[kind]) if isinstance(part, dict) and isinstance(kind, str) else None
+    if not isinstance(text, str):
+        raise invalid(f"{place}={shown(part)} is not a part with a type and a text", place)
+    return text
+
+
+def _calls(calls: Any, place: str) -> list[Values]:
+    if not isinstance(calls, list):
+        raise invalid(f"{place}={shown(calls)} is not a list of tool calls", place)
+    return [_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+
+
+def _call(call: Any, place: str) -> Values:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"{place}={shown(call)} is not a call of a function with a name", place)
+    arguments = function.get("arguments")
+    return {**call, "function": {**function, "arguments": _arguments(arguments)}}
+
+
+def _arguments(arguments: Any) -> Any:
+    """Clients send a JSON text; templates expect what it holds. A text that is no JSON stays as it is."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def checked_arguments(arguments: Mapping[str, Any] | None, codec: Codec) -> Mapping[str, Any]:
+    """Arguments for the template alone.
+
+    Raises: ApiError with status 400 for a name that the tokenizer would take for itself.
+    """
+    if not arguments:
+        return {}
+    taken = {"messages", *inspect.signature(codec.tokenizer.apply_chat_template).parameters} if codec.tokenizer else ()
+    for name in arguments:
+        if name in taken or not name.isidentifier():
+            message = f"chat_template_kwargs: {clipped(name)!r} is not an argument of the chat template"
+            raise ApiError(400, message, param="chat_template_kwargs")
+    return arguments

@@ -1,0 +1,135 @@
+"""What endpoints know of the engine: a client to ask for completions, and the facts of the model that is served.
+
+Implementations: `core.serve.in_process` (the engine in this process), `core.serve.remote` (in another one) and
+`core.serve.testing` (none at all). Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from hookline.core.requests.admission import checked_timeout_s
+
+if TYPE_CHECKING:
+    from hookline.core.outputs import Delta
+    from hookline.core.sampling_params import SamplingParams
+    from hookline.core.tokenizer.codec import Codec, Prompt
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model that is served; constant over the server's life.
+
+    names: what a request may call it, the first one is shown. root: the checkpoint's reference. max_model_len: tokens
+    of prompt and output together. generation_defaults: sampling parameters that the checkpoint recommends, for those a
+    request leaves open. eos_text: the end-of-text token as text. created_s: seconds since 1970.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    max_model_len: int
+    codec: Codec
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    eos_text: str | None = None
+    created_s: int = 0
+    version: str = ""
+    vocab_size: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the engine is. tokens_s: generated tokens a second, over the last few seconds."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    prompt_tokens_s: float = 0.0
+    tokens_s: float = 0.0
+
+
+def limited_timeout_s(asked_s: float | None, limit_s: float | None) -> float | None:
+    """The shorter of what a request asks for and what the server allows; None: no limit.
+
+    Raises: RequestError if it is no number of seconds.
+    """
+    checked_s = checked_timeout_s(asked_s)
+    if checked_s is None or limit_s is None:
+        return limit_s if checked_s is None else checked_s
+    return min(checked_s, limit_s)
+
+
+class DeltaStream(Protocol):
+    """The Deltas of one prompt's completions; ends behind the last Delta of the last completion.
+
+    Who leaves early calls `aclose`, which ends the requests.
+    """
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+        ...
+
+    async def __anext__(self) -> Delta:
+        """The next Delta; several of one completion that nobody read in time come as one.
+
+        Raises: RequestError, QueueFullError among them, if the prompt cannot be served; EngineError if the engine broke
+        off.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """End the requests; a second call does nothing."""
+        ...
+
+
+class EngineClient(Protocol):
+    """An engine as endpoints see it. Its methods are called on the event loop that made it, and never block it."""
+
+    facts: ServedModel
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+    ) -> DeltaStream:
+        """Queue a prompt: a text, token ids or chat messages. Arguments as those of AsyncLLM.stream.
+
+        With params.n > 1 the Deltas' `index` tells the completions apart. The last Delta of a completion has its
+        `output`. Raises: RequestError, at once or when the first Delta is asked for.
+        """
+        ...
+
+    def load(self) -> Load:
+        """How busy the engine is, at most about a second old."""
+        ...
+
+    async def metrics(self) -> str:
+        """The engine's metrics in Prometheus' text format; empty if nobody collects any."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken: not while it starts, drains or is dead."""
+        ...
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine is dead, in one line; None while it lives."""
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine has ended by a fault."""
+        ...
+
+    async def aclose(self) -> None:
+        """End all requests and let go of the engine; a second call does nothing."""
+        ...

@@ -1,0 +1,137 @@
+"""Errors as clients of OpenAI's API expect them: a nested JSON object, and a status that says what to do.
+
+`ApiError` is what an endpoint raises or makes of an engine's error; `ErrorForm` writes it as an API does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+from starlette.responses import JSONResponse, Response
+
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    PluginError,
+    PromptTooLongError,
+    QueueFullError,
+    RankError,
+    RequestError,
+    clipped,
+)
+
+RETRY_AFTER_S = 1
+"""What a client is told to wait while the queue is full."""
+INVALID = "invalid_request_error"
+TOO_LONG = "context_length_exceeded"
+_FIELD = re.compile(r"sampling\.([a-z_]+)")
+
+
+class ApiError(HooklineError):
+    """A request that ends with an error: its status, and what the body says of it.
+
+    param: the field that is to blame. headers: further ones of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = INVALID,
+        *,
+        param: str | None = None,
+        code: str | int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def too_long(max_model_len: int, detail: str) -> ApiError:
+    """Prompt and completion have no room, in the words that clients look for."""
+    return invalid(f"This model's maximum context length is {max_model_len} tokens. {detail}", "messages", TOO_LONG)
+
+
+def timed_out(message: str) -> ApiError:
+    """The request's time limit ended it; another try would end as this one did."""
+    return ApiError(408, message, "timeout_error", code="timeout", headers={"x-should-retry": "false"})
+
+
+def api_error(error: BaseException, max_model_len: int | None = None) -> ApiError:
+    """What a client is told of an error. Of one that nobody foresaw it hears no more than that."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), "rate_limit_error", code="queue_full")
+    if isinstance(error, PromptTooLongError) and max_model_len is not None:
+        return too_long(max_model_len, f"However, {error}.")
+    if isinstance(error, RequestError):
+        field = _FIELD.search(str(error))
+        return invalid(str(error).replace("sampling.", ""), field[1] if field else None)
+    if isinstance(error, EngineError | RankError):
+        return ApiError(503, "the engine broke off; the server's log says why", "engine_error", code="engine_error")
+    if isinstance(error, HooklineError) and not isinstance(error, PluginError):
+        return ApiError(503, clipped(str(error)), "server_error", code="server_error")
+    return ApiError(500, "internal server error", "server_error", code="internal_error")
+
+
+class ErrorForm(Protocol):
+    """How an API writes its errors."""
+
+    def body(self, error: ApiError) -> dict[str, object]:
+        """The JSON body of a response with this error."""
+        ...
+
+    def frames(self, error: ApiError) -> bytes:
+        """What ends a stream that has begun."""
+        ...
+
+
+class OpenAIErrors:
+    """`{"error": {message, type, param, code}}`; a stream ends with it and [DONE]."""
+
+    def body(self, error: ApiError) -> dict[str, object]:
+        """See ErrorForm."""
+        return error_body(error.message, error.type, param=error.param, code=error.code)
+
+    def frames(self, error: ApiError) -> bytes:
+        """See ErrorForm."""
+        return b"data: " + msgspec.json.encode(self.body(error)) + b"\n\ndata: [DONE]\n\n"
+
+
+OPENAI_ERRORS = OpenAIErrors()
+
+
+def response(error: ApiError, form: ErrorForm = OPENAI_ERRORS) -> Response:
+    """The response with an error."""
+    return JSONResponse(form.body(error), error.status, error.headers)
+
+
+def error_body(
+    message: str, type: str, *, param: str | None = None, code: str | int | None = None
+) -> dict[str, object]:
+    """The body of an error."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def error_response(
+    status: int, message: str, type: str, *, param: str | None = None, code: str | int | None = None
+) -> Response:
+    """A response that says what was wrong; with a status that invites to retry, also when."""
+    return response(ApiError(status, message, type, param=param, code=code))
+
+
+def response_of(error: HooklineError) -> Response:
+    """The response of a request that could not be served."""
+    return response(api_error(error))

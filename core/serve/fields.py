@@ -1,0 +1,167 @@
+"""The fields that /v1/completions and /v1/chat/completions share, and SamplingParams made of them.
+
+Names are OpenAI's, then vLLM's, then ours. None is unset.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from hookline.core.errors import shown
+from hookline.core.sampling_params import MAX_SEED, SamplingParams
+from hookline.core.serve.errors import ApiError, invalid, too_long
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream tells beside its text."""
+
+    include_usage: bool | None = None
+    """One more chunk with the request's usage and no choices, before [DONE]."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """How a completion is drawn, and how it is given back."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("user",)
+
+    model: str | None = None
+    """One of the names in /v1/models; unset: the model that is served."""
+    user: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    """One text or several that end the completion, and are left out of it."""
+    seed: int | None = None
+    """Fixes the draws; -1 does not. Any sign."""
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    """Server-sent events as the text grows, and [DONE]."""
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    """Type text, json_object, or json_schema with json_schema.schema."""
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str | list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """One of json, regex, choice, grammar, structural_tag."""
+    return_token_ids: bool | None = None
+    """Give the ids of the prompt's and the completion's tokens."""
+    return_tokens_as_token_ids: bool | None = None
+    """Write tokens as token_id:N in log-probabilities."""
+    priority: int | None = None
+    """Lower comes first, with a scheduler that heeds it."""
+    cache_salt: str | None = None
+    """Prompts share cached blocks with those of the same salt alone."""
+
+    tags: dict[str, str] | None = None
+    """Whose request it is, for schedulers and metrics."""
+    deadline_s: float | None = None
+    """Seconds after which it should be done, for schedulers that heed it."""
+    timeout_s: float | None = None
+    """Seconds after which it is ended with an error."""
+    extra_args: dict[str, dict[str, Any]] | None = None
+
+    def check_stream(self) -> None:
+        """Raises: ApiError for what goes together with a stream alone, or not with one."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options goes with stream=true only", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs are not available with stream=true", "prompt_logprobs")
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def shows_usage_always(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+_AS_THEY_ARE = (
+    "temperature",
+    "top_p",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "extra_args",
+)
+
+
+def sampling_params(fields: SamplingFields, max_tokens: int, **further: Any) -> SamplingParams:
+    """The parameters that the engine gets; `further` are fields of SamplingParams that win.
+
+    Raises: RequestError naming the field, the value and the allowed range.
+    """
+    values = {name: value for name in _AS_THEY_ARE if (value := getattr(fields, name)) is not None}
+    if fields.stop:
+        values["stop"] = fields.stop
+    if fields.seed is not None:
+        values["seed"] = seed(fields.seed)
+    if fields.prompt_logprobs is not None:
+        values["prompt_logprobs"] = fields.prompt_logprobs
+    further = {name: value for name, value in further.items() if value is not None}
+    return SamplingParams(**{**values, "max_tokens": max_tokens, **further})
+
+
+def seed(value: int) -> int | None:
+    """A seed of any sign as one that the engine takes; -1 means none, as it does for vLLM."""
+    return None if value == -1 else value & MAX_SEED
+
+
+def max_new_tokens(asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+    """Most tokens to generate: as many as asked for, else the default, or all that there is room for.
+
+    Raises: ApiError if there is no room for the prompt, or for as many tokens as were asked for.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise too_long(
+            max_model_len,
+            f"However, your prompt has {num_prompt_tokens} tokens, which leaves no room for a completion. Please reduce "
+            "the length of the prompt.",
+        )
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise too_long(
+            max_model_len,
+            f"However, you requested {shown(num_prompt_tokens + asked)} tokens ({num_prompt_tokens} in the prompt, "
+            f"{shown(asked)} in the completion). Please reduce the length of the prompt or completion.",
+        )
+    return asked
+
+
+def at_least(name: str, value: int | None, least: int) -> None:
+    """Raises: ApiError if a number is set and smaller."""
+    if value is not None and value < least:
+        raise ApiError(400, f"{name}={shown(value)} must be at least {least}", param=name)

@@ -1,0 +1,113 @@
+"""The completions of one HTTP request: the engine's streams as one, how each ended, and what they used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Self, TypeAlias
+
+from hookline.core.errors import HooklineError
+from hookline.core.outputs import Delta, FinishReason, RequestOutput
+from hookline.core.serve.engine_client import DeltaStream
+from hookline.core.serve.errors import ApiError, timed_out
+
+Numbered: TypeAlias = tuple[int, Delta]
+"""The number of a prompt, and a Delta of one of its completions."""
+
+
+class Generation:
+    """Deltas of one or several prompts, as they come, each with its prompt's number. Close it however it is left.
+
+    Raises, when the next Delta is asked for: what a stream raises, and ApiError if a completion ended by a fault or by
+    its time limit.
+    """
+
+    def __init__(self, streams: Sequence[DeltaStream]) -> None:
+        self._streams = streams
+        self._queue: asyncio.Queue[Numbered | HooklineError | None] = asyncio.Queue(len(streams))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_open = len(streams)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Numbered:
+        numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
+        if numbered[1].output is not None:
+            check_end(numbered[1].output)
+        return numbered
+
+    async def _next_of_all(self) -> Numbered:
+        if not self._tasks:
+            self._tasks = [asyncio.ensure_future(self._follow(*one)) for one in enumerate(self._streams)]
+        while self._num_open:
+            item = await self._queue.get()
+            if isinstance(item, HooklineError):
+                raise item
+            if item is not None:
+                return item
+            self._num_open -= 1
+        raise StopAsyncIteration
+
+    async def _follow(self, number: int, stream: DeltaStream) -> None:
+        try:
+            async for delta in stream:
+                await self._queue.put((number, delta))
+            await self._queue.put(None)
+        except HooklineError as error:
+            await self._queue.put(error)
+
+    async def outputs(self) -> list[list[RequestOutput]]:
+        """All completions of each prompt, by their index."""
+        found: list[list[RequestOutput]] = [[] for _ in self._streams]
+        async for number, delta in self:
+            if delta.output is not None:
+                found[number].append(delta.output)
+        return [sorted(outputs, key=lambda output: output.index) for outputs in found]
+
+    async def aclose(self) -> None:
+        """End what still runs; a second call does nothing."""
+        for task in self._tasks:
+            task.cancel()
+        for stream in self._streams:
+            with suppress(HooklineError):
+                await stream.aclose()
+
+
+def check_end(output: RequestOutput) -> None:
+    """Raises: ApiError if a completion did not end by itself."""
+    if output.finish_reason is FinishReason.ERROR:
+        raise ApiError(400, output.error or "the request cannot be served")
+    if output.finish_reason is FinishReason.ABORT:
+        error = output.error or "the server ended the request"
+        raise timed_out(error) if "timeout_s" in error else ApiError(503, error, "server_error", code="aborted")
+
+
+class Usage:
+    """Counts the tokens of a request while it runs."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = 0
+        self.num_completion_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    def add_end(self, output: RequestOutput) -> None:
+        """Note what an ended completion found in the prefix cache; its prompt counts once."""
+        if output.index == 0:
+            self.num_cached_tokens += output.num_cached_tokens
+
+    def openai(self) -> dict[str, Any]:
+        """As OpenAI's completions and chat completions give it."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+def finish_reason(output: RequestOutput, *, has_calls: bool = False) -> str:
+    """Why a completion ended, in OpenAI's words."""
+    return "tool_calls" if has_calls and output.finish_reason is FinishReason.STOP else output.finish_reason.value

@@ -1,0 +1,94 @@
+"""The engine in this process, for endpoints: an `EngineClient` over AsyncLLM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import hookline
+from hookline.core.errors import QueueFullError
+from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
+
+if TYPE_CHECKING:
+    from hookline.core.frontend.async_llm import AsyncLLM, RequestStream
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.sampling_params import SamplingParams
+    from hookline.core.serve.settings import ServeConfig
+    from hookline.core.tokenizer.codec import Prompt
+
+
+def served_model(llm: LLM, settings: ServeConfig) -> ServedModel:
+    """The facts of a loaded model."""
+    root, limits = llm.engine.model_name, llm.engine.limits
+    return ServedModel(
+        names=settings.names or (root.removeprefix("package:"),),
+        root=root,
+        max_model_len=limits.max_len,
+        codec=llm.codec,
+        generation_defaults=limits.sampling_defaults,
+        eos_text=getattr(llm.codec.tokenizer, "eos_token", None),
+        created_s=int(time.time()),
+        version=hookline.__version__,
+        vocab_size=limits.vocab_size,
+    )
+
+
+class InProcessClient:
+    """`EngineClient` over an AsyncLLM, which it closes."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServeConfig) -> None:
+        self._llm, self.facts = llm, served_model(llm.llm, settings)
+        self._settings = settings
+        self._is_closed = False
+        self.closing: Awaitable[None] | None = None
+        """What closes it at once, while it drains."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+    ) -> RequestStream:
+        """See EngineClient."""
+        if self._llm.num_open >= self._settings.max_requests:
+            raise QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
+        options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        given = {name: value for name, value in options.items() if value is not None}
+        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
+        return self._llm.stream(prompt, params, priority=priority, timeout_s=timeout_s, **given)
+
+    def load(self) -> Load:
+        """See EngineClient."""
+        engine = self._llm.llm.engine
+        return Load(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks)
+
+    async def metrics(self) -> str:
+        """See EngineClient."""
+        texts = [observer.text() for observer in self._llm.observers.values() if hasattr(observer, "text")]
+        return "".join(texts)
+
+    @property
+    def is_ready(self) -> bool:
+        """See EngineClient."""
+        return not self._is_closed and self.death is None
+
+    @property
+    def death(self) -> str | None:
+        """See EngineClient."""
+        return None
+
+    @property
+    def is_dead(self) -> bool:
+        """See EngineClient."""
+        return self.death is not None
+
+    async def aclose(self) -> None:
+        """See EngineClient."""
+        self._is_closed = True
+        await self._llm.aclose()

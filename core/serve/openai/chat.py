@@ -1,0 +1,224 @@
+"""/v1/chat/completions: answers to messages, whole or as a stream, with reasoning and tool calls told apart."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
+from hookline.core.outputs import Delta, RequestOutput
+from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.body import read
+from hookline.core.serve.chat_turn import Turn
+from hookline.core.serve.errors import OPENAI_ERRORS
+from hookline.core.serve.generation import Generation, Usage, finish_reason
+from hookline.core.serve.openai.chat_request import ChatRequest
+from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
+from hookline.core.serve.openai.logprobs import chat_logprobs, prompt_logprobs
+from hookline.core.serve.settings import REASONING_FIELDS
+from hookline.core.serve.surface import Surface, new_id, now_s
+
+
+def new_call_id() -> str:
+    """An id for a tool call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises: what api_error makes a response of.
+        """
+        surface = self._surface
+        fields, headers = await read(request, ChatRequest)
+        name = surface.model_name(fields.model)
+        fields.check()
+        turn = await fields.turn(surface)
+        work = _Answer(surface, fields, turn, new_id("chatcmpl-", request), name)
+        generation = surface.open([(turn.token_ids, turn.params)], fields, request.headers)
+        max_len = surface.facts.max_model_len
+        if fields.stream:
+            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
+            return EventStream(
+                events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
+            )
+        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+
+
+class _Answer:
+    """One request's answer."""
+
+    def __init__(self, surface: Surface, fields: ChatRequest, turn: Turn, id: str, model: str) -> None:
+        self._surface, self._fields, self._turn = surface, fields, turn
+        self._id, self._created, self._model = id, now_s(), model
+        self._usage = Usage(len(turn.token_ids))
+        wants = fields.include_reasoning is not False
+        self._reasoning = REASONING_FIELDS[surface.settings.reasoning_field] if wants else ()
+
+    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+        """The response with all choices."""
+        (outputs,) = await generation.outputs()
+        choices = [self._choice(output) for output in outputs]
+        body: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            "usage": self._usage.openai(),
+            "system_fingerprint": None,
+        }
+        if self._fields.return_token_ids:
+            body["prompt_token_ids"] = self._turn.token_ids
+        if self._fields.prompt_logprobs is not None:
+            texts = self._surface.token_texts
+            body["prompt_logprobs"] = prompt_logprobs(texts, outputs[0].prompt_logprobs or [])
+        return JSONResponse(body, headers=headers)
+
+    def _choice(self, output: RequestOutput) -> dict[str, Any]:
+        fields = self._fields
+        self._usage.num_completion_tokens += len(output.token_ids)
+        self._usage.add_end(output)
+        reader = self._turn.reader()
+        message = _message([*reader.push(output.text), *reader.finish()], self._reasoning)
+        choice = {
+            "index": output.index,
+            "message": message,
+            "logprobs": self._logprobs(output.logprobs),
+            "finish_reason": finish_reason(output, has_calls="tool_calls" in message),
+            "stop_reason": output.stop_reason,
+        }
+        return choice | {"token_ids": output.token_ids} if fields.return_token_ids else choice
+
+    def _logprobs(self, logprobs: Any) -> dict[str, Any] | None:
+        as_ids = bool(self._fields.return_tokens_as_token_ids)
+        return None if logprobs is None else chat_logprobs(self._surface.token_texts, logprobs, as_ids=as_ids)
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream."""
+        fields, usage = self._fields, self._usage
+        frames = Frames(self._id, "chat.completion.chunk", self._created, self._model)
+        choices: dict[int, _ChoiceStream] = {}
+        is_simple = fields.logprobs is not True and not fields.return_token_ids and not fields.shows_usage_always
+        async for _, delta in generation:
+            choice = choices.get(delta.index)
+            begins = choice is None
+            if choice is None:
+                made = ChoiceFrames(frames, delta.index, is_chat=True)
+                choice = choices[delta.index] = _ChoiceStream(made, self._turn, self._reasoning)
+            usage.num_completion_tokens += len(delta.token_ids)
+            if is_simple:
+                of_choice: dict[str, Any] = {}
+                rest: dict[str, Any] = {}
+            else:
+                of_choice, rest = self._further(delta)
+            yield (self._opening(choice, rest) if begins else b"") + choice.frames(delta, of_choice, rest)
+            if delta.output is not None:
+                usage.add_end(delta.output)
+        if fields.includes_usage:
+            yield frames.usage(usage.openai())
+        yield DONE
+
+    def _opening(self, choice: _ChoiceStream, rest: dict[str, Any]) -> bytes:
+        told = {"prompt_token_ids": self._turn.token_ids} if self._fields.return_token_ids else {}
+        return choice.opening({**told, **rest})
+
+    def _further(self, delta: Delta) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Further fields of a choice and of its response."""
+        choice: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        if self._fields.logprobs:
+            choice["logprobs"] = self._logprobs(delta.logprobs or [])
+        if self._fields.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        if self._fields.shows_usage_always:
+            rest["usage"] = self._usage.openai()
+        return choice, rest
+
+
+def _message(parts: Sequence[ParsedPart], reasoning_fields: Sequence[str]) -> dict[str, Any]:
+    """A whole message made of its parts."""
+    content = "".join(part.text for part in parts if isinstance(part, Text))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    calls = calls_of(parts)
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if reasoning:
+        message |= dict.fromkeys(reasoning_fields, reasoning)
+    if calls:
+        message["tool_calls"] = [
+            {"id": new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in calls
+        ]
+    return message
+
+
+def calls_of(parts: Sequence[ParsedPart]) -> list[tuple[str, str]]:
+    """Name and arguments of each call."""
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append((part.name, ""))
+        elif isinstance(part, Arguments):
+            calls[-1] = calls[-1][0], calls[-1][1] + part.text
+    return calls
+
+
+class _ChoiceStream:
+    """The frames of one completion."""
+
+    def __init__(self, frames: ChoiceFrames, turn: Turn, reasoning_fields: Sequence[str]) -> None:
+        self._frames, self._reasoning = frames, reasoning_fields
+        self._reader = None if turn.is_plain else turn.reader()
+        self._num_calls = 0
+
+    def opening(self, rest: dict[str, Any]) -> bytes:
+        """The frame that names the role, once."""
+        return self._frames.delta({"role": "assistant", "content": ""}, {"logprobs": None, "finish_reason": None}, rest)
+
+    def frames(self, delta: Delta, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
+        """The frames of a Delta: one for each part, one with an empty content for tokens without a part, and the end."""
+        is_simple = not choice and not rest
+        if self._reader is None and is_simple and delta.output is None:
+            return self._frames.plain(delta.text)
+        parts = self._parts(delta)
+        found = []
+        for message in [self._delta(part) for part in parts] or ([{"content": ""}] if delta.token_ids else []):
+            fields = {"logprobs": None, **choice, "finish_reason": None}
+            choice = {}  # tokens and their log-probabilities are told once
+            found.append(self._frames.delta(message, fields, rest))
+        if delta.output is not None:
+            reason = finish_reason(delta.output, has_calls=self._num_calls > 0)
+            end = {"logprobs": None, **choice, "finish_reason": reason, "stop_reason": delta.output.stop_reason}
+            found.append(self._frames.delta({}, end, rest))
+        return b"".join(found)
+
+    def _parts(self, delta: Delta) -> Iterator[ParsedPart]:
+        if self._reader is None:
+            yield from [Text(delta.text)] if delta.text else []
+            return
+        parts = self._reader.push(delta.text)
+        for part in [*parts, *self._reader.finish()] if delta.output is not None else parts:
+            if not isinstance(part, Reasoning) or self._reasoning:
+                yield part
+
+    def _delta(self, part: ParsedPart) -> dict[str, Any]:
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Reasoning):
+            return dict.fromkeys(self._reasoning, part.text)
+        if isinstance(part, ToolCall):
+            self._num_calls += 1
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": self._num_calls - 1, "id": new_call_id(), "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": part.text}}]}

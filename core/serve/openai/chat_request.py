@@ -1,0 +1,121 @@
+"""What /v1/chat/completions takes: its fields, and the turn that is made of them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from hookline.core.errors import shown
+from hookline.core.serve.chat_template import ChatPrompt, checked_arguments, checked_messages
+from hookline.core.serve.chat_turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.errors import invalid
+from hookline.core.serve.fields import SamplingFields, at_least
+from hookline.core.serve.surface import Surface
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """Messages to be answered."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "store", "metadata", "service_tier")
+
+    messages: list[Any] | None = None
+    """Role and content each; content is a text, parts of text, or null."""
+    max_completion_tokens: int | None = None
+    """The newer name of max_tokens; unset, all that there is room for."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    """Handed to the chat template; `none` turns thinking off where a template has enable_thinking."""
+    include_reasoning: bool | None = None
+    """False leaves reasoning out of the response."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Go on with the last message in place of a new one."""
+    add_special_tokens: bool | None = None
+    """Put special tokens in front of what the template wrote, which mostly has them already."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments of the chat template, such as enable_thinking."""
+    chat_template: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+    def check(self) -> None:
+        """Raises: ApiError for what does not go together."""
+        self.check_stream()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.chat_template is not None:
+            raise invalid("a chat template from a request is not taken; the checkpoint's is used", "chat_template")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid("continue_final_message and add_generation_prompt are both true", "continue_final_message")
+        at_least("max_tokens", self.max_tokens, 1)
+        at_least("max_completion_tokens", self.max_completion_tokens, 1)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives for each token; None without log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def chosen_tools(self) -> Tools:
+        """The tools and which of them to call.
+
+        Raises: ApiError for a tool or a choice that is of no known form.
+        """
+        functions = [_function(tool, index) for index, tool in enumerate(self.tools or [])]
+        return checked_tools(functions, tool_choice(self.tool_choice), calls_one=self.parallel_tool_calls is False)
+
+    async def turn(self, surface: Surface) -> Turn:
+        """The turn that the request asks for.
+
+        Raises: RequestError or ApiError for what cannot be served.
+        """
+        tools = self.chosen_tools()
+        arguments = dict(checked_arguments(self.chat_template_kwargs, surface.codec))
+        if self.reasoning_effort is not None:
+            arguments.setdefault("reasoning_effort", self.reasoning_effort)
+            if self.reasoning_effort == "none":
+                arguments.setdefault("enable_thinking", False)
+        chat = ChatPrompt(
+            checked_messages(self.messages or []),
+            tools.for_template,
+            arguments,
+            continues_last=bool(self.continue_final_message),
+            adds_generation_prompt=self.add_generation_prompt is not False,
+        )
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return await prepared(
+            surface,
+            chat,
+            self,
+            tools,
+            max_tokens=asked,
+            add_special_tokens=bool(self.add_special_tokens),
+            logprobs=self.num_logprobs,
+        )
+
+
+def _function(tool: Any, index: int) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    if function is None:
+        raise invalid(f"tools[{index}]={shown(tool)} is not of type 'function' with a function", "tools")
+    return function
+
+
+def tool_choice(choice: Any) -> str:
+    """OpenAI's tool_choice as `Tools` has it: chat's nested form and that of responses.
+
+    Raises: ApiError for any other form.
+    """
+    if choice is None:
+        return AUTO
+    if choice in (AUTO, NONE, REQUIRED):
+        return str(choice)
+    if isinstance(choice, dict) and choice.get("type", "function") == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str):
+            return f"={name}"
+    raise invalid(f"tool_choice={shown(choice)} is not auto, none, required or a function with its name", "tool_choice")

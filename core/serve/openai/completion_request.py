@@ -1,0 +1,72 @@
+"""What /v1/completions takes: its fields, its prompts in four forms, and the engine's parameters made of them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from hookline.core.errors import shown
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.errors import invalid
+from hookline.core.serve.fields import SamplingFields, at_least, max_new_tokens, sampling_params
+from hookline.core.serve.structured import structured_outputs
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """A text to be gone on with."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "best_of")
+
+    prompt: str | list[Any] | None = None
+    """A text, texts, token ids, or lists of token ids."""
+    echo: bool | None = None
+    """Give the prompt back in front of the completion."""
+    logprobs: int | None = None
+    """Log-probabilities, with this many alternatives; with echo, of the prompt too."""
+    suffix: str | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+    """Put the special tokens in front that the tokenizer begins a text with."""
+
+    def check(self) -> None:
+        """Raises: ApiError for what does not go together."""
+        self.check_stream()
+        if self.suffix:
+            raise invalid("suffix is not supported by the model that is served", "suffix")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise invalid(f"best_of={shown(self.best_of)} is not supported; use n", "best_of")
+        at_least("max_tokens", self.max_tokens, 0 if self.echo else 1)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, in one of two forms each.
+
+        Raises: ApiError if it is of none of the four.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt, list) and prompt:
+            if all(type(one) is int for one in prompt):
+                return [prompt]
+            if all(isinstance(one, str) or _is_ids(one) for one in prompt):
+                return prompt
+        form = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
+        raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
+
+    def params(self, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
+        """The engine's parameters for a prompt. With max_tokens 0 one token is made, which nobody gets to see."""
+        max_tokens = max_new_tokens(self.max_tokens, DEFAULT_MAX_TOKENS, num_prompt_tokens, max_model_len)
+        scores = self.logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+        return sampling_params(
+            self,
+            max(1, max_tokens),
+            logprobs=self.logprobs,
+            prompt_logprobs=scores if self.echo else None,
+            structured_outputs=structured_outputs(self.response_format, self.structured_outputs),
+        )
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)

@@ -1,0 +1,187 @@
+"""/v1/completions: texts that the model goes on with, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hookline.core.outputs import Delta, FinishReason, RequestOutput
+from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.body import read
+from hookline.core.serve.errors import OPENAI_ERRORS
+from hookline.core.serve.generation import Generation, Usage, finish_reason
+from hookline.core.serve.openai.completion_request import CompletionRequest
+from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
+from hookline.core.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from hookline.core.serve.surface import Surface, new_id, now_s
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises: what api_error makes a response of.
+        """
+        surface = self._surface
+        fields, headers = await read(request, CompletionRequest)
+        name = surface.model_name(fields.model)
+        fields.check()
+        max_len = surface.facts.max_model_len
+        asked = []
+        for prompt in fields.prompts:
+            ids = prompt
+            if isinstance(prompt, str):
+                ids = await surface.encoded(prompt, add_special_tokens=fields.add_special_tokens is not False)
+            asked.append((ids, fields.params(len(ids), max_len)))
+        prompts = [ids for ids, _ in asked]
+        work = _Answer(surface, fields, prompts, new_id("cmpl-", request), name)
+        generation = surface.open(asked, fields, request.headers)
+        if fields.stream:
+            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
+            return EventStream(
+                events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
+            )
+        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+
+
+class _Answer:
+    """One request's answer. prompts: token ids, which texts have become."""
+
+    def __init__(
+        self, surface: Surface, fields: CompletionRequest, prompts: list[list[int]], id: str, model: str
+    ) -> None:
+        self._surface, self._fields, self._prompts = surface, fields, prompts
+        self._named = (id, "text_completion", now_s(), model)
+        self._usage = Usage(sum(map(len, prompts)))
+        self._n = fields.n or 1
+        self._drops_token = fields.max_tokens == 0
+
+    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+        """The response with all choices."""
+        outputs = await generation.outputs()
+        choices = [self._choice(number, one) for number, found in enumerate(outputs) for one in found]
+        id, object, created, model = self._named
+        named = {"id": id, "object": object, "created": created, "model": model}
+        return JSONResponse({**named, "choices": choices, "usage": self._usage.openai()}, headers=headers)
+
+    def _choice(self, number: int, output: RequestOutput) -> dict[str, Any]:
+        fields, texts = self._fields, self._surface.token_texts
+        prompt, ids, text = self._prompts[number], output.token_ids, output.text
+        logprobs = output.logprobs
+        if self._drops_token:
+            ids, text, logprobs = [], "", None if logprobs is None else []
+        self._usage.num_completion_tokens += len(ids)
+        self._usage.add_end(output)
+        found = None
+        if logprobs is not None:
+            shown_ids, shown = (
+                ([*prompt, *ids], [*(output.prompt_logprobs or []), *logprobs]) if fields.echo else (ids, logprobs)
+            )
+            found = CompletionLogprobs(texts, as_ids=bool(fields.return_tokens_as_token_ids)).of(shown_ids, shown)
+        choice = {
+            "index": number * self._n + output.index,
+            "text": self._prompt_text(number) + text if fields.echo else text,
+            "logprobs": found,
+            "finish_reason": "length" if self._drops_token else finish_reason(output),
+            "stop_reason": output.stop_reason,
+        }
+        if fields.return_token_ids:
+            choice |= {"prompt_token_ids": prompt, "token_ids": ids}
+        if fields.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(texts, output.prompt_logprobs or [])
+        return choice
+
+    def _prompt_text(self, number: int) -> str:
+        """The prompt as the model read it: a text of ids has no other form."""
+        given = self._fields.prompts[number]
+        return given if isinstance(given, str) else self._surface.codec.decode(given, skip_special_tokens=False)
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream."""
+        fields, usage = self._fields, self._usage
+        frames = Frames(*self._named)
+        choices: dict[int, _ChoiceStream] = {}
+        # A prompt's log-probabilities are known at the end; whoever wants them in front waits for them.
+        waits = bool(fields.echo and fields.logprobs is not None)
+        async for number, delta in generation:
+            index = number * self._n + delta.index
+            choice = choices.get(index)
+            if choice is None:
+                texts = self._surface.token_texts
+                before = self._prompt_text(number) if fields.echo else ""
+                choice = choices[index] = _ChoiceStream(
+                    ChoiceFrames(frames, index, is_chat=False), fields, texts, self._prompts[number], before
+                )
+            if waits:
+                joined = choice.join(delta)
+                if joined is None:
+                    continue
+                delta = joined
+            if self._drops_token:
+                delta = _without_token(delta)
+            usage.num_completion_tokens += len(delta.token_ids)
+            if delta.output is not None:
+                usage.add_end(delta.output)
+            yield choice.frame(delta, usage.openai() if fields.shows_usage_always else None)
+        if fields.includes_usage:
+            yield frames.usage(usage.openai())
+        yield DONE
+
+
+class _ChoiceStream:
+    """The frames of one completion: one for each Delta, and none beside."""
+
+    def __init__(
+        self, frames: ChoiceFrames, fields: CompletionRequest, texts: Any, prompt: list[int], before: str
+    ) -> None:
+        self._frames, self._fields, self._prompt, self._before = frames, fields, prompt, before
+        self._logprobs = CompletionLogprobs(texts, as_ids=bool(fields.return_tokens_as_token_ids))
+        self._is_first = True
+        self._kept: Delta | None = None
+        self._is_plain = fields.logprobs is None and not fields.return_token_ids
+
+    def join(self, delta: Delta) -> Delta | None:
+        """All Deltas as one, with the last of them."""
+        before = self._kept
+        if before is not None:
+            logprobs = [*(before.logprobs or []), *(delta.logprobs or [])]
+            text, ids = before.text + delta.text, before.token_ids + delta.token_ids
+            delta = Delta(delta.request_id, delta.prompt_index, delta.index, text, ids, delta.output, logprobs)
+        self._kept = delta
+        return delta if delta.output is not None else None
+
+    def frame(self, delta: Delta, usage: dict[str, Any] | None) -> bytes:
+        """The frame of a Delta."""
+        is_first, self._is_first = self._is_first, False
+        text = self._before + delta.text if is_first else delta.text
+        if self._is_plain and delta.output is None and usage is None:
+            return self._frames.plain(text)
+        choice: dict[str, Any] = {"logprobs": self._logprobs_of(delta, is_first), "finish_reason": None}
+        if delta.output is not None:
+            choice |= {"finish_reason": finish_reason(delta.output), "stop_reason": delta.output.stop_reason}
+        if self._fields.return_token_ids:
+            choice |= {"prompt_token_ids": self._prompt if is_first else None, "token_ids": delta.token_ids}
+        return self._frames.text(text, choice, {} if usage is None else {"usage": usage})
+
+    def _logprobs_of(self, delta: Delta, is_first: bool) -> dict[str, Any] | None:
+        if delta.logprobs is None:
+            return None
+        if is_first and self._fields.echo and delta.output is not None:
+            before = delta.output.prompt_logprobs or []
+            return self._logprobs.of([*self._prompt, *delta.token_ids], [*before, *delta.logprobs])
+        return self._logprobs.of(delta.token_ids, delta.logprobs)
+
+
+def _without_token(delta: Delta) -> Delta:
+    logprobs = None if delta.logprobs is None else []
+    output = None if delta.output is None else replace(delta.output, finish_reason=FinishReason.LENGTH)
+    return Delta(delta.request_id, delta.prompt_index, delta.index, "", [], output, logprobs)

@@ -1,0 +1,55 @@
+"""Server-sent events of completions and chat completions, from bytes that are rendered once per completion.
+
+A frame of text costs one JSON string and two joins; nothing is built of objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+dumps = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+_END = b"}\n\n"
+
+
+class Frames:
+    """Frames of one response: `{id, object, created, model, choices: [one choice], ...}`."""
+
+    def __init__(self, id: str, object: str, created: int, model: str) -> None:
+        named = dumps({"id": id, "object": object, "created": created, "model": model})
+        self.head = b"data: " + named[:-1]
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The frame without choices."""
+        return self.head + b',"choices":[],"usage":' + dumps(usage) + _END
+
+
+class ChoiceFrames:
+    """Frames of one completion of a response. name: the JSON key, with its quotes, that the text stands behind."""
+
+    def __init__(self, frames: Frames, index: int, *, is_chat: bool) -> None:
+        start = frames.head + b',"choices":[{"index":%d,' % index
+        self._delta = start + b'"delta":'
+        self._text = start + (b'"delta":{"content":' if is_chat else b'"text":')
+        brace = b"}" if is_chat else b""
+        self._close = brace
+        self._plain = brace + b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+    def plain(self, text: str) -> bytes:
+        """Text and nothing else: nearly all frames."""
+        return self._text + dumps(text) + self._plain
+
+    def text(self, text: str, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
+        """Text with further fields of the choice and of the response."""
+        return self._text + dumps(text) + self._close + _fields(choice) + b"}]" + _fields(rest) + _END
+
+    def delta(self, delta: dict[str, Any], choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
+        """Any delta of a chat's message."""
+        return self._delta + dumps(delta) + _fields(choice) + b"}]" + _fields(rest) + _END
+
+
+def _fields(values: dict[str, Any]) -> bytes:
+    """`,"name":value` for each."""
+    return b"," + dumps(values)[1:-1] if values else b""

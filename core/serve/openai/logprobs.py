@@ -1,0 +1,74 @@
+"""Log-probabilities in OpenAI's two formats and in vLLM's of the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookline.core.outputs import TokenLogprob
+from hookline.core.tokenizer.token_texts import TokenTexts
+
+LEAST = -9999.0
+"""In place of minus infinity, which JSON has no word for."""
+
+
+class CompletionLogprobs:
+    """tokens, token_logprobs, top_logprobs and text_offset, of one completion whose text may come in pieces.
+
+    as_ids: tokens are written `token_id:N`.
+    """
+
+    def __init__(self, texts: TokenTexts, *, as_ids: bool = False) -> None:
+        self._texts, self._as_ids, self._offset = texts, as_ids, 0
+
+    def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+        """Of the next tokens; None where there is no log-probability, as for a prompt's first token."""
+        names = [self._name(token_id) for token_id in token_ids]
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._offset)
+            self._offset += len(self._texts.text(token_id))
+        return {
+            "tokens": names,
+            "token_logprobs": [None if one is None else max(one.logprob, LEAST) for one in logprobs],
+            "top_logprobs": [None if one is None else self._top(one) for one in logprobs],
+            "text_offset": offsets,
+        }
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self._texts.text(token_id)
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        """The token itself and the most likely ones. Of two with one text the second goes by its id."""
+        found = {self._name(one.token_id): max(one.logprob, LEAST)}
+        for token_id, logprob in one.top:
+            if token_id != one.token_id:
+                name = self._name(token_id)
+                found[f"token_id:{token_id}" if name in found else name] = max(logprob, LEAST)
+        return found
+
+
+def chat_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
+    """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        name = f"token_id:{token_id}" if as_ids else texts.text(token_id)
+        return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(texts.bytes(token_id))}
+
+    content = [
+        entry(one.token_id, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprob | None]) -> list[Any]:
+    """A mapping of token ids for each token of a prompt, None for the first."""
+
+    def entry(token_id: int, logprob: float) -> tuple[str, dict[str, Any]]:
+        return str(token_id), {"logprob": max(logprob, LEAST), "decoded_token": texts.text(token_id)}
+
+    return [
+        None if one is None else dict([entry(one.token_id, one.logprob), *(entry(*top) for top in one.top)])
+        for one in logprobs
+    ]

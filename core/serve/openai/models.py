@@ -1,0 +1,37 @@
+"""/v1/models: the cards of the model under each of its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hookline.core.serve.surface import Surface
+
+
+class Models:
+    """The endpoints."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    async def list(self, request: Request) -> Response:
+        """All cards."""
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._surface.facts.names]})
+
+    async def one(self, request: Request) -> Response:
+        """The card of one name. Names may have slashes in them."""
+        return JSONResponse(self._card(self._surface.model_name(request.path_params["name"])))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        facts = self._surface.facts
+        return {
+            "id": name,
+            "object": "model",
+            "created": facts.created_s,
+            "owned_by": "hookline",
+            "root": facts.root,
+            "parent": None,
+            "max_model_len": facts.max_model_len,
+        }

@@ -1,0 +1,154 @@
+"""/v1/responses, without a memory: a conversation is answered with items, whole or as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hookline.core.contracts import Reasoning, Text
+from hookline.core.outputs import Delta, FinishReason
+from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.body import read
+from hookline.core.serve.chat_turn import Turn
+from hookline.core.serve.errors import OPENAI_ERRORS
+from hookline.core.serve.generation import Generation, Usage
+from hookline.core.serve.openai.logprobs import chat_logprobs
+from hookline.core.serve.openai.response_items import Events, ResponseItems
+from hookline.core.serve.openai.responses_request import ResponsesRequest
+from hookline.core.serve.surface import Surface, new_id, now_s
+
+
+class Responses:
+    """The endpoint."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises: what api_error makes a response of.
+        """
+        surface = self._surface
+        fields, headers = await read(request, ResponsesRequest)
+        name = surface.model_name(fields.model)
+        fields.check()
+        turn = await fields.turn(surface)
+        work = _Answer(surface, fields, turn, new_id("resp_", request), name)
+        generation = surface.open([(turn.token_ids, turn.params)], fields, request.headers)
+        max_len = surface.facts.max_model_len
+        if fields.stream:
+            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
+            return EventStream(
+                events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
+            )
+        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+
+
+class _Answer:
+    """One request's answer."""
+
+    def __init__(self, surface: Surface, fields: ResponsesRequest, turn: Turn, id: str, model: str) -> None:
+        self._surface, self._fields, self._turn = surface, fields, turn
+        self._id, self._created, self._model = id, now_s(), model
+        self._usage = Usage(len(turn.token_ids))
+        self._events = Events()
+        self._items = ResponseItems(self._events)
+        self._reader = turn.reader()
+
+    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+        """The response with all items."""
+        last = None
+        async for _, delta in generation:
+            for _ in self._grown(delta):
+                pass
+            last = delta
+        assert last is not None and last.finish_reason is not None
+        return JSONResponse(self._response(_status(last.finish_reason)), headers=headers)
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The events of a stream."""
+        status, event = "in_progress", self._events.event
+        begun = False
+        async for _, delta in generation:
+            frames = []
+            if not begun:
+                begun = True
+                started = self._response(status)
+                frames += [event(f"response.{name}", response=started) for name in ("created", "in_progress")]
+            frames += self._grown(delta)
+            if delta.finish_reason is not None:
+                status = _status(delta.finish_reason)
+                frames.append(event(f"response.{status}", response=self._response(status)))
+            if frames:
+                yield b"".join(frames)
+
+    def _grown(self, delta: Delta) -> list[bytes]:
+        """The events of a Delta; the items grow by it."""
+        self._usage.num_completion_tokens += len(delta.token_ids)
+        logprobs = delta.logprobs and chat_logprobs(self._surface.token_texts, delta.logprobs)["content"]
+        parts = list(self._reader.push(delta.text))
+        if delta.output is not None:
+            parts += self._reader.finish()
+            parts += [] if parts or self._items.items else [Text("")]  # clients expect an item
+            self._usage.add_end(delta.output)
+        if any(isinstance(part, Reasoning) for part in parts):
+            self._usage.num_reasoning_tokens += len(delta.token_ids)
+        frames = []
+        for part in parts:
+            frames += self._items.push(part, logprobs or [])
+            logprobs = []
+        if delta.finish_reason is not None:
+            frames += self._items.close(_status(delta.finish_reason))
+        return frames
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """The response object."""
+        fields, params, usage = self._fields, self._turn.params, self._usage
+        is_over = status != "in_progress"
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": now_s() if is_over else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "metadata": fields.metadata or {},
+            "model": self._model,
+            "output": self._items.items if is_over else [],
+            "parallel_tool_calls": fields.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": (fields.reasoning or {}).get("effort"), "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "temperature": 1.0 if params.temperature is None else params.temperature,
+            "text": fields.text or {"format": {"type": "text"}},
+            "tool_choice": fields.tool_choice or "auto",
+            "tools": fields.tools or [],
+            "top_logprobs": fields.top_logprobs or 0,
+            "top_p": 1.0 if params.top_p is None else params.top_p,
+            "truncation": "disabled",
+            "usage": _usage(usage) if is_over else None,
+            "user": fields.user,
+        }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "output_tokens": usage.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
+
+
+def _status(reason: FinishReason) -> str:
+    return "incomplete" if reason is FinishReason.LENGTH else "completed"

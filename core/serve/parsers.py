@@ -1,0 +1,108 @@
+"""The parsers that a server was told to use, and what they make of one completion's text.
+
+Knows no parser by name: reasoning parsers and tool parsers are plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.config.settings import option_of
+from hookline.core.contracts import OutputParser, ParsedPart, ParserContext, Text
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import REASONING_PARSER, TOOL_PARSER, Entry
+
+Make = Callable[[ParserContext], OutputParser]
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A chosen parser: its class and its configuration."""
+
+    entry: Entry
+    cls: type[OutputParser]
+    config: Any
+
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """See OutputParser."""
+        return self.cls.keeps_special_tokens
+
+    def make(self, context: ParserContext) -> OutputParser:
+        """A parser for one completion."""
+        with Blaming((), "while it parses an answer", otherwise=self.entry):
+            return self.cls(self.config, context)
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """What reads the answers of a server's chats; None: nothing does."""
+
+    reasoning: Parser | None = None
+    tools: Parser | None = None
+
+
+def chosen_parsers(reasoning: Any, tools: Any, host: Callable[[], PluginHost] = PluginHost.load) -> Parsers:
+    """The parsers of these names, or of mappings with a name and the fields to set; None chooses none.
+
+    Raises: PluginError for a name that is not there or a class that is broken; ConfigError for a field.
+    """
+    if reasoning is None and tools is None:
+        return Parsers()
+    found = host()
+    return Parsers(_chosen(REASONING_PARSER, reasoning, found), _chosen(TOOL_PARSER, tools, found))
+
+
+def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
+    if value is None:
+        return None
+    option = option_of(kind, value, host, f"serve.{kind}")
+    assert option.entry is not None
+    return Parser(option.entry, option.entry.load(), option.config)
+
+
+class PartsReader:
+    """One completion's text as it comes, and the parts it is made of: the reasoning parser's first, its text the next's.
+
+    Raises: PluginError that names a parser which fails.
+    """
+
+    def __init__(self, parsers: Sequence[tuple[OutputParser, Entry | None]]) -> None:
+        self._parsers = parsers
+
+    def push(self, text: str) -> Sequence[ParsedPart]:
+        """The parts that are certain now."""
+        if not self._parsers:
+            return [Text(text)] if text else ()
+        return self._through(text, 0) if text else ()
+
+    def finish(self) -> Sequence[ParsedPart]:
+        """What was kept back."""
+        found: list[ParsedPart] = []
+        for level, (parser, entry) in enumerate(self._parsers):
+            with Blaming((), "while it parses an answer", otherwise=entry):
+                parts = parser.finish()
+            found += self._handed_on(parts, level + 1)
+        return found
+
+    def _through(self, text: str, level: int) -> list[ParsedPart]:
+        if level == len(self._parsers):
+            return [Text(text)]
+        parser, entry = self._parsers[level]
+        with Blaming((), "while it parses an answer", otherwise=entry):
+            parts = parser.push(text)
+        return self._handed_on(parts, level + 1)
+
+    def _handed_on(self, parts: Sequence[ParsedPart], level: int) -> list[ParsedPart]:
+        found: list[ParsedPart] = []
+        for part in parts:
+            found += self._through(part.text, level) if isinstance(part, Text) else [part]
+        return found
+
+
+def parser_context(prompt: str, tools: Sequence[Mapping[str, Any]]) -> ParserContext:
+    """What parsers may know of a request."""
+    return ParserContext(prompt[-256:], tools)

@@ -1,0 +1,124 @@
+"""What a server takes, beside the keys of an engine: the dataclass of the root keys, and their checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.core.config.schema import build, check_keys
+from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
+from hookline.core.errors import ConfigError, shown
+from hookline.core.plugin.host import PluginHost
+from hookline.core.util.ranges import bounded, check_ranges
+
+MIB = 2**20
+CORES_PER_PROCESS = 4
+"""Cores of the machine for each front end: with fewer, one process does it all."""
+MAX_DEFAULT_PROCESSES = 4
+"""Front ends unless more are asked for; each writes tens of thousands of chunks a second."""
+REASONING_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "both": ("reasoning_content", "reasoning"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
+"""Values of serve.reasoning_field, and the fields that each stands for."""
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Where a server listens, and what it holds its clients to.
+
+    Raises: ConfigError naming the key, the value and the allowed range.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all of the machine's."""
+    port: int = bounded(8000, 0, 65535)
+    """Port to listen on; 0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """What requests may call the model; none: the checkpoint's reference."""
+    processes: int | None = bounded(None, 0, 64)
+    """Front ends, each a process that tokenizes, detokenizes and writes frames, beside the engine's process. 0: all in
+    one process. None: as the machine's cores allow."""
+    restart: bool = False
+    """Start the engine again after it died; else the server stays, unhealthy, until it is ended."""
+    drain_s: float = bounded(30.0, 0)
+    """Seconds that running requests have to end by themselves after SIGTERM."""
+    timeout_s: float | None = bounded(None, above=0)
+    """Longest that a request may take, in seconds; None: no limit."""
+    max_requests: int = bounded(4096, 1)
+    """Most completions that are made or wait at once; further ones are refused with status 429."""
+    max_body_bytes: int = bounded(32 * MIB, 1)
+    """Largest body of a request."""
+    max_header_bytes: int = bounded(64 * 1024, 1024)
+    """Largest head of a request: its line and its headers."""
+    receive_s: float = bounded(60.0, above=0)
+    """Longest that a client may take to send a request, in seconds; then its connection is closed."""
+    unread_s: float = bounded(30.0, above=0)
+    """Longest that a client may read nothing while something waits for it, in seconds; then its connection is closed
+    and its requests end."""
+    api_key_file: str | None = None
+    """File with the keys that clients must send, one a line; HOOKLINE_API_KEY in the environment is one more."""
+    tls_certificate: str | None = None
+    """PEM file with the server's certificate chain: serves https."""
+    tls_key: str | None = None
+    """PEM file with its private key; None: in the certificate's file."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the server, or * for all; none: only its own."""
+    access_log: bool = True
+    """Log a line for each request, without its content."""
+    reasoning_parser: Any = None
+    """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: nobody.
+    python -m core.info lists them."""
+    tool_parser: Any = None
+    """Who finds tool calls in the answers of chats with tools, likewise."""
+    reasoning_field: str = "both"
+    """Field of a message that reasoning stands in: reasoning, reasoning_content, or both."""
+    tokenizer_info: bool = False
+    """Serve /tokenizer_info, which tells the tokenizer's configuration and the chat template."""
+    keep_alive_s: float | None = bounded(15.0, above=0)
+    """Seconds of silence after which a stream gets a comment, so that proxies keep it; None: never."""
+
+    def __post_init__(self) -> None:
+        check_ranges(ServeConfig, vars(self), "serve")
+        if self.reasoning_field not in REASONING_FIELDS:
+            allowed = ", ".join(REASONING_FIELDS)
+            raise ConfigError(f"serve.reasoning_field={shown(self.reasoning_field)} is not one of {allowed}")
+
+
+@dataclass(frozen=True)
+class ServeKeys(EngineKeys):
+    """Root keys of a server, beside the kinds."""
+
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    """Where the server listens, and what it holds its clients to."""
+
+
+@dataclass(frozen=True)
+class ServeRun:
+    """A validated server: its engine's configuration and its own."""
+
+    config: Config
+    serve: ServeConfig
+    tree: Mapping[str, Any]
+    """The keys of `config` as plain values, for other processes."""
+
+
+def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
+    """Check a composed tree.
+
+    Raises: ConfigError or PluginError naming the key, the value and the fix.
+    """
+    check_keys(tree, (*ENGINE_KEYS, "serve"))
+    engine = {key: tree[key] for key in ENGINE_KEYS if key in tree}
+    return ServeRun(validate(engine, host), build(ServeConfig, tree.get("serve") or {}, "serve"), engine)
+
+
+def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:
+    """Front ends beside the engine's process: as asked for, else as many as the cores allow."""
+    if settings.processes is not None:
+        return settings.processes
+    cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+    return min(cores // CORES_PER_PROCESS, MAX_DEFAULT_PROCESSES)

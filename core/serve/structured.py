@@ -1,0 +1,63 @@
+"""What a completion must look like: response_format and structured_outputs as the engine takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.core.errors import shown
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.errors import invalid
+
+_FORMS = ("json", "regex", "choice", "grammar", "structural_tag")
+
+
+def structured_outputs(
+    response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """A value for SamplingParams.structured_outputs; None if the completion is free.
+
+    Raises: ApiError with status 400 for what is none, or is more than one.
+    """
+    by_format = _of_format(response_format) if response_format is not None else None
+    given = None if structured is None else _of_structured(structured)
+    if by_format is not None and given is not None:
+        raise invalid("response_format and structured_outputs are both set; give one", "structured_outputs")
+    found = by_format or given
+    if found is not None:
+        check_available("response_format" if by_format else "structured_outputs")
+    return found
+
+
+def check_available(param: str) -> None:
+    """Raises: ApiError if this version has no structured output."""
+    if "structured_outputs" not in {field.name for field in dataclasses.fields(SamplingParams)}:
+        raise invalid(f"{param}: this server cannot constrain what the model writes", param)
+
+
+def _of_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json": True}
+    if kind == "json_schema":
+        named = given.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else None
+        if not isinstance(schema, Mapping):
+            raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
+        return {"json": dict(schema)}
+    if kind == "structural_tag":
+        return {"structural_tag": {name: value for name, value in given.items() if name != "type"}}
+    known = "text, json_object, json_schema, structural_tag"
+    raise invalid(f"response_format.type={shown(kind)} is not one of {known}", "response_format")
+
+
+def _of_structured(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = {name: value for name, value in given.items() if value is not None and value is not False}
+    if found.pop("json_object", None):
+        found["json"] = True
+    if not any(name in found for name in _FORMS):
+        raise invalid(f"structured_outputs must have one of {', '.join(_FORMS)}", "structured_outputs")
+    return found

@@ -1,0 +1,97 @@
+"""What all endpoints share: the engine's client, the settings, the parsers, the texts of tokens, and the model's names."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from hookline.core.errors import clipped
+from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
+from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.serve.generation import Generation
+from hookline.core.serve.parsers import Parsers, chosen_parsers
+from hookline.core.serve.request_options import request_options
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.token_texts import TokenTexts
+
+LONG_TEXT = 4000
+"""Characters that take a millisecond or more to tokenize, which is then done in a thread."""
+Result = TypeVar("Result")
+
+
+class Surface:
+    """The server as its endpoints see it."""
+
+    def __init__(self, client: EngineClient, settings: ServeConfig, parsers: Parsers | None = None) -> None:
+        self.client, self.settings = client, settings
+        self.parsers = chosen_parsers(settings.reasoning_parser, settings.tool_parser) if parsers is None else parsers
+        self.token_texts = TokenTexts(client.facts.codec)
+
+    @property
+    def facts(self) -> ServedModel:
+        """The model that is served."""
+        return self.client.facts
+
+    @property
+    def codec(self) -> Codec:
+        """The model's tokenizer."""
+        return self.client.facts.codec
+
+    def model_name(self, asked: str | None) -> str:
+        """The name that a response bears; a request without one means the model that is served.
+
+        Raises: ApiError with status 404 for another one.
+        """
+        names = self.facts.names
+        if asked is not None and asked not in names:
+            message = f"The model `{clipped(asked)}` does not exist. Served: {', '.join(names)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return asked or names[0]
+
+    async def in_time(self, num_characters: int, work: Callable[[], Result]) -> Result:
+        """The result of some work with a text, done in a thread if the text is long."""
+        return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
+
+    async def encoded(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        codec = self.codec
+        return await self.in_time(len(text), lambda: codec.encode_text(text, add_special_tokens=add_special_tokens))
+
+    def open(self, asked: list[tuple[list[int], Any]], fields: Any, headers: Headers) -> Generation:
+        """Queue prompts, each with its sampling parameters.
+
+        Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
+        """
+        if len(asked) > self.settings.max_requests:
+            raise invalid(
+                f"prompt holds {len(asked)} prompts; at most {self.settings.max_requests} are allowed", "prompt"
+            )
+        options = request_options(fields, headers, self.settings.timeout_s)
+        streams: list[DeltaStream] = []
+        try:
+            for token_ids, params in asked:
+                streams.append(self.client.stream(token_ids, params, **options))
+        except BaseException:
+            # A stream that nobody reads ends when it is dropped; its close does not wait for anything either.
+            for stream in streams:
+                _ = asyncio.ensure_future(stream.aclose())
+            raise
+        return Generation(streams)
+
+
+def new_id(prefix: str, request: Request | None = None) -> str:
+    """An id for a response: the request's own, if it has one."""
+    own = None if request is None else getattr(request.state, "request_id", None)
+    return f"{prefix}{own or secrets.token_hex(12)}"
+
+
+def now_s() -> int:
+    """Seconds since 1970."""
+    return int(time.time())

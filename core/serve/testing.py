@@ -1,0 +1,212 @@
+"""`FakeEngineClient`: an engine client without an engine, for tests of endpoints and for measuring a front end alone.
+
+It has a real tokenizer and answers with tokens that are made up beforehand, at a pace that the test sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Self
+
+from hookline.core.checkpoint.locate import locate
+from hookline.core.config.settings import validate
+from hookline.core.errors import EngineError, HooklineError, RequestError
+from hookline.core.frontend.delta_queue import DeltaQueue
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, Timings, TokenLogprob
+from hookline.core.plugin.host import PluginHost
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.engine_client import Load, ServedModel
+from hookline.core.tokenizer.codec import Codec, Prompt
+from hookline.core.tokenizer.reader import TextReader
+
+
+@cache
+def bundled_checkpoint() -> str:
+    """The reference of the checkpoint that the default model has."""
+    reference: str = validate({}, PluginHost.load()).model.config.checkpoint
+    return reference
+
+
+def tiny_model(names: tuple[str, ...] = ("fake",), max_model_len: int = 4096) -> ServedModel:
+    """The facts of the bundled checkpoint, under other names."""
+    root = bundled_checkpoint()
+    codec = Codec(locate(root), max_len=max_model_len)
+    eos, now_s = codec.tokenizer.eos_token, int(time.time())
+    return ServedModel(names, root, max_model_len, codec, {}, eos, now_s, "0", len(codec.tokenizer))
+
+
+@dataclass
+class Asked:
+    """One call of `stream`, as the endpoint made it."""
+
+    prompt: Prompt
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    options: dict[str, Any]
+    is_cancelled: bool = False
+    """Whether it was closed before its end."""
+
+
+@dataclass
+class FakeEngineClient:
+    """`EngineClient` that answers every prompt with the tokens of `reply`.
+
+    reply: a text, token ids, or a function of the prompt's ids and the completion's index that returns either.
+    pause_s: before each token. error: what every stream raises. error_after: raise it only after so many tokens.
+    asked: the calls, in their order.
+    """
+
+    reply: str | Sequence[int] | Callable[[list[int], int], str | Sequence[int]] = " Hello world"
+    pause_s: float = 0.0
+    error: HooklineError | None = None
+    error_after: int = 0
+    death: str | None = None
+    is_ready: bool = True
+    facts: ServedModel = field(default_factory=tiny_model)
+    now: Load = field(default_factory=Load)
+    asked: list[Asked] = field(default_factory=list)
+    num_open: int = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """See EngineClient."""
+        return self.death is not None
+
+    def load(self) -> Load:
+        """See EngineClient."""
+        return self.now
+
+    async def metrics(self) -> str:
+        """See EngineClient."""
+        return "# HELP fake Nothing.\n"
+
+    async def aclose(self) -> None:
+        """See EngineClient."""
+        self.is_ready = False
+
+    def stream(self, prompt: Prompt, params: SamplingParams, **options: Any) -> FakeStream:
+        """See EngineClient."""
+        if self.death is not None:
+            raise EngineError(self.death)
+        ids = self.facts.codec.encode(prompt)
+        if len(ids) >= self.facts.max_model_len:
+            raise RequestError(f"the prompt has {len(ids)} tokens; at most {self.facts.max_model_len - 1} are allowed")
+        asked = Asked(prompt, ids, params, options)
+        self.asked.append(asked)
+        return FakeStream(self, asked)
+
+    def reply_to(self, asked: Asked, index: int) -> list[int]:
+        """Tokens of a completion, before its stop strings and its length are looked at."""
+        reply = self.reply(asked.prompt_token_ids, index) if callable(self.reply) else self.reply
+        if not isinstance(reply, str):
+            return list(reply)
+        ids: list[int] = self.facts.codec.tokenizer.encode(reply, add_special_tokens=False)
+        return ids
+
+
+class FakeStream:
+    """`DeltaStream` of a FakeEngineClient."""
+
+    def __init__(self, client: FakeEngineClient, asked: Asked) -> None:
+        self._client, self._asked = client, asked
+        self._deltas = DeltaQueue(asyncio.get_running_loop())
+        self._num_open = asked.params.n
+        client.num_open += 1
+        self._is_open = True
+        self._task = asyncio.ensure_future(self._answer())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._num_open:
+            self._leave()
+            raise StopAsyncIteration
+        try:
+            delta = await self._deltas.get()
+        except BaseException as error:
+            self._asked.is_cancelled = not isinstance(error, HooklineError)
+            self._leave()
+            raise
+        self._num_open -= delta.output is not None
+        return delta
+
+    async def aclose(self) -> None:
+        """See DeltaStream."""
+        self._asked.is_cancelled |= self._num_open > 0 and self._is_open
+        self._leave()
+
+    def _leave(self) -> None:
+        self._task.cancel()
+        self._client.num_open -= self._is_open
+        self._is_open, self._num_open = False, 0
+
+    async def _answer(self) -> None:
+        client, params = self._client, self._asked.params
+        completions = [_Completion(client, self._asked, i, one) for i, one in enumerate(params.each())]
+        num_steps = 0
+        while open_ := [one for one in completions if not one.is_ended]:
+            await asyncio.sleep(client.pause_s)
+            if client.error is not None and num_steps >= client.error_after:
+                self._deltas.put(client.error)
+                return
+            num_steps += 1
+            for one in open_:
+                self._deltas.put(one.step())
+
+
+class _Completion:
+    def __init__(self, client: FakeEngineClient, asked: Asked, index: int, params: SamplingParams) -> None:
+        self._asked, self._index, self._params = asked, index, params
+        room = client.facts.max_model_len - len(asked.prompt_token_ids)
+        reply, self._max_tokens = client.reply_to(asked, index), min(params.max_tokens, room)
+        self._reply = reply * (self._max_tokens // max(1, len(reply)) + 1) if params.ignore_eos else reply
+        detokenizer = client.facts.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        self._reader = TextReader(params, detokenizer, lambda reader: None)
+        self._eos = client.facts.codec.tokenizer.eos_token_id
+        self._ids: list[int] = []
+        self._arrival_s = time.monotonic()
+        self.is_ended = False
+
+    def step(self) -> Delta:
+        token_id = self._reply[len(self._ids)] if len(self._ids) < len(self._reply) else self._eos
+        self._ids.append(token_id)
+        reason = FinishReason.LENGTH if len(self._ids) >= self._max_tokens else None
+        is_stop = token_id in self._params.stop_token_ids or (token_id == self._eos and not self._params.ignore_eos)
+        reason = FinishReason.STOP if is_stop else reason
+        stop = self._reader.see(token_id, reason)
+        reason = FinishReason.STOP if stop is not None else reason
+        output = None
+        if reason is not None:
+            self.is_ended = True
+            stop_reason = stop if stop is not None else token_id if token_id in self._params.stop_token_ids else None
+            output = self._output(reason, stop_reason)
+        text, ids = self._reader.take()
+        logprobs = None if self._params.logprobs is None else [self._logprob(one) for one in ids]
+        return Delta(self._index, 0, self._index, text, ids, output, logprobs)
+
+    def _output(self, reason: FinishReason, stop_reason: str | int | None) -> RequestOutput:
+        prompt, params = self._asked.prompt_token_ids, self._params
+        times, now_s = self._arrival_s, time.monotonic()
+        logprobs = None if params.logprobs is None else [self._logprob(one) for one in self._ids]
+        prompt_logprobs = None if params.prompt_logprobs is None else [None, *map(self._logprob, prompt[1:])]
+        return RequestOutput(
+            self._index,
+            self._asked.prompt if isinstance(self._asked.prompt, str) else None,
+            prompt,
+            list(self._ids),
+            reason,
+            self._reader.finish(),
+            stop_reason=stop_reason,
+            timings=Timings(times, times, times, now_s),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            index=self._index,
+        )
+
+    def _logprob(self, token_id: int) -> TokenLogprob:
+        return TokenLogprob(token_id, -0.5, ((token_id, -0.5), ((token_id + 1) % 50, -1.5)))

@@ -1,0 +1,106 @@
+"""Tool calls as JSON between <tool_call> and </tool_call>, as Qwen2.5, Qwen3 and Hermes 2 write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hookline.core.contracts import Arguments, OutputParser, ParsedPart, ParserContext, Text, ToolCall
+from hookline.core.parsing import JsonEnd, num_held_back, split_before
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+"""A call whose name is known, up to its arguments: from here on they can be handed on as they come."""
+
+
+class Hermes(OutputParser):
+    """A call in the usual order is given as it comes; any other form when its tag closes, and as text if it is no call."""
+
+    def __init__(self, config: None, context: ParserContext) -> None:
+        self._kept = ""
+        self._step: Callable[[list[ParsedPart]], bool] = self._text
+        self._json = JsonEnd()
+        self._has_called = False
+
+    def push(self, text: str) -> Sequence[ParsedPart]:
+        """See OutputParser."""
+        self._kept += text
+        parts: list[ParsedPart] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> Sequence[ParsedPart]:
+        """See OutputParser."""
+        kept, self._kept = self._kept, ""
+        if self._step == self._head:
+            return _call(kept) or [Text(OPEN + kept)]
+        if self._step == self._text and kept and not (self._has_called and kept.isspace()):
+            return [Text(kept)]
+        return []
+
+    def _text(self, parts: list[ParsedPart]) -> bool:
+        """Outside of calls; whether there is more to do."""
+        if self._has_called:
+            self._kept = self._kept.lstrip()
+        shown, found, rest = self._kept.partition(OPEN)
+        if found:
+            shown, self._kept, self._step = shown.rstrip(), rest, self._head
+        else:
+            shown, self._kept = split_before(self._kept, OPEN)
+        if shown:
+            self._has_called = False
+            parts.append(Text(shown))
+        return bool(found)
+
+    def _head(self, parts: list[ParsedPart]) -> bool:
+        """In a call, before its arguments."""
+        inside, found, rest = self._kept.partition(CLOSE)
+        head = _HEAD.match(inside)
+        name = _decoded(head[1]) if head is not None else None
+        if head is not None and isinstance(name, str):
+            self._kept, self._step, self._json = self._kept[head.end() :], self._arguments, JsonEnd()
+            parts.append(ToolCall(name))
+            return True
+        if found:
+            parts += _call(inside) or [Text(OPEN + inside + CLOSE)]
+            self._kept, self._step, self._has_called = rest, self._text, True
+        return bool(found)
+
+    def _arguments(self, parts: list[ParsedPart]) -> bool:
+        end = self._json.push(self._kept)
+        if shown := self._kept[:end]:
+            parts.append(Arguments(shown))
+        self._kept = "" if end is None else self._kept[end:]
+        if end is not None:
+            self._step = self._tail
+        return end is not None
+
+    def _tail(self, parts: list[ParsedPart]) -> bool:
+        """Behind a call's arguments: up to its closing tag nothing matters."""
+        _, found, rest = self._kept.partition(CLOSE)
+        if found:
+            self._kept, self._step, self._has_called = rest, self._text, True
+        else:
+            self._kept = self._kept[len(self._kept) - num_held_back(self._kept, CLOSE) :]
+        return bool(found)
+
+
+def _call(text: str) -> list[ParsedPart]:
+    """The parts of a whole call, or none if it is not one."""
+    call = _decoded(text)
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str):
+        return []
+    arguments = call.get("arguments", call.get("parameters", {}))
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return [ToolCall(name), Arguments(written)] if written else [ToolCall(name)]
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
