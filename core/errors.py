@@ -42,10 +42,6 @@ class PromptTooLongError(RequestError):
     reason = "prompt_too_long"
 
 
-class PromptTooLongError(RequestError):
-    """A prompt with more tokens, or more characters, than there is room for."""
-
-
 class QueueFullError(RequestError):
     """A request that is refused because too many wait already; it may be served later.
 

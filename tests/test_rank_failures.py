@@ -121,7 +121,7 @@ def test_a_rank_that_hangs_while_starting_is_named_with_where_it_is(make, rank, 
     judge = Monitor._judge_start
 
     def judge_once_it_hangs(monitor, passed_s):
-        if rank == 0 and not monitor._awaited or "faulty_rank_model" in monitor._places.get(rank, ""):
+        if (rank == 0 and not monitor._awaited) or "faulty_rank_model" in monitor._places.get(rank, ""):
             judge(monitor, passed_s)
 
     monkeypatch.setattr(Monitor, "_judge_start", judge_once_it_hangs)

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.distributed.heartbeat import COMPILERS
 from hookline.core.errors import EngineError, HooklineError, Interrupted
-from hookline.core.util.interrupt import raise_in
 from hookline.core.executor.monitor import STEP_TIMEOUTS
 from hookline.core.plugin.blame import Blaming
+from hookline.core.util.interrupt import raise_in
 
 if TYPE_CHECKING:
     from hookline.core.config.settings import EngineConfig

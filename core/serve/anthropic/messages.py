@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
+from hookline.core.serve.answering import EventStream, Whole
 from hookline.core.serve.anthropic.blocks import Blocks, event
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
-from hookline.core.serve.answering import EventStream, Whole
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.generation import Generation, Usage
