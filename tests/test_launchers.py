@@ -36,6 +36,7 @@ def bench(folder, *arguments):
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path):
     needs(f"hydra_{launcher.removesuffix('_local')}_launcher")
@@ -49,6 +50,7 @@ def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tmp_path):
     needs("hydra_optuna_sweeper")
     # Not by the grid, whose order is random: optuna breaks off a study if the last trial of a grid fails.
@@ -70,6 +72,7 @@ def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tm
     assert (tmp_path / "study.db").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
     needs("hydra_optuna_sweeper")
     done = bench(tmp_path, "hydra/sweeper=study", "hydra.sweeper.n_trials=1", "engine.max_num_seqs=choice(0,-1)")

@@ -119,6 +119,7 @@ def alone(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["prefill_first", "chunked"])
 @pytest.mark.parametrize("way", WAYS)
 def test_scores_do_not_depend_on_the_way_a_request_is_computed(folder, alone, scheduler, way):

@@ -81,6 +81,7 @@ def test_greedy_tokens_equal_transformers(options, tmp_path):
         assert (ours_NV - logits_NV).abs().max() <= MAX_LOGIT_DIFFERENCE
 
 
+@pytest.mark.slow
 def test_the_bundled_checkpoint_equals_transformers_for_128_tokens():
     from transformers import AutoModelForCausalLM
 
@@ -130,6 +131,7 @@ def alone(folder):
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["prefill_first", "chunked", "longest_first"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crowd_gets_the_tokens_each_request_gets_alone(folder, alone, scheduler, way):

@@ -49,6 +49,7 @@ def test_the_command_works(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("test_")])
 def test_the_suite_passes(name: str, folder: Path) -> None:
     module = importlib.import_module(name.removesuffix(".py"))
@@ -66,6 +67,7 @@ def test_the_field_of_the_policy_with_an_option_is_checked(
     assert "scheduler.tokens_per_second='many' is not a float" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_policy_with_an_option_passes_the_suite_of_schedulers(folder: Path) -> None:
     from hookline.core.testing.scheduler_suite import SchedulerSuite
 

@@ -1,6 +1,7 @@
 """A plugin that calls sys.exit(0), or raises anything else, has failed: one line that names it, and exit code 2."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from hookline.core.simulate import command as core_simulate
 from hookline.core.sweep.results import read_results
 from tests.faulty_exit import RANK_0, VARIABLE
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 ORIGIN = "of plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -)"
 OPTIONS = ["device=cpu", "scheduler=faulty", "sampler=faulty", "model=faulty", "kernels=faulty", "observers=[faulty]"]
@@ -234,7 +236,8 @@ def test_info_lists_a_plugin_that_exits_among_the_problems(place, faulty, capsys
 
 
 @pytest.mark.parametrize("flags", [["--help"], ["--hydra-help"], ["--version"], ["--cfg", "job"]])
-def test_who_asks_hydra_to_show_something_has_success(flags, capsys):
+def test_who_asks_hydra_to_show_something_has_success(flags, capsys, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])  # --hydra-help adds one, to the standard error of this test
     assert main(flags) == 0
     assert capsys.readouterr().out
 

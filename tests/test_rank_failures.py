@@ -19,6 +19,7 @@ from tests.faulty_rank import VARIABLE
 from tests.faulty_rank_model import SLOW_S
 from tests.hf_models import make_qwen3
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 

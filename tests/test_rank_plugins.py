@@ -8,6 +8,7 @@ import pytest
 from hookline import LLM, SamplingParams
 from hookline.core.errors import RankError
 
+pytestmark = pytest.mark.slow
 PLUGIN = """
 import os
 from hookline.core.contracts import hookimpl

@@ -11,6 +11,7 @@ from hookline.core.errors import CheckpointError, PluginError, RankError
 from hookline.core.executor.child import Child
 from hookline.core.outputs import FinishReason, merge_completions
 
+pytestmark = pytest.mark.slow
 ENGINE = dict(num_blocks=40, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, overlap=True)
 LOAD = [
     ("def f(x):\n", dict(n=2, seed=1, temperature=0.9, repetition_penalty=1.2, top_k=20, logprobs=2, stop=[")", ":"])),

@@ -31,6 +31,19 @@ WAYS = {
     "chunked_prompts": dict(max_num_batched_tokens=16),
     "overlapped_preempting": dict(overlap=True, num_blocks=17),
 }
+SCHEDULERS = ["prefill_first", "chunked", "longest_first"]
+USUAL = {
+    "plain": ["prefill_first"],
+    "preempting": ["chunked"],
+    "chunked_prompts": ["chunked", "longest_first"],
+    "overlapped_preempting": SCHEDULERS,
+}
+"""Way -> the schedulers that it is tried with in a usual run."""
+CASES = [
+    pytest.param(way, scheduler, marks=[] if scheduler in USUAL[way] else pytest.mark.nightly)
+    for way in WAYS
+    for scheduler in SCHEDULERS
+]
 
 
 class Borrowed(Executor):
@@ -92,8 +105,8 @@ def run(engine, prompts, params):
     return sorted(mine, key=lambda output: ids.index(output.request_id))
 
 
-@pytest.mark.parametrize("scheduler", ["prefill_first", "chunked", "longest_first"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "scheduler"), CASES)
 def test_several_ranks_give_the_tokens_of_one(group, folder, host, expected, scheduler, way):
     ranks, choice = group
     config = validate(tree(folder, choice.ranks.size, scheduler, **WAYS[way]), host)
@@ -109,6 +122,7 @@ def test_several_ranks_give_the_tokens_of_one(group, folder, host, expected, sch
     assert not engine.has_work
 
 
+@pytest.mark.slow
 def test_minimum_tokens_and_prefix_hits_are_the_same_on_all_ranks(group, folder, host):
     ranks, choice = group
     prompts, _ = mixed_load()
@@ -121,6 +135,7 @@ def test_minimum_tokens_and_prefix_hits_are_the_same_on_all_ranks(group, folder,
     assert sum(output.num_cached_tokens for output in again) >= 100
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_step_comes_after_it_and_the_ranks_stay_together(group, folder, host, expected, monkeypatch):
     ranks, choice = group
     engine = assemble(choice, observers_of(host), Borrowed(ranks, 400), processing_of(choice, host))
@@ -139,6 +154,7 @@ def test_an_interrupt_in_a_step_comes_after_it_and_the_ranks_stay_together(group
     assert [output.token_ids for output in run(engine, *mixed_load())] == expected
 
 
+@pytest.mark.slow
 def test_two_groups_serve_side_by_side_and_a_closed_one_is_gone(folder, expected):
     with LLM(**tree(folder, 2)) as one:
         with LLM(**tree(folder, 2), seed=5) as other:
@@ -151,6 +167,7 @@ def test_two_groups_serve_side_by_side_and_a_closed_one_is_gone(folder, expected
         assert [output.token_ids for output in one.generate(*mixed_load())] == expected
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_share_a_long_cached_prefix_for_a_thousand_steps(tmp_path):
     shape = dict(num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=2, head_dim=4)
     make_qwen3(tmp_path, **shape, max_position_embeddings=4096)
@@ -175,6 +192,7 @@ def test_a_hundred_requests_share_a_long_cached_prefix_for_a_thousand_steps(tmp_
     assert [output.token_ids for output in outputs] == expected
 
 
+@pytest.mark.slow
 def test_random_weights_are_the_same_model_whatever_the_ranks():
     import json
 

@@ -48,7 +48,7 @@ ELSEWHERE = {
     "python -m core.bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
     "'engine.max_num_seqs=range(1,8)'",
     # part of what .ci/run runs
-    'python -m pytest -m "not slow" tests/core',
+    'python -m pytest -m "not slow"',
 }
 REPORTS = [line for line in COMMANDS if "core.report" in line]
 """Of a sweep that another line makes."""

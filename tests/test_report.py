@@ -341,6 +341,7 @@ def test_without_matplotlib_the_report_says_how_to_get_plots(sweep, monkeypatch,
     assert "png=true needs matplotlib, which is not installed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_plots_are_png_files(sweep, capsys):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (the extra `report`)")
     limits = {"max_num_seqs": 2, "block_size": None}

@@ -34,6 +34,7 @@ def bundled():
         yield llm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -133,6 +134,7 @@ def alone(folder):
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["prefill_first", "chunked"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crowd_gets_the_tokens_each_request_gets_alone(folder, alone, scheduler, way):

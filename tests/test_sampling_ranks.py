@@ -1,9 +1,12 @@
 """Processors and log-probabilities over several ranks: the tokens and scores of one."""
 
+import pytest
+
 from hookline import LLM
 from tests.test_logprobs import TOLERANCE, alone, scored_load  # noqa: F401 - a fixture
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_tokens_and_scores_of_one(folder, alone):  # noqa: F811
     with LLM(
         folder,

@@ -73,6 +73,7 @@ def engines(request, overlap):
         simulated.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADS)
 def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
     load = draw_load(LOADS[name], engines[0].limits.vocab_size)
@@ -131,6 +132,7 @@ def test_a_simulation_that_breaks_off_closes_its_engine(simulate, tmp_path, monk
     assert len(engines) == 1
 
 
+@pytest.mark.slow
 def test_a_simulated_sweep_has_a_line_for_each_job(tmp_path):
     command = [sys.executable, "-m", "core.simulate", "-m", "scheduler=prefill_first,chunked", "hydra.sweep.dir=sweep"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

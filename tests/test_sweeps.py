@@ -56,6 +56,7 @@ def mishaps(tmp_path_factory):
     return done, read_results(folder / "sweep"), folder
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_the_others_results_whatever_happens_to_a_job(mishaps):
     done, records, _ = mishaps
     assert done.returncode == 1, done.stderr
@@ -64,6 +65,7 @@ def test_a_sweep_ends_with_the_others_results_whatever_happens_to_a_job(mishaps)
     assert [record["exit_code"] for record in records] == [0, 2, 2, 2, -9, 2]
 
 
+@pytest.mark.slow
 def test_failed_jobs_are_named_with_their_cause(mishaps):
     done, records, _ = mishaps
     raising = "scheduler 'raising' of plugin 'faulty_schedulers_of_a_test' (HOOKLINE_PLUGINS -)"
@@ -77,6 +79,7 @@ def test_failed_jobs_are_named_with_their_cause(mishaps):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_that_is_done_leaves_its_figures_and_records(mishaps):
     done, records, folder = mishaps
     metrics = records[0]["metrics"]
@@ -90,6 +93,7 @@ def test_a_job_that_is_done_leaves_its_figures_and_records(mishaps):
     assert f"{metrics['output_tok_s']:.4g}" in done.stdout.replace(",", "")
 
 
+@pytest.mark.slow
 def test_the_same_folder_runs_only_what_failed(mishaps):
     _, records, folder = mishaps
     again = bench(
@@ -101,6 +105,7 @@ def test_the_same_folder_runs_only_what_failed(mishaps):
     assert len((folder / "sweep/results.jsonl").read_text().splitlines()) == len(records) + 1
 
 
+@pytest.mark.slow
 def test_a_single_run_that_fails_says_so_in_its_result_file(tmp_path):
     done = bench(tmp_path, "scheduler=raising", "result=result.jsonl")
     assert done.returncode == 2
@@ -108,6 +113,7 @@ def test_a_single_run_that_fails_says_so_in_its_result_file(tmp_path):
     assert (record["status"], record["config"]["scheduler"]["name"]) == ("failed", "raising")
 
 
+@pytest.mark.slow
 def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
     _, records, folder = mishaps
     requests = folder / "sweep" / records[0]["folder"] / "requests.jsonl"
@@ -137,6 +143,7 @@ def test_what_a_benchmark_cannot_use_is_refused(argument, message, tmp_path, cap
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_too_long_is_ended_and_a_limit_that_is_none_is_named(tmp_path):
     done = bench(tmp_path, "-m", "job_timeout_s=0.2,never", "hydra.sweep.dir=sweep")
     assert done.returncode == 1, done.stderr

@@ -5,19 +5,27 @@ For testing the suites themselves against deliberately broken plugins. Knows no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 
 def failures(suite_class: type) -> list[str]:
-    """Run every test method of a suite on a fresh instance; one line per failing test, `test_name: message`.
+    """One line for each test of a suite that fails: see `each_failure`."""
+    return list(each_failure(suite_class))
+
+
+def each_failure(suite_class: type) -> Iterator[str]:
+    """Run the test methods of a suite one by one, each on a fresh instance; `test_name: message` of those that fail.
 
     A skipped test counts as passed; any exception counts as a failure.
     """
     names = [name for name in dir(suite_class) if name.startswith("test_")]
     assert names, f"{suite_class.__name__} has no tests"
-    return [f"{name}: {message}" for name in names if (message := _failure(suite_class, name))]
+    for name in names:
+        if message := _failure(suite_class, name):
+            yield f"{name}: {message}"
 
 
 def _failure(suite_class: type, name: str) -> str:

@@ -25,7 +25,7 @@ SLOTS, SLOT_BYTES = 12, 2048
 STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]
 """Rows and columns of consecutive sums; up to AT_ONCE rows are summed up at once, more by parts."""
 AT_ONCE, BY_ROWS = 3, 6
-PRODUCTS = [(1, 128, 1), (3, 128, 1), (7, 128, 1), (4, 128, 1), (5, 2048, 4), (4, 256, 1), (5, 2048, 4), (12, 128, 1)]
+PRODUCTS = [(1, 128, 1), (3, 128, 1), (7, 128, 1), (4, 256, 1), (5, 2048, 4), (12, 128, 1)]
 """Rows, input features and fewest programs of a product; up to four rows are a thin one."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ALL_ONES = {torch.float32: (torch.int32, -1), torch.bfloat16: (torch.int16, -1), torch.float16: (torch.int16, -1)}

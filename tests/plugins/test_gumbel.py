@@ -31,6 +31,7 @@ def test_draws_follow_the_softmax_at_every_vocabulary_size(vocab_size: int, num_
     assert chi_square_p_value(counts_V, (logits_V.double() / temperature).softmax(-1)) > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 def test_draws_far_out_in_a_large_vocabulary_follow_the_softmax() -> None:
     """Of 151,936 tokens three count, and the last of them is the last token."""
     logits_V = torch.full((151_936,), -30.0)

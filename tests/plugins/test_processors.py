@@ -28,6 +28,7 @@ from hookline.plugins.samplers.token_allowlist import TokenAllowlist
 from hookline.plugins.samplers.token_bias import TokenBias
 from hookline.plugins.samplers.truncation import Truncation, thresholds
 from hookline.plugins.samplers.word_ban import WordBan
+from tests.fuzzing import examples
 
 
 class TestTokenBias(ProcessorSuite):
@@ -85,7 +86,7 @@ def kept_by_hand(logits: list[float], top_k: int, top_p: float, min_p: float) ->
     return {token for token in kept if shares[token] >= min_p * max(shares)}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.integers(-8, 8), min_size=1, max_size=12),
     st.integers(0, 14),

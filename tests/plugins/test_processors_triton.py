@@ -9,6 +9,7 @@ from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
 from hookline.plugins.samplers.penalties import Penalties
 from hookline.plugins.samplers.truncation import safe_temperature, thresholds
 
+pytestmark = pytest.mark.slow  # under the interpreter
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 

@@ -48,6 +48,7 @@ def their_logits(model: Any, token_ids: list[int]) -> Tensor:
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRID)
 def test_logits_and_64_greedy_tokens_through_the_engine_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     theirs = make_qwen3_moe(tmp_path, **GRID[name])

@@ -23,6 +23,7 @@ from hookline.plugins.schedulers.deadline import Deadline
 from hookline.plugins.schedulers.fair_share import FairShare
 from hookline.plugins.schedulers.longest_first import LongestFirst
 from hookline.plugins.schedulers.prefill_first import PrefillFirst
+from tests.fuzzing import examples
 
 VOCAB = 20
 
@@ -145,7 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
 def test_engine_and_policy_survive_any_sequence_of_events(make):
     machine = type("Machine", (EngineMachine,), {"scheduler": staticmethod(make)})
     config = settings(
-        max_examples=60,
+        max_examples=examples(30),
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -167,6 +168,7 @@ SIZES = st.sampled_from(
 """Arrivals in turn, (prompt tokens, max_tokens): short ones for one token, ones longer than a step, all kinds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "longest_gap"),
     [
@@ -188,7 +190,7 @@ SIZES = st.sampled_from(
         "deadline",
     ],
 )
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(10), deadline=None, derandomize=True)
 @given(
     sizes=SIZES,
     num_blocks=st.integers(6, 60),

@@ -312,6 +312,7 @@ def steps_of_a_batch(output_lens, *engine):
 SPREAD = [20 + 3 * (37 * i % 100) for i in range(100)]
 
 
+@pytest.mark.slow
 def test_prompts_of_short_answers_are_left_for_later_and_all_end_as_soon():
     at_once, paced = (steps_of_a_batch(SPREAD, pace) for pace in (False, True))
     assert [sum(kind) for kind in zip(*paced, strict=True)] == [sum(kind) for kind in zip(*at_once, strict=True)]
@@ -326,6 +327,7 @@ def test_a_step_with_prompts_is_filled_up_to_whole_tiles():
     assert set(filled[:-1]) <= {128, 256, 384} and len(set(filled)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_lens", [[60] * 100, [300] * 99 + [20], [300] + [20] * 99])
 @pytest.mark.parametrize("budget", [150, 190, 320, 384])
 def test_no_answer_waits_for_the_pace(output_lens, budget):

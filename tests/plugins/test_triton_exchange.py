@@ -52,6 +52,7 @@ def test_rows_are_summed_up_in_the_way_that_was_measured_to_be_the_fastest(num_r
     assert by_rows == ([] if least_by_rows is None else list(range(least_by_rows, 2000)))
 
 
+@pytest.mark.slow
 def test_sums_norms_and_winners_are_those_of_all_ranks_in_order():
     memory = SharedWords.create(num_words(SIZE))
     fill(memory.words, SIZE)
@@ -60,6 +61,7 @@ def test_sums_norms_and_winners_are_those_of_all_ranks_in_order():
     assert (memory.words.reshape(SIZE, -1)[:, HEADER_BYTES // WORD :] == -1).all()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_let_go_does_not_wait_for_the_others():
     memory = SharedWords.create(num_words(SIZE))
     fill(memory.words, SIZE)
@@ -128,9 +130,11 @@ class Model:
 KINDS = ("once", "parts1", "parts2", "rows1", "sent once", "sent parts2")
 
 
-@pytest.mark.parametrize("size", (2, 3))
-def test_two_copies_of_a_slot_suffice_in_any_order_of_the_ranks_steps(size):
-    for kinds in product((*KINDS, "parts3") if size == 3 else KINDS, repeat=4):
+@pytest.mark.parametrize(
+    ("size", "num_exchanges"), [(2, 4), (3, 3), pytest.param(3, 4, marks=(pytest.mark.nightly, pytest.mark.slow))]
+)
+def test_two_copies_of_a_slot_suffice_in_any_order_of_the_ranks_steps(size, num_exchanges):
+    for kinds in product((*KINDS, "parts3") if size == 3 else KINDS, repeat=num_exchanges):
         Model(size, NUM_COPIES, kinds).explore()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+pytestmark = pytest.mark.slow  # under the interpreter
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
 

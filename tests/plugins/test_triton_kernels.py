@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow  # under the interpreter
 GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined

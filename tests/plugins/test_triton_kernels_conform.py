@@ -9,6 +9,7 @@ from hookline.core.contracts import AttentionSpec
 from hookline.core.testing.kernels_suite import KernelsSuite
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # under the interpreter
 ON_GPU = torch.cuda.is_available()
 
 

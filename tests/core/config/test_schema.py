@@ -12,6 +12,7 @@ from omegaconf import MISSING
 
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError
+from tests.fuzzing import examples
 
 SECRET = "the-secret-of-the-environment"
 TEXTS = st.text(st.characters()) | st.lists(
@@ -38,7 +39,7 @@ class Outer:
     flag: bool = False
 
 
-@settings(max_examples=max(500, settings().max_examples), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(TEXTS.filter(lambda text: text != "???"))
 @example("${oc.env:HF_TOKEN}")
 @example("\\${a}")

@@ -168,6 +168,7 @@ def run(gpus: list[Gpu], order: random.Random) -> int:
     return 0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     size=st.integers(2, 4),

@@ -17,6 +17,7 @@ from hookline.core.executor.child import Child
 from hookline.core.executor.messages import receive_frame
 from hookline.core.executor.multiproc import RankLinks
 from hookline.core.executor.shared_memory import SharedWords
+from tests.fuzzing import examples
 
 
 class Lost:
@@ -53,7 +54,7 @@ def message(number, length):
     return np.arange(length, dtype=np.int64) * 7 + number
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 40, 5000, 100_000]), min_size=1, max_size=6), num_children=st.integers(1, 4)
 )

@@ -19,6 +19,7 @@ from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from tests.core.frontend.test_output_processor import Letters
 from tests.core.util.test_stop_strings import letter_by_letter
+from tests.fuzzing import examples
 
 VOCAB = 6
 STOPS = ["A", "AB", "BA", "CDC", "FFE", "DD"]
@@ -148,7 +149,7 @@ class DeskMachine(RuleBasedStateMachine):
 
 def test_every_request_has_one_end_and_its_pieces_are_its_text():
     config = settings(
-        max_examples=100,
+        max_examples=examples(40),
         report_multiple_bugs=False,
         stateful_step_count=30,
         deadline=None,

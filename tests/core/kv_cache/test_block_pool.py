@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hookline.core.kv_cache import block_pool
 from hookline.core.kv_cache.block_pool import ROOT, UNCACHED, BlockPool, hash_block
+from tests.fuzzing import examples
 
 
 def fill(pool, block, tokens, previous_hash=0, parent=ROOT):
@@ -166,4 +167,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+TestPoolMachine.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None, derandomize=True)

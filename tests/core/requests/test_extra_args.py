@@ -19,6 +19,7 @@ from hookline.core.requests.logits_processing import MAX_CHARACTERS, MAX_DEPTH, 
 from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import ints
+from tests.fuzzing import examples
 
 FACTS = RequestFacts(3, 1.0, frozenset(), 50)
 MARKER, SECRET = "HOOKLINE_TEST_MARKER", "the-value-of-the-marker"
@@ -170,7 +171,7 @@ EXTRA_ARGS = st.one_of(
     st.dictionaries(st.just("taker") | TEXTS, st.dictionaries(FIELDS, VALUES, max_size=4) | VALUES, max_size=2),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-FUZZ = settings(max_examples=max(500, settings().max_examples), deadline=None)
+FUZZ = settings(max_examples=examples(100), deadline=None)
 
 
 def outcome(call, *errors):

@@ -41,6 +41,7 @@ from tests.core.plugin_fakes import (
     preset_package,
     registering,
 )
+from tests.fuzzing import examples
 
 CHOSEN = [f"{kind}={name}" for kind, name in OPTIONS.items()]
 ORDINARY_PROMPTS = [
@@ -268,7 +269,7 @@ def test_a_prompt_arrives_as_it_was_typed(llm: type[FakeLLM], prompt: str) -> No
     assert llm.calls[0][0] == [prompt]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(alphabet=st.sampled_from("a'\"\\${},= []:()#\n\té"), max_size=10))
 def test_quoting_survives_hydra_and_omegaconf(value: str) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -540,6 +541,7 @@ def test_logging_is_left_as_it_was(llm: type[FakeLLM]) -> None:
     assert (logger.level, logger.handlers) == before
 
 
+@pytest.mark.slow
 def test_help_and_cfg_show_options_and_run_nothing(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CHOSEN, "--help"]) == 0
     out = capsys.readouterr().out
@@ -690,6 +692,7 @@ def test_a_mistake_in_a_processors_key_is_one_line(
     assert llm.calls == []
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_over_the_fields_of_a_processor(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     started = started_jobs(monkeypatch)
     key = "sampling.extra_args.dry.length"
@@ -723,6 +726,7 @@ def test_piped_prompts_are_read_once_for_all_jobs(
     assert [text for _, text in started] == [given, given]
 
 
+@pytest.mark.slow
 def test_a_sweep_into_the_same_folder_runs_only_what_is_not_done_yet(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -789,6 +793,7 @@ def run_command(folder: Path, *arguments: str, text: str = "") -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, input=text, env=environ, timeout=120)
 
 
+@pytest.mark.slow
 def test_failed_jobs_do_not_stop_the_others_and_give_exit_code_1(tmp_path: Path) -> None:
     done = run_command(tmp_path, "-m", "engine.max_num_seqs=0,-1", "prompt=x")
     assert done.returncode == 1, done.stderr

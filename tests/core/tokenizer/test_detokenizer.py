@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from hookline.core.tokenizer.detokenizer import WINDOW, Detokenizer
+from tests.fuzzing import examples
 
 TEXTS = ["héllo wörld", "€uro 😀😀 fünf", "日本語のテキスト", "a�b", " leading", "👨‍👩‍👧‍👦!", "naïve\n\n  café"]
 
@@ -57,7 +58,7 @@ def deltas_of(tokenizer, ids, texts=None):
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback], ids=["byte_level", "byte_fallback"])
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_deltas_of_any_tokens_put_together_are_the_full_decode(make, data):
     tokenizer = make()
@@ -78,7 +79,7 @@ def test_remembered_texts_change_nothing_but_the_number_of_decodes():
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback], ids=["byte_level", "byte_fallback"])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(text=st.text(max_size=30) | st.sampled_from(TEXTS))
 def test_text_in_single_bytes_comes_in_whole_characters(make, text):
     tokenizer = make()

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.core.util.stop_strings import StopSearch, StopStrings
+from tests.fuzzing import examples
 
 LETTERS = st.text(alphabet="ab\n", max_size=12)
 
@@ -31,7 +32,7 @@ def search(pieces, stops, include=False):
     return [*shown, finder.flush()], None
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(
     pieces=st.lists(LETTERS, max_size=8),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -42,7 +43,7 @@ def test_the_pieces_do_not_matter(pieces, stops, include):
     assert ("".join(shown), stop) == letter_by_letter("".join(pieces), stops, include)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(
     pieces=st.lists(LETTERS, max_size=8),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=3),

@@ -165,6 +165,7 @@ class AtOnce(PromptGraphs):
         return tokens_N[: step.num_sampled]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("scheduler", ["chunked", "longest_first"])
 def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, overlap):
