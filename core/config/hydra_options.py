@@ -9,7 +9,7 @@ from typing import Any
 
 from hookline.core.config.schema import plain_defaults
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.registry import AUTO, KINDS, Entry
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, Entry
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
@@ -61,7 +61,8 @@ def store_options(host: PluginHost) -> None:
     for entry in host.registry:
         if entry.kind in KINDS:
             store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
-    store.store(group="kernels", name=AUTO, node={"name": AUTO}, provider="hookline")
+    for kind in CHOSEN_KINDS:
+        store.store(group=kind, name=AUTO, node={"name": AUTO}, provider="hookline")
 
 
 def store_keys(keys: type) -> None:

@@ -14,6 +14,7 @@ from hookline.core.contracts.exchange import (
     Exchange,
     PeerMemory,
 )
+from hookline.core.contracts.grammar import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary
 from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
 from hookline.core.contracts.kernels import AttentionSpec, Kernels, QKNorm, Rope
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
@@ -40,6 +41,7 @@ from hookline.core.contracts.scheduler import (
     SchedulerView,
 )
 from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded
 
 __all__ = [
@@ -59,6 +61,10 @@ __all__ = [
     "Everyone",
     "Exchange",
     "FromSamplingParams",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarMatcher",
+    "GrammarVocabulary",
     "Init",
     "Kernels",
     "Limits",
@@ -86,6 +92,7 @@ __all__ = [
     "Scheduler",
     "SchedulerView",
     "StepStats",
+    "StructuredOutputs",
     "WeightTarget",
     "bounded",
     "hookimpl",

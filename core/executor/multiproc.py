@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,9 @@ from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.executor import SizedExecutor
-from hookline.core.step.message import Step, pack
+from hookline.core.step.message import Step, pack, pack_masks
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 
 FULL_S = 0.01
 """Between two looks for a lost rank while a socket is full."""
@@ -50,11 +51,15 @@ class MultiprocExecutor(SizedExecutor):
 
         Raises: RankError if a rank is lost.
         """
+        return self._together(partial(self.worker.launch, step), pack(step))
+
+    def _together(self, ours: Callable[[], Any], message: IntArray) -> Any:
+        """Send a message to the others and do our own part of what it asks for."""
         monitor = self.links.monitor
         with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.interrupter.region():
             try:
-                self.links.send(pack(step))
-                handle = self.worker.launch(step)
+                self.links.send(message)
+                result = ours()
             except RankError:
                 raise
             except BaseException as error:
@@ -63,7 +68,19 @@ class MultiprocExecutor(SizedExecutor):
                 monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
                 raise
             self.links.heartbeat.advance()
-        return handle
+        return result
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """See Executor."""
+        return self.worker.mask_rows(num_rows)
+
+    def release(self, handle: Any, num_rows: int) -> None:
+        """See Executor; the masks travel to the other ranks as they stand in our buffer.
+
+        Raises: RankError if a rank is lost.
+        """
+        masks = self.mask_rows(num_rows)
+        self._together(partial(self.worker.release, handle, num_rows), pack_masks(masks))
 
     def collect(self, handle: Any) -> IntArray:
         """See Executor.

@@ -18,8 +18,8 @@ from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, show_traceback
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
-from hookline.core.step.message import Step, unpack
-from hookline.core.util.arrays import IntArray
+from hookline.core.step.message import Step, masks_in, unpack
+from hookline.core.util.arrays import IntArray, MaskArray
 from hookline.core.util.text import one_line
 
 
@@ -28,6 +28,14 @@ class RankWorker(Protocol):
 
     def compute(self, step: Step) -> Any:
         """Start computing a step."""
+        ...
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """Where the masks of the step computed last go."""
+        ...
+
+    def finish(self, num_rows: int) -> Any:
+        """Draw from the step computed last, whose masks are there."""
         ...
 
     def synchronize(self) -> None:
@@ -88,12 +96,17 @@ def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat,
 
 
 def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) -> None:
-    """Compute each step that comes; an empty message is the end."""
+    """Compute each step that comes, and draw by the masks that follow it; an empty message is the end."""
     import torch
 
     while len(message := _receive(parent)):
+        masks_NW = masks_in(message)
         with torch.inference_mode():
-            worker.compute(unpack(message))
+            if masks_NW is None:
+                worker.compute(unpack(message))
+            else:
+                worker.mask_rows(len(masks_NW))[:] = masks_NW
+                worker.finish(len(masks_NW))
         heartbeat.advance()
 
 

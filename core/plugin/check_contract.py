@@ -19,6 +19,7 @@ _CONTRACTS: dict[str, type] = {
     "scheduler": contracts.Scheduler,
     "processor": contracts.LogitsProcessor,
     "observer": contracts.Observer,
+    "grammars": contracts.GrammarBackend,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {"model": (contracts.OpensCheckpoint,)}
 """Contracts that a class of a kind may keep as well, without extending them."""

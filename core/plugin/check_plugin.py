@@ -19,7 +19,7 @@ from hookline.core.errors import PASSES
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, presets_in
 from hookline.core.plugin.problems import Phase, Rejected
-from hookline.core.plugin.registry import ENTRY_KINDS, OBSERVER, PROCESSOR, Entry, Origin, Registry
+from hookline.core.plugin.registry import ENTRY_KINDS, GRAMMARS, OBSERVER, PROCESSOR, Entry, Origin, Registry
 from hookline.core.util.text import near_miss, one_line
 
 _HOOK_OF_KIND = {
@@ -27,6 +27,7 @@ _HOOK_OF_KIND = {
     "scheduler": "register_schedulers",
     "sampler": "register_samplers",
     "kernels": "register_kernels",
+    GRAMMARS: "register_grammars",
     PROCESSOR: "register_processors",
     OBSERVER: "register_observers",
 }

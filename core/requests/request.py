@@ -16,6 +16,7 @@ import numpy as np
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
+from hookline.core.requests.structured_output import Constraint
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray, ints
 
@@ -34,6 +35,7 @@ COUNTS = (
     "max_len",
     "is_greedy",
     "is_watched",
+    "is_constrained",
 )
 """What `Request.counts` holds, in this order; each is an attribute of the request, too."""
 
@@ -75,6 +77,7 @@ class Request:
         "block_hashes",
         "block_size",
         "blocks",
+        "constraint",
         "counts",
         "entry",
         "first_token_s",
@@ -122,7 +125,9 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether a watcher wants to see its tokens."""
+    """Whether its tokens are looked at one by one: by a watcher, or by its grammar."""
+    is_constrained = _Count()
+    """Whether its draws wait for masks."""
 
     def __init__(
         self,
@@ -166,7 +171,11 @@ class Request:
         self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = self.temperature == 0
-        self.is_watched = watcher is not None
+        self.constraint: Constraint | None = None
+        if params.structured_outputs is not None:
+            self.constraint = Constraint(params.structured_outputs, stop_ids)
+        self.is_constrained = self.constraint is not None
+        self.is_watched = watcher is not None or self.constraint is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []

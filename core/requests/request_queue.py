@@ -20,7 +20,7 @@ from hookline.core.util.arrays import IntArray, ints
 class RequestQueue:
     """Waiting and running requests, and those ending: their last token is sampled and not yet known.
 
-    `live` holds all of them by id. All moves are O(1) per request.
+    compiling: those that no policy sees yet, since their grammar is being compiled. `live` holds all of them by id. All moves are O(1) per request.
     """
 
     def __init__(self, max_num_seqs: int, max_len: int) -> None:
@@ -31,6 +31,7 @@ class RequestQueue:
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
         self.ending: dict[int, Request] = {}
+        self.compiling: dict[int, Request] = {}
         self.num_waiting_tokens = 0
         """Prompt tokens of the waiting requests."""
         self.num_steps_without_decode = 0
@@ -43,6 +44,15 @@ class RequestQueue:
         """Put a new request at the tail of the queue."""
         self.live[request.id] = self.waiting[request.id] = request
         self.num_waiting_tokens += request.num_prompt_tokens
+
+    def hold_back(self, request: Request) -> None:
+        """Keep a new request out of the queue until `let_in`."""
+        self.live[request.id] = self.compiling[request.id] = request
+
+    def let_in(self, request: Request) -> None:
+        """Put a request that was held back at the tail of the queue."""
+        del self.compiling[request.id]
+        self.add(request)
 
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
@@ -74,6 +84,7 @@ class RequestQueue:
             self.num_waiting_tokens -= request.num_prompt_tokens
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
+        self.compiling.pop(request.id, None)
         self.table.leave(request)
         self._running_slots = None
 

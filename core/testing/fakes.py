@@ -195,5 +195,6 @@ def check_engine(engine: Engine) -> None:
     assert len(rows) + len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs, "a row is lost"
     num_waiting_tokens = sum(request.num_prompt_tokens for request in queue.waiting.values())
     assert queue.num_waiting_tokens == num_waiting_tokens, "the waiting tokens are miscounted"
-    assert set(queue.live) == set(queue.waiting) | set(queue.running) | set(queue.ending), "a request is lost"
+    everybody = set(queue.waiting) | set(queue.running) | set(queue.ending) | set(queue.compiling)
+    assert set(queue.live) == everybody, "a request is lost"
     assert not set(queue.waiting) & set(queue.running), "a request waits and runs"

@@ -105,7 +105,7 @@ class Codec:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normalizer = type(getattr(backend, "normalizer", None)).__name__
         # Only tokens that are bytes surely spell all that is in a text.
-        shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self._joins_bytes else OTHER_SHRINKING
+        shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self.joins_bytes else OTHER_SHRINKING
         return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -122,10 +122,10 @@ class Codec:
         if self.tokenizer is None:
             return None
         decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
-        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self._joins_bytes else None)
+        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self.joins_bytes else None)
 
     @cached_property
-    def _joins_bytes(self) -> bool:
+    def joins_bytes(self) -> bool:
         """Whether the tokenizer's decoder puts the tokens' bytes together and does nothing else."""
         decoder = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "decoder", None)
         return type(decoder).__name__ == "ByteLevel"
