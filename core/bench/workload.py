@@ -9,8 +9,9 @@ import math
 import random
 from dataclasses import dataclass, fields
 
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, RequestError
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded, check_ranges
 
 DISTRIBUTIONS = ("uniform", "lognormal")
@@ -49,6 +50,8 @@ class WorkloadConfig:
     """Token ids are drawn from 0 to this; a smaller vocabulary lowers it."""
     temperature: float = 0.6
     """Of all requests; 0 is greedy."""
+    json_schema: str | None = None
+    """A JSON schema, as JSON text, that every completion follows; None leaves them free."""
     seed: int = 0
     """Of all that is drawn."""
 
@@ -65,6 +68,11 @@ class WorkloadConfig:
             raise ConfigError(f"workload.length_distribution={self.length_distribution!r} is not one of {known}")
         self._check_times()
         self._check_trace()
+        if self.json_schema is not None:
+            try:
+                StructuredOutputs(json=self.json_schema)
+            except RequestError as error:
+                raise ConfigError(f"workload.json_schema: {error}") from error
 
     def _check_times(self) -> None:
         low, high = self.think_s
@@ -148,8 +156,10 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
     turns, arrivals_s, thinking_s = _draw_times(workload)
     total = sum(turns)
     prompts = [source.draw(_draw_len(rng, workload, workload.prompt_len)) for _ in range(total)]
+    structured = None if workload.json_schema is None else StructuredOutputs(json=workload.json_schema)
     params = [
         SamplingParams(
+            structured_outputs=structured,
             temperature=workload.temperature,
             max_tokens=_draw_len(rng, workload, workload.output_len),
             ignore_eos=True,

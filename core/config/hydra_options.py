@@ -14,14 +14,22 @@ from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, Entry
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
-_FREE = "sampling.extra_args."
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors."""
-_ADDED = f"++{_FREE}"
+_WORKLOAD = "workload."
+_STRUCTURED = "sampling.structured_outputs."
+_RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
+"""Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
+_FREE = ("sampling.extra_args.", _STRUCTURED)
+"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors, and
+those of a mapping that is None unless it is set."""
+_ADDED = tuple(f"++{prefix}" for prefix in _FREE)
 
 
 def is_raw(argument: str) -> bool:
     """True if the argument sets a raw key."""
-    key, equals, _ = argument.partition("=")
+    key, equals, value = argument.partition("=")
+    prefix, _, name = key.lstrip("+").rpartition(".")
+    if f"{prefix}." in (_STRUCTURED, _WORKLOAD) and name in _RAW_FIELDS:
+        return equals == "=" and not (name == "after" and value.isdecimal())
     return equals == "=" and key.lstrip("+") in RAW_KEYS
 
 
@@ -39,9 +47,9 @@ def _quoted(argument: str) -> str:
 
 
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
-    """The arguments with those below sampling.extra_args as additions, since Hydra refuses keys that it does not know.
+    """The arguments with those below _FREE as additions, since Hydra refuses keys that it does not know.
 
-    Which processors and fields exist, and their types, is checked of every request, wherever it comes from.
+    Which of them exist, and their types, is checked of every request, wherever it comes from.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
 

@@ -179,7 +179,7 @@ def _observer(value: Any, host: PluginHost) -> Option:
 
 def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     values = {"name": value} if isinstance(value, str) else dict(_mapping(kind, value or {}))
-    name = values.pop("name", default)
+    name = values.pop("name", AUTO if default is None and kind in CHOSEN_KINDS else default)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
     if kind in CHOSEN_KINDS and name == AUTO:

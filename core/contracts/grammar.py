@@ -1,7 +1,7 @@
 """What a grammar back end is given and what it implements: it says which tokens may come next.
 
-Legend: V tokens of the vocabulary, W int32 words of a mask, W >= ceil(V / 32): bit t % 32 of word t // 32 is token t, and
-a bit that is set allows it. N rows.
+Legend: V tokens of the vocabulary, W >= ceil(V / 32) int32 words of a mask: bit t % 32 of word t // 32 is token t, and
+a set bit allows it. N rows.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class GrammarMatcher(Protocol):
 
     def fill(self, mask_W: MaskRow) -> None:
         """Set the bits of the tokens that may come next; the words are zero before.
+
+        Of several tokens that spell the same text it may leave out those that the tokenizer would not choose.
 
         The vocabulary's stop_ids are allowed exactly where the text so far is complete, special tokens only where the
         grammar names them. If anything raises, or no bit is set, the request ends with an error: nothing is drawn for

@@ -20,7 +20,8 @@ from hookline.core.util.arrays import IntArray, ints
 class RequestQueue:
     """Waiting and running requests, and those ending: their last token is sampled and not yet known.
 
-    compiling: those that no policy sees yet, since their grammar is being compiled. `live` holds all of them by id. All moves are O(1) per request.
+    compiling: those that no policy sees yet, since their grammar is being compiled.
+    `live` holds all of them by id. All moves are O(1) per request.
     """
 
     def __init__(self, max_num_seqs: int, max_len: int) -> None:

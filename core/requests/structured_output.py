@@ -24,7 +24,6 @@ from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.arrays import MaskArray, num_mask_words
 
-
 COMPILE_S = 2.0
 """Longest compile of a grammar."""
 COMPILE_THREADS = 2
@@ -125,8 +124,8 @@ class StructuredOutput:
     """The grammars of one engine.
 
     choose: says which back end there is, or raises RequestError why there is none; asked by the first request.
-    vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the compiling thread, and
-    set later by who knows text.
+    vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the compiling thread.
+    Set later by who knows text.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ class Step:
     first token and its length; token_ids_T are the chunks' tokens, row after row.
     sampled_chunks: indices of the chunks whose last token is followed by a draw.
     mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
-    masked_draws: indices among the drawn rows of those whose tokens wait for masks, which follow the step: it is computed up
-    to its hidden states, and drawn from when the masks are there, one for each of these.
+    masked_draws: indices among the drawn rows of those whose tokens wait for masks, which follow the step: it is
+    computed up to its hidden states, and drawn from when the masks are there, one for each of these.
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
     the other; no values at all put a processor's defaults into a row.

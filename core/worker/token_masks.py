@@ -36,7 +36,7 @@ class TokenMasks:
         self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
 
     def index(self, num_draws: int, masked_draws_K: Tensor) -> Tensor:
-        """Which row each draw is masked by: row k for the k-th of the masked ones, no row that forbids for the others."""
+        """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others."""
         index_N = torch.full((num_draws,), self.unmasked_row, dtype=torch.int64, device=self._device_RW.device)
         self.write_index(index_N, masked_draws_K)
         return index_N

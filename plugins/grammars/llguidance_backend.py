@@ -183,9 +183,7 @@ def _tags(value: object) -> str:
     triggers = value.get("triggers") if isinstance(value, dict) else None
     is_list = isinstance(structures, list) and isinstance(triggers, list) and structures and triggers
     if not is_list or not all(isinstance(one, str) and one for one in triggers):
-        raise RequestError(
-            'it needs "structures", a list of tags, and "triggers", a list of texts that tags begin with'
-        )
+        raise RequestError('it needs "structures", a list of tags, and "triggers", a list of texts that begin them')
     return str(StructTag.to_grammar([_tag(one, triggers) for one in structures], assume_special=False))
 
 
