@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from hookline.core.errors import RequestError, shown, shown_key
+from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.stop_strings import StopStrings
 from hookline.core.util.text import near_miss
 
@@ -253,6 +254,9 @@ class SamplingParams:
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments of logits processors that plugins bring, by the processor's name; taken literally, and within the
     limits of core/requests/logits_processing.py."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the completion must look like: json, regex, choice, grammar or structural_tag; a mapping with one of them
+    will do."""
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, 1)
@@ -274,6 +278,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._keep("extra_args", extra_args("extra_args", self.extra_args))
+        self._keep("structured_outputs", StructuredOutputs.of(self.structured_outputs))
 
     def _check_distribution(self) -> None:
         if self.temperature is not None:

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
     from hookline.core.outputs import Delta, FinishReason, RequestOutput
     from hookline.core.sampling_params import SamplingParams
+    from hookline.core.structured_outputs import StructuredOutputs
 
     __version__: str
 
@@ -17,8 +18,18 @@ _HOME = {
     "FinishReason": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "StructuredOutputs": "structured_outputs",
 }
-__all__ = ["LLM", "AsyncLLM", "Delta", "FinishReason", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Delta",
+    "FinishReason",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

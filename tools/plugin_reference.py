@@ -25,6 +25,7 @@ KINDS = (
     "exchange",
     "sampler",
     "processor",
+    "grammar",
     "scheduler",
     "observer",
     "needs",
@@ -42,6 +43,7 @@ SUITES = {
     "SchedulerSuite": ("scheduler_suite.py",),
     "SamplerSuite": ("sampler_suite.py",),
     "ProcessorSuite": ("processor_suite.py",),
+    "GrammarSuite": ("grammar_suite.py",),
     "KernelsSuite": ("kernels_suite.py", "attention_cases.py"),
     "ModelSuite": ("model_suite.py",),
 }
@@ -68,6 +70,7 @@ def reference() -> str:
     for node in _module("core/sampling_params.py").body:
         if isinstance(node, ast.ClassDef) and node.name == "SamplingParams":
             lines += _class(node)
+    lines += _section("Structured outputs", "core/structured_outputs.py")
     lines += _section("Outputs", "core/outputs.py")
     lines += _section("Errors", "core/errors.py")
     lines += _suites()

@@ -26,9 +26,11 @@ from hookline.core.executor.multiproc import MultiprocExecutor, RankLinks
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import choose_grammars
 from hookline.core.plugin.observers import Observers, make_observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.arrays import no_ints
 from hookline.core.worker.worker import Worker
@@ -60,7 +62,8 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
         try:
-            return Built(assemble(resolved, observers, executor, processing), resolved)
+            structured_output = make_structured_output(resolved, host)
+            return Built(assemble(resolved, observers, executor, processing, structured_output), resolved)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
@@ -73,7 +76,22 @@ def build_executor(resolved: ResolvedConfig, processing: Processing) -> SizedExe
     return start_ranks(resolved, processing)
 
 
-def assemble(resolved: ResolvedConfig, observers: Observers, executor: SizedExecutor, processing: Processing) -> Engine:
+def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
+    """The grammars of an engine: which back end it has is looked for when a request first needs one."""
+
+    def choose() -> GrammarChoice:
+        return GrammarChoice(*choose_grammars(host, resolved.config.grammars))
+
+    return StructuredOutput(choose, resolved.spec.vocab_size)
+
+
+def assemble(
+    resolved: ResolvedConfig,
+    observers: Observers,
+    executor: SizedExecutor,
+    processing: Processing,
+    structured_output: StructuredOutput | None = None,
+) -> Engine:
     """The engine around its executor."""
     attention, config = resolved.attention, resolved.config
     plan = Limits(
@@ -112,6 +130,7 @@ def assemble(resolved: ResolvedConfig, observers: Observers, executor: SizedExec
         model_name=resolved.checkpoint.reference,
         shares_prefixes=resolved.shares_prefixes,
         job_folder=job_folder(),
+        structured_output=structured_output,
     )
 
 

@@ -22,6 +22,7 @@ from hookline.core.errors import HooklineError
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock as StepClock
+from hookline.core.util.arrays import MaskArray
 
 Column = np.ndarray[Any, Any]
 COUNTS = StepCounts._fields
@@ -116,6 +117,14 @@ class StepRecorder:
         handle = self._executor.launch(step)
         self._launched.append(self._note(step, started))
         return handle
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """Pass it on."""
+        return self._executor.mask_rows(num_rows)
+
+    def release(self, handle: Any, num_rows: int) -> None:
+        """Pass it on."""
+        self._executor.release(handle, num_rows)
 
     def collect(self, handle: Any) -> Any:
         """Pass the tokens on."""

@@ -16,6 +16,7 @@ from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS, PLAIN, RequestInfo
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded, check_ranges
 
 DISTRIBUTIONS = ("uniform", "lognormal")
@@ -84,6 +85,8 @@ class WorkloadConfig:
     """Token ids are drawn from 0 to this; a smaller vocabulary lowers it."""
     temperature: float = 0.6
     """Of all requests; 0 is greedy."""
+    json_schema: str | None = None
+    """A JSON schema, as JSON text, that every completion follows; None leaves them free."""
     seed: int = 0
     """Of all that is drawn."""
 
@@ -100,6 +103,11 @@ class WorkloadConfig:
         classes = (_class(f"workload.classes[{place}]", one) for place, one in enumerate(self.classes))
         object.__setattr__(self, "classes", tuple(classes))
         self._check_trace()
+        if self.json_schema is not None:
+            try:
+                StructuredOutputs(json=self.json_schema)
+            except RequestError as error:
+                raise ConfigError(f"workload.json_schema: {error}") from error
 
     def _check_times(self) -> None:
         low, high = self.think_s
@@ -208,8 +216,10 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
     classes = [one for one, count in zip(_draw_classes(workload), turns, strict=True) for _ in range(count)]
     infos = {id(one): one.info() for one in classes}
     prompts = [source.draw(_draw_len(rng, workload, one.prompt_len or workload.prompt_len)) for one in classes]
+    structured = None if workload.json_schema is None else StructuredOutputs(json=workload.json_schema)
     params = [
         SamplingParams(
+            structured_outputs=structured,
             temperature=workload.temperature,
             max_tokens=_draw_len(rng, workload, one.output_len or workload.output_len),
             ignore_eos=True,

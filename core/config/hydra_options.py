@@ -9,21 +9,29 @@ from typing import Any
 
 from hookline.core.config.schema import plain_defaults
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.registry import AUTO, KINDS, Entry
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, Entry
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
 """Keys whose value is raw text, always: what follows the first = is taken as it is; so is a single tag's."""
 
 _TAG = "tags."
-_FREE = ("sampling.extra_args.", "client.body.", _TAG)
-"""What keys begin with that stand below a mapping of any keys: the installed processors', a server's, and tags."""
+_WORKLOAD = "workload."
+_STRUCTURED = "sampling.structured_outputs."
+_RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
+"""Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
+_FREE = ("sampling.extra_args.", "client.body.", _STRUCTURED, _TAG)
+"""What keys begin with that stand below a mapping of any keys (the installed processors', a server's, tags), or below
+one that is None unless it is set."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
 
 
 def is_raw(argument: str) -> bool:
     """True if the argument sets a raw key."""
-    key, equals, _ = argument.partition("=")
+    key, equals, value = argument.partition("=")
     key = key.lstrip("+")
+    prefix, _, name = key.rpartition(".")
+    if f"{prefix}." in (_STRUCTURED, _WORKLOAD) and name in _RAW_FIELDS:
+        return equals == "=" and not (name == "after" and value.isdecimal())
     return equals == "=" and (key in RAW_KEYS or key.startswith(_TAG))
 
 
@@ -64,7 +72,8 @@ def store_options(host: PluginHost) -> None:
     for entry in host.registry:
         if entry.kind in KINDS:
             store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
-    store.store(group="kernels", name=AUTO, node={"name": AUTO}, provider="hookline")
+    for kind in CHOSEN_KINDS:
+        store.store(group=kind, name=AUTO, node={"name": AUTO}, provider="hookline")
 
 
 def store_keys(keys: type) -> None:

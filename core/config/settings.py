@@ -17,7 +17,7 @@ from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
-from hookline.core.plugin.registry import AUTO, KINDS, OBSERVER, Entry, Option
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, OBSERVER, Entry, Option
 from hookline.core.request_info import check_tag_key
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
@@ -138,6 +138,7 @@ class Config(EngineKeys):
     scheduler: Option
     sampler: Option
     kernels: Option = field(default_factory=Option)
+    grammars: Option = field(default_factory=Option)
 
     def __post_init__(self) -> None:
         for name in ("tp", "seed"):
@@ -205,10 +206,10 @@ def option_of(kind: str, value: Any, host: PluginHost, key: str) -> Option:
 
 def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     values = {"name": value} if isinstance(value, str) else dict(_mapping(kind, value or {}))
-    name = values.pop("name", default)
+    name = values.pop("name", AUTO if default is None and kind in CHOSEN_KINDS else default)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
-    if kind == "kernels" and name == AUTO:
+    if kind in CHOSEN_KINDS and name == AUTO:
         check_keys(values, (), kind)
         return Option()
     option, preset_fields = _resolve(kind, name, host)
@@ -229,7 +230,7 @@ def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any
     presets = [preset for preset in host.presets if preset.kind == kind]
     found = next((preset for preset in presets if preset.name == name), None)
     if host.registry.find(kind, name) is None and found is None:
-        core_choice = [AUTO] if kind == "kernels" else []
+        core_choice = [AUTO] if kind in CHOSEN_KINDS else []
         raise host.unknown(kind, name, [*core_choice, *(preset.name for preset in presets)])
     return preset_values(found, presets) if found is not None else (name, {})
 

@@ -14,6 +14,7 @@ from hookline.core.contracts.exchange import (
     Exchange,
     PeerMemory,
 )
+from hookline.core.contracts.grammar import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary
 from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
 from hookline.core.contracts.kernels import AttentionSpec, Kernels, QKNorm, Rope
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
@@ -55,6 +56,7 @@ from hookline.core.contracts.scheduler import (
     ServedTokens,
 )
 from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded
 
 __all__ = [
@@ -78,6 +80,10 @@ __all__ = [
     "Everyone",
     "Exchange",
     "FromSamplingParams",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarMatcher",
+    "GrammarVocabulary",
     "Init",
     "Kernels",
     "Limits",
@@ -113,6 +119,7 @@ __all__ = [
     "SchedulerView",
     "ServedTokens",
     "StepStats",
+    "StructuredOutputs",
     "Text",
     "ToolCall",
     "WeightTarget",

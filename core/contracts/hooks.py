@@ -156,6 +156,19 @@ def register_tool_parsers(register: Registrar) -> None:
 
 
 @hookspec
+def register_grammars(register: Registrar) -> None:
+    """Add grammar back ends: they say which tokens may come next in a completion that must have a form.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...),
+             priority=...). The class is core.contracts.GrammarBackend; it is imported by the first request that sets
+             SamplingParams.structured_outputs. `grammars=auto` takes the one of the highest priority that can be used.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/grammars/__init__.py
+    """
+
+
+@hookspec
 def config_packages() -> list[str]:  # type: ignore[empty-body]
     """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
 

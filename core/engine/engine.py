@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue, Views
+from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
@@ -87,6 +88,7 @@ class Engine:
         shares_prefixes: bool = False,
         model_name: str = "",
         job_folder: Path | None = None,
+        structured_output: StructuredOutput | None = None,
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
@@ -108,6 +110,8 @@ class Engine:
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
+        self.structured_output = structured_output
+        """None: requests with structured outputs are refused."""
         self.last_stats: StepStats | None = None
         self.watch = StepWatch(self._now)
         self._next_id = 0
@@ -134,7 +138,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """See EngineView."""
-        return len(self.queue.waiting)
+        return len(self.queue.waiting) + len(self.queue.compiling)
 
     @property
     def waiting_by_reason(self) -> Mapping[str, int]:
@@ -192,11 +196,37 @@ class Engine:
         self._next_id += 1
         if self._hears_begin:
             self._notify("on_request_begin", info=request.begin())
-        self.queue.add(request)
+        self._enqueue(request)
         if timeout_s is not None:
             self._drop_met_deadlines()
             heappush(self._deadlines, (arrival_s + timeout_s, request.id, timeout_s))
         return request.id
+
+    def _enqueue(self, request: Request) -> None:
+        """Put a new request into the queue, once the grammar that its completion follows is there."""
+        if request.constraint is None:
+            self.queue.add(request)
+            return
+        if self.structured_output is None:
+            raise RequestError("sampling.structured_outputs: this engine has no grammar back end")
+        if self.structured_output.open(request.id, request.constraint):
+            self.queue.add(request)
+        else:
+            self.queue.hold_back(request)
+
+    def _let_in_compiled(self) -> None:
+        """Queue the requests whose grammar has come, and end those whose grammar will not."""
+        assert self.structured_output is not None
+        is_idle = len(self.queue.compiling) == len(self.queue) and self._in_flight is None
+        refused = []
+        for id_, error in self.structured_output.opened(is_idle=is_idle):
+            request = self.queue.compiling.get(id_)
+            if request is not None and error:
+                refused.append(self._end(request, FinishReason.ERROR, error))
+            elif request is not None:
+                self.queue.let_in(request)
+        self._ended += refused
+        self._notify_ends(refused)
 
     def _drop_met_deadlines(self) -> None:
         """Forget the time limits of requests that ended before them, once they are the most of all."""
@@ -271,7 +301,9 @@ class Engine:
         if self._deadlines:
             self._end_late_ones()
         outputs: list[RequestOutput] = []
-        if self.has_work:
+        if self.queue.compiling:
+            self._let_in_compiled()
+        if len(self.queue) > len(self.queue.compiling) or self._in_flight is not None:
             with self.watch.step():
                 outputs = self._advance()
         ended, self._ended = self._ended, []
@@ -308,6 +340,9 @@ class Engine:
         try:
             launched = self._launch(plan)
             outputs = self._collect() if before is not None else []
+            if len(launched.dispatched.step.masked_draws):
+                launched, ended = self._release(launched)
+                outputs += ended
             self._in_flight = launched
             return outputs if self.limits.overlap else outputs + self._collect()
         except LostStep as error:
@@ -361,6 +396,25 @@ class Engine:
         if not self.feedback.is_wanted:
             return 0
         return int(self.queue.table.num_computed_tokens_S[plan.decode].sum())
+
+    def _release(self, launched: _InFlight) -> tuple[_InFlight, list[RequestOutput]]:
+        """Give a launched step the masks that its draws wait for, all tokens before them being known by now.
+
+        Returns the requests that have no mask because of a fault: they end here, and what is drawn for them is dropped.
+        """
+        assert self.structured_output is not None
+        step, sampled = launched.dispatched.step, launched.dispatched.sampled
+        with self.watch.part("release"):
+            ids = sampled.ids_N[step.masked_draws].tolist()
+            requests = [self.queue.live.get(id_) for id_ in ids]  # some may have ended meanwhile
+            constraints = [None if request is None else request.constraint for request in requests]
+            self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
+            self.executor.release(launched.handle, len(ids))
+        faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
+        outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
+        self._notify_ends(outputs)
+        launch_s = launched.host_s["launch"] + self.watch.take()["release"]
+        return replace(launched, host_s={**launched.host_s, "launch": launch_s}), outputs
 
     def _collect(self) -> list[RequestOutput]:
         """Commit the step in flight."""
@@ -545,11 +599,17 @@ class Engine:
         places = table.to_look_at(entries_N, tokens_N)
         looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
-        return [self._end(request, reason) for request, reason in ends if reason is not None]
+        return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
 
     def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
         """Why a request ends with this token, after its watcher saw it."""
         reason = self._end_of(request, token_id)
+        if request.constraint is not None and reason is not FinishReason.STOP:
+            assert self.structured_output is not None
+            reason = self.structured_output.take(request.constraint, token_id) or reason
+            if reason is FinishReason.ERROR:
+                request.num_known_tokens -= 1  # the token that does not fit is not part of the answer
+                return reason
         if request.watcher is None:
             return reason
         request.stop_string = request.watcher.see(token_id, reason)
@@ -561,6 +621,8 @@ class Engine:
         return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
+        if request.id in self.queue.compiling and self.structured_output is not None:
+            self.structured_output.forget(request.id)
         self.dispatcher.retire(request)
         self.queue.remove(request)
         self.feedback.ended(request, reason, error)
@@ -620,6 +682,8 @@ class Engine:
             self.feedback.broke_off(self.clock())
             self._notify("on_engine_stop", engine=self)
         finally:
+            if self.structured_output is not None:
+                self.structured_output.close()
             self.executor.close()
         if self.observers is not None:
             self.observers.check()
@@ -635,3 +699,8 @@ def _concerns(error: LostStep, request: Request) -> bool:
         return True
     used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
     return request.row in error.rows or used & error.processors != 0
+
+
+def _fault_of(request: Request) -> str | None:
+    """What its grammar, or the plugin behind it, ends a request for."""
+    return None if request.constraint is None else request.constraint.fault

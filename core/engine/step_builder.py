@@ -163,6 +163,8 @@ class StepWriter:
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[step.sampled_chunks]])
         self.write_mask(step, sampled)
+        if table.num_constrained:
+            step.masked_draws = np.flatnonzero(table.is_constrained_S[sampled])
         self.arguments.write(step, draft.admitted, draft.chunks, table.requests(sampled))
         step.max_context_len = int(table.num_computed_tokens_S[computing].max(initial=0))
         step.all_greedy = bool(table.is_greedy_S[sampled].all())

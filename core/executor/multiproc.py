@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,9 @@ from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
 from hookline.core.executor.shared_memory import SharedWords, nameless_file
 from hookline.core.step.executor import SizedExecutor
-from hookline.core.step.message import Step, pack
+from hookline.core.step.message import Step, pack, pack_masks
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 from hookline.core.util.standard_files import open_missing
 
 FULL_S = 0.01
@@ -56,11 +57,16 @@ class MultiprocExecutor(SizedExecutor):
 
         Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
         """
+        own = self._together(partial(self.worker.launch, step), pack(step))
+        return _Handle(own, self.links.heartbeat.num_steps if step.processors else 0)
+
+    def _together(self, ours: Callable[[], Any], message: IntArray) -> Any:
+        """Send a message to the others and do our own part of what it asks for."""
         monitor = self.links.monitor
         with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.interrupter.region():
             try:
-                self.links.send(pack(step))
-                handle = self.worker.launch(step)
+                self.links.send(message)
+                result = ours()
             except RankError:
                 raise
             except RequestFault as error:
@@ -75,7 +81,21 @@ class MultiprocExecutor(SizedExecutor):
                     error.ends_engine = True
                 raise
             self.links.heartbeat.end_step()
-        return _Handle(handle, self.links.heartbeat.num_steps if step.processors else 0)
+        return result
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """See Executor."""
+        return self.worker.mask_rows(num_rows)
+
+    def release(self, handle: _Handle, num_rows: int) -> None:
+        """See Executor; the masks travel to the other ranks as they stand in our buffer.
+
+        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
+        """
+        masks = self.mask_rows(num_rows)
+        self._together(partial(self.worker.release, handle.own, num_rows), pack_masks(masks))
+        if handle.to_agree_on:
+            handle.to_agree_on = self.links.heartbeat.num_steps
 
     def collect(self, handle: _Handle) -> IntArray:
         """See Executor.
@@ -119,9 +139,10 @@ class MultiprocExecutor(SizedExecutor):
             self.worker.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Handle:
-    """own: rank 0's. to_agree_on: the step's number, if plugins ran in it that may fail for single requests; else 0."""
+    """own: rank 0's. to_agree_on: the number of the
+    step's last part, if plugins ran in it that may fail for single requests; else 0."""
 
     own: Any
     to_agree_on: int

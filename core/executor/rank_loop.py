@@ -19,8 +19,8 @@ from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, RequestFault, show_traceback
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
-from hookline.core.step.message import Step, unpack
-from hookline.core.util.arrays import IntArray
+from hookline.core.step.message import Step, masks_in, unpack
+from hookline.core.util.arrays import IntArray, MaskArray
 from hookline.core.util.text import one_line
 
 
@@ -29,6 +29,14 @@ class RankWorker(Protocol):
 
     def compute(self, step: Step) -> Any:
         """Start computing a step."""
+        ...
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """Where the masks of the step computed last go."""
+        ...
+
+    def finish(self, num_rows: int) -> Any:
+        """Draw from the step computed last, whose masks are there."""
         ...
 
     def synchronize(self) -> None:
@@ -85,7 +93,9 @@ def _place() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
     others = [one for one in frames if not one.f_code.co_filename.startswith("<")]
-    return "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
+    return (
+        "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
+    )
 
 
 def _serve(
@@ -107,14 +117,19 @@ def _serve(
 
 
 def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) -> None:
-    """Compute each step that comes; an empty message is the end."""
+    """Compute each step that comes, and draw by the masks that follow it; an empty message is the end."""
     import torch
 
     while len(message := _receive(parent)):
         fault: RequestFault | None = None
+        masks_NW = masks_in(message)
         try:
             with torch.inference_mode():
-                worker.compute(unpack(message))
+                if masks_NW is None:
+                    worker.compute(unpack(message))
+                else:
+                    worker.mask_rows(len(masks_NW))[:] = masks_NW
+                    worker.finish(len(masks_NW))
         except RequestFault as error:  # the engine goes on if every rank found the same
             fault = error
             show_traceback(error)

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,7 @@ from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
+from hookline.core.tokenizer.token_bytes import grammar_vocabulary
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -50,6 +52,7 @@ class LLM:
         scheduler: OptionValue = None,
         sampler: OptionValue = None,
         kernels: OptionValue = None,
+        grammars: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
@@ -59,8 +62,8 @@ class LLM:
     ) -> None:
         host = PluginHost.load()
         host.log_problems()
-        options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "engine": engine}
-        tree: dict[str, Any] = {**options, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
+        options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
+        tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
         tree["observers"] = observers
         config = validate({key: value for key, value in tree.items() if value is not None}, host)
         if checkpoint is not None:
@@ -91,6 +94,10 @@ class LLM:
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, self.output_processor.close)
+        if self.engine.structured_output is not None:
+            limits = self.engine.limits
+            tokenizer_facts = partial(grammar_vocabulary, self.codec, limits.eos_token_ids, limits.vocab_size)
+            self.engine.structured_output.make_vocabulary = tokenizer_facts
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)

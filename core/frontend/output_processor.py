@@ -129,7 +129,13 @@ class OutputProcessor:
 
     def _reader(self, params: SamplingParams, follows: bool) -> TextReader:
         detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        return TextReader(params, detokenizer, self._new_deltas.append if follows else None)
+        return TextReader(params, detokenizer, self._new_deltas.append if follows else None, self._stop_ids(params))
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int] | None:
+        """Tokens that are no text where a completion stops: its last one, but one that completes a grammar is text."""
+        if params.structured_outputs is None:
+            return None
+        return self.engine.limits.eos_token_ids.union(params.stop_token_ids)
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
         """First the ends, then the Deltas of those that go on."""
@@ -163,7 +169,9 @@ class OutputProcessor:
     def _text(self, entry: _Entry, output: RequestOutput) -> str:
         if entry.reader is not None:
             return entry.reader.finish()
-        ids = output.token_ids[:-1] if output.finish_reason is FinishReason.STOP else output.token_ids
+        ids, stop_ids = output.token_ids, self._stop_ids(entry.params)
+        if output.finish_reason is FinishReason.STOP and (stop_ids is None or ids[-1] in stop_ids):
+            ids = ids[:-1]
         return self.codec.decode(ids, skip_special_tokens=entry.params.skip_special_tokens)
 
     def _orphan(self, id_: int) -> RequestOutput:

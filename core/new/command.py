@@ -27,6 +27,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _WHAT = {
     "scheduler": "a scheduler policy",
     "kernels": "a set of kernels",
+    "grammars": "a grammar back end",
     "observer": "an observer",
     "processor": "a logits processor",
 }

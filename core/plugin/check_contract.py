@@ -21,6 +21,7 @@ _CONTRACTS: dict[str, type] = {
     "observer": contracts.Observer,
     "reasoning_parser": contracts.OutputParser,
     "tool_parser": contracts.OutputParser,
+    "grammars": contracts.GrammarBackend,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint,),

@@ -21,6 +21,7 @@ from hookline.core.plugin.presets import Preset, presets_in
 from hookline.core.plugin.problems import Phase, Rejected
 from hookline.core.plugin.registry import (
     ENTRY_KINDS,
+    GRAMMARS,
     OBSERVER,
     PROCESSOR,
     REASONING_PARSER,
@@ -36,6 +37,7 @@ _HOOK_OF_KIND = {
     "scheduler": "register_schedulers",
     "sampler": "register_samplers",
     "kernels": "register_kernels",
+    GRAMMARS: "register_grammars",
     PROCESSOR: "register_processors",
     OBSERVER: "register_observers",
     REASONING_PARSER: "register_reasoning_parsers",

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from hookline.core.contracts import Needs
-from hookline.core.errors import PASSES, PluginError
+from hookline.core.errors import PASSES, PluginError, RequestError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.registry import AUTO, Entry
+from hookline.core.plugin.registry import AUTO, GRAMMARS, Entry, Option
 
 _log = logging.getLogger("hookline")
 
@@ -78,6 +79,25 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
         raise PluginError(f"kernels '{name}' of {entry.origin} do not fit: {why}. Would fit: {others}")
     entry.load()
     return entry
+
+
+def choose_grammars(host: PluginHost, option: Option) -> tuple[Entry, Any]:
+    """The grammar back end to use, and its config: the chosen one, or for "auto" the available one of highest priority.
+
+    Raises: RequestError with the reasons and what to install, if there is none.
+    """
+    entries = [option.entry] if option.entry is not None else host.registry.of_kind(GRAMMARS)
+    reasons = {entry.name: unavailable(entry.needs) for entry in entries}
+    fitting = sorted((entry for entry in entries if not reasons[entry.name]), key=lambda entry: -entry.priority)
+    if fitting:
+        config = option.config if option.entry is not None else fitting[0].config and fitting[0].config()
+        return fitting[0], config
+    why = (
+        "; ".join(f"{GRAMMARS} '{name}': {'; '.join(found)}" for name, found in reasons.items()) or "none is installed"
+    )
+    raise RequestError(
+        f'sampling.structured_outputs needs a grammar back end ({why}); pip install "hookline[grammar]" brings one'
+    )
 
 
 def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:

@@ -16,9 +16,13 @@ from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.util.text import one_line
 
 AUTO = "auto"
-"""Stands for "core chooses" in the kernels group, so no entry may bear it."""
-KINDS = ("model", "scheduler", "sampler", "kernels")
+"""Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""
+KINDS = ("model", "scheduler", "sampler", "kernels", "grammars")
 """The plugin kinds that the configuration chooses an option of, as they are named there."""
+GRAMMARS = "grammars"
+"""The kind that is chosen by the first request that needs it."""
+CHOSEN_KINDS = ("kernels", GRAMMARS)
+"""The kinds of which core can choose an option."""
 PROCESSOR = "processor"
 """The kind of which requests, not the configuration, choose."""
 OBSERVER = "observer"
@@ -113,7 +117,7 @@ class Registry:
 class Option:
     """A chosen option: its entry and an instance of its config dataclass (None if it has no fields).
 
-    entry: None only for kernels "auto", which `core.plugin.needs.choose_kernels` decides once the facts are known.
+    entry: None only for "auto", which `core.plugin.needs` decides once the facts are known.
     """
 
     entry: Entry | None = None

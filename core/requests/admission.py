@@ -133,7 +133,7 @@ def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> 
 
     Raises: QueueFullError naming the key, its value and what waits.
     """
-    load = len(queue.waiting), queue.num_waiting_tokens
+    load = len(queue.waiting) + len(queue.compiling), queue.num_waiting_tokens
     max_requests, max_tokens = limits.max_queued_requests, limits.max_queued_tokens
     if max_requests is not None and load[0] + num_requests > max_requests:
         raise QueueFullError("engine.max_queued_requests", max_requests, *load)

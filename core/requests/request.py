@@ -18,6 +18,7 @@ from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
+from hookline.core.requests.structured_output import Constraint
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray, ints
 
@@ -37,6 +38,7 @@ COUNTS = (
     "is_greedy",
     "is_watched",
     "last_token_us",
+    "is_constrained",
 )
 """What `Request.counts` holds, in this order; each is an attribute of the request, too."""
 
@@ -78,6 +80,7 @@ class Request:
         "block_hashes",
         "block_size",
         "blocks",
+        "constraint",
         "counts",
         "deadline_s",
         "entry",
@@ -129,10 +132,12 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether a watcher wants to see its tokens."""
+    """Whether its tokens are looked at one by one: by a watcher, or by its grammar."""
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
     while somebody observes the gaps between tokens."""
+    is_constrained = _Count()
+    """Whether its draws wait for masks."""
 
     def __init__(
         self,
@@ -180,7 +185,11 @@ class Request:
         self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = self.temperature == 0
-        self.is_watched = watcher is not None
+        self.constraint: Constraint | None = None
+        if params.structured_outputs is not None:
+            self.constraint = Constraint(params.structured_outputs, stop_ids)
+        self.is_constrained = self.constraint is not None
+        self.is_watched = watcher is not None or self.constraint is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []

@@ -20,6 +20,7 @@ from hookline.core.util.arrays import IntArray, ints
 class RequestQueue:
     """Waiting and running requests, and those ending: their last token is sampled and not yet known.
 
+    compiling: those that no policy sees yet, since their grammar is being compiled.
     `live` holds all of them by id. All moves are O(1) per request.
     """
 
@@ -31,6 +32,7 @@ class RequestQueue:
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
         self.ending: dict[int, Request] = {}
+        self.compiling: dict[int, Request] = {}
         self.num_waiting_tokens = 0
         """Prompt tokens of the waiting requests."""
         self.num_preempted_waiting = 0
@@ -45,6 +47,15 @@ class RequestQueue:
         """Put a new request at the tail of the queue."""
         self.live[request.id] = self.waiting[request.id] = request
         self.num_waiting_tokens += request.num_prompt_tokens
+
+    def hold_back(self, request: Request) -> None:
+        """Keep a new request out of the queue until `let_in`."""
+        self.live[request.id] = self.compiling[request.id] = request
+
+    def let_in(self, request: Request) -> None:
+        """Put a request that was held back at the tail of the queue."""
+        del self.compiling[request.id]
+        self.add(request)
 
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
@@ -77,6 +88,7 @@ class RequestQueue:
             self._left(request)
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
+        self.compiling.pop(request.id, None)
         self.table.leave(request)
         self._running_slots = None
 

@@ -45,6 +45,9 @@ class RunningTable:
         self.min_len_S, self.max_len_S = views["min_len"], views["max_len"]
         self.last_token_us_S = views["last_token_us"]
         self.is_greedy_S, self.is_watched_S = views["is_greedy"], views["is_watched"]
+        self.is_constrained_S = views["is_constrained"]
+        self.num_constrained = 0
+        """How many requests here draw by masks."""
         self.id_S[:] = NOBODY
         self.tokens_SL: TokenArray = np.empty((num_entries, max_len), dtype=np.int32)
         self._requests: list[Request | None] = [None] * num_entries
@@ -61,6 +64,7 @@ class RunningTable:
         tokens = self.tokens_SL[entry, : len(request.tokens)]
         tokens[: request.num_known_tokens] = request.tokens[: request.num_known_tokens]
         request.tokens = tokens
+        self.num_constrained += request.is_constrained
         self._watch(request, 1)
 
     def leave(self, request: Request) -> None:
@@ -72,6 +76,7 @@ class RunningTable:
         self._requests[entry], request.entry = None, -1
         self.id_S[entry] = NOBODY
         self._free.append(entry)
+        self.num_constrained -= request.is_constrained
         self._watch(request, -1)
 
     def requests(self, entries: IntArray) -> Iterator[Request]:

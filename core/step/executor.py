@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from hookline.core.errors import HooklineError
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray
+from hookline.core.util.arrays import IntArray, MaskArray
 
 
 class Executor(Protocol):
@@ -30,6 +30,21 @@ class Executor(Protocol):
         tokens, as `core.worker.model_runner` lays them out; the first column holds the tokens.
         """
         ...
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """Where to write the masks of the step launched last, (num_rows, W) int32; see `core.contracts.grammar`.
+
+        Asked for only if step.masked_draws is not empty; what lies there is of other steps.
+        """
+        raise AssertionError("this executor draws without masks")
+
+    def release(self, handle: Any, num_rows: int) -> None:
+        """Draw the tokens of the step launched last, now that its masks are in `mask_rows`: all of its tokens.
+
+        A step with masked draws that is not released draws nothing; `collect` must not be called for it, and the next
+        launch drops it.
+        """
+        raise AssertionError("this executor draws without masks")
 
     def time_steps(self) -> Clock:
         """Mark on the device when steps begin and end from now on; the clock returned has a time for each step."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class Step:
     first token and its length; token_ids_T are the chunks' tokens, row after row.
     sampled_chunks: indices of the chunks whose last token is followed by a draw.
     mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
+    masked_draws: indices among the drawn rows of those whose tokens wait for masks, which follow the step: it is
+    computed up to its hidden states, and drawn from when the masks are there, one for each of these.
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
     the other; no values at all put a processor's defaults into a row.
@@ -48,6 +50,7 @@ class Step:
     sampled_chunks: IntArray = field(default_factory=no_ints)
     mask_rows: IntArray = field(default_factory=no_ints)
     mask_tokens: IntArray = field(default_factory=no_ints)
+    masked_draws: IntArray = field(default_factory=no_ints)
     shared_rows: IntArray = field(default_factory=no_ints)
     processor_rows: IntArray = field(default_factory=no_ints)
     processor_ids: IntArray = field(default_factory=no_ints)
@@ -93,6 +96,20 @@ def pack(step: Step) -> IntArray:
     sections = [getattr(step, name) for name in SECTIONS]
     header = [*(int(getattr(step, name)) for name in HEADER), *map(len, sections)]
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
+
+
+MASKS = -1
+"""The first word of a message that brings the masks of the step before it; of a step, it is no less than 0."""
+
+
+def pack_masks(masks_NW: MaskArray) -> IntArray:
+    """The masks that the draws of the step sent last wait for, as a message of their own."""
+    return np.concatenate([np.array([MASKS, len(masks_NW)], dtype=np.int64), masks_NW.reshape(-1).view(np.int64)])
+
+
+def masks_in(message: IntArray) -> MaskArray | None:
+    """The masks that `pack_masks` wrote; None if the message is a step."""
+    return message[2:].view(np.int32).reshape(int(message[1]), -1) if message[0] == MASKS else None
 
 
 def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:

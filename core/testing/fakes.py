@@ -6,7 +6,7 @@ table shows it. So a request that lost a block, shares a wrong one or reads a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from hookline.core.requests.admission import EngineLimits
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step, pack, unpack
 from hookline.core.step.timing import Clock, DeviceTime
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, MaskArray, ints, num_mask_words
 
 HOLE = -1
 """A cache slot nobody has written."""
@@ -74,6 +74,8 @@ class FakeExecutor(Executor):
         self.steps: list[Step] = []
         self.is_closed = False
         self.clock: FakeClock | None = None
+        self.masks = np.zeros((limits.max_num_seqs, num_mask_words(vocab_size)), dtype=np.int32)
+        self._waiting: tuple[Step, list[tuple[int, int]], list[int]] | None = None
 
     def launch(self, step: Step) -> Any:
         """Compute a step at once, from its packed form."""
@@ -85,13 +87,35 @@ class FakeExecutor(Executor):
         self.table[step.table_rows, step.table_columns] = step.table_blocks
         ends = self._write_decodes(step) + self._write_chunks(step)
         assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
+        self._waiting = None
+        if not len(step.masked_draws):
+            return self._draw_all(step, ends, {})
+        handle: list[int] = []
+        self._waiting = step, ends, handle
+        return handle
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """See Executor."""
+        return self.masks[:num_rows]
+
+    def release(self, handle: Any, num_rows: int) -> None:
+        """See Executor."""
+        assert self._waiting is not None and self._waiting[2] is handle, "no such step waits for masks"
+        (step, ends, _), self._waiting = self._waiting, None
+        assert num_rows == len(step.masked_draws)
+        handle += self._draw_all(step, ends, dict(zip(step.masked_draws.tolist(), self.masks, strict=False)))
+
+    def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, MaskArray]) -> list[int]:
         num_decodes = len(step.decode_rows)
         sampled = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
         masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
+        for index, mask_W in masks.items():
+            masked |= {(index, token) for token in range(self.vocab_size) if not mask_W[token // 32] >> token % 32 & 1}
         return [self._draw(ends[place], index, masked) for index, place in enumerate(sampled)]
 
     def collect(self, handle: Any) -> IntArray:
-        """The tokens that launch drew."""
+        """The tokens that were drawn."""
+        assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose masks never came"
         return ints(handle)
 
     def time_steps(self) -> Clock:
@@ -132,8 +156,8 @@ class FakeExecutor(Executor):
         context = self.cache[self._slots(row, 0, end)]
         assert (context != HOLE).all(), f"row {row} reads a cache slot that was never written"
         token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)
-        while (index, token) in masked:
-            token = (token + 1) % self.vocab_size
+        for _ in range(self.vocab_size):  # if all are forbidden, any may be drawn
+            token = (token + 1) % self.vocab_size if (index, token) in masked else token
         self.tokens[row], self.lengths[row] = token, end + 1
         return token
 
@@ -199,5 +223,6 @@ def check_engine(engine: Engine) -> None:
     assert queue.num_waiting_tokens == num_waiting_tokens, "the waiting tokens are miscounted"
     num_preempted = sum(request.num_preemptions > 0 for request in queue.waiting.values())
     assert queue.num_preempted_waiting == num_preempted, "the waiting requests that were preempted are miscounted"
-    assert set(queue.live) == set(queue.waiting) | set(queue.running) | set(queue.ending), "a request is lost"
+    everybody = set(queue.waiting) | set(queue.running) | set(queue.ending) | set(queue.compiling)
+    assert set(queue.live) == everybody, "a request is lost"
     assert not set(queue.waiting) & set(queue.running), "a request waits and runs"

@@ -14,12 +14,17 @@ class TextReader:
     """`core.requests.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
 
     on_news: called with the reader at the first token since `take`; None if nobody wants news before the end.
+    stop_ids: the tokens that are no text at the end of a completion that stops; None: the last token of any never is.
     """
 
     def __init__(
-        self, params: SamplingParams, detokenizer: Detokenizer | None, on_news: Callable[[TextReader], None] | None
+        self,
+        params: SamplingParams,
+        detokenizer: Detokenizer | None,
+        on_news: Callable[[TextReader], None] | None,
+        stop_ids: frozenset[int] | None = None,
     ) -> None:
-        self._params, self._detokenizer, self._on_news = params, detokenizer, on_news
+        self._params, self._detokenizer, self._on_news, self._stop_ids = params, detokenizer, on_news, stop_ids
         self._stops = StopSearch(params.stop_strings, include=params.include_stop_str_in_output)
         self._parts: list[str] = []
         self._num_taken_parts = 0
@@ -43,7 +48,8 @@ class TextReader:
             self._new_ids.append(token_id)
         if self._detokenizer is None:
             return None
-        text = "" if reason is FinishReason.STOP else self._detokenizer.push(token_id)
+        is_text = reason is not FinishReason.STOP or (self._stop_ids is not None and token_id not in self._stop_ids)
+        text = self._detokenizer.push(token_id) if is_text else ""
         if reason is not None:
             text += self._detokenizer.flush()
         return self._show(text)

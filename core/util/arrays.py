@@ -9,6 +9,8 @@ import numpy as np
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+MaskArray = np.ndarray[Any, np.dtype[np.int32]]
+"""Masks of tokens as `core.contracts.grammar` has them, one row or several."""
 
 
 def no_ints() -> IntArray:
@@ -19,6 +21,11 @@ def no_ints() -> IntArray:
 def ints(values: Iterable[int]) -> IntArray:
     """An int64 section from Python integers."""
     return np.fromiter(values, dtype=np.int64)
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """Words of a mask: an even number, so that masks travel as 64-bit words."""
+    return 2 * -(-vocab_size // 64)
 
 
 def float_bits(values: Iterable[float]) -> IntArray:

@@ -65,11 +65,11 @@ class DecodeGraphs:
         self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
         self._generation = 0
         self._shares = shares_prefixes
-        self._pool: Any = None
+        self.pool: Any = None
 
     def capture(self, pool: Any) -> int:
         """Capture every size, the largest first so that the others fit into its memory; returns how many."""
-        self._pool = pool
+        self.pool = pool
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
                 self._graphs[size, is_shared] = self._record(size, is_shared, PLAIN)
@@ -97,7 +97,7 @@ class DecodeGraphs:
         device = self.runner.table.device
         rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
         graph, tokens_G = record(
-            partial(self.step, rows_G, is_shared, extras), self._pool, device, self.runner.checking()
+            partial(self.step, rows_G, is_shared, extras), self.pool, device, self.runner.checking()
         )
         return _Graph(graph, rows_G, tokens_G)
 

@@ -7,7 +7,7 @@ id, the bits of its float32 log-probability, the ids of the K most likely tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,11 +171,18 @@ class ModelRunner:
             self.is_checking = False
 
     def sample_extra(
-        self, hidden_ND: Tensor, sampled: SampleRows, extras: Extras, max_num_tokens: int, mask: Any = None
+        self,
+        hidden_ND: Tensor,
+        sampled: SampleRows,
+        extras: Extras,
+        max_num_tokens: int,
+        mask: Any = None,
+        forbid: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
 
-        max_num_tokens: a number that no draw's position exceeds.
+        max_num_tokens: a number that no draw's position exceeds. forbid: makes new logits with -inf for what must not
+        be drawn; it comes before all processors, which choose among what is left.
         Device: no host sync; graph-safe without a mask, if the processors are.
         """
         raw_NV = self._whole_logits(hidden_ND)
@@ -184,6 +191,8 @@ class ModelRunner:
             logits_NV = raw_NV.clone()
         if mask is not None:
             logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
+        if forbid is not None:
+            logits_NV = forbid(logits_NV)
         if extras.processors:
             assert self.pipeline is not None
             logits_NV = self.pipeline.process(

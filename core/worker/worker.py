@@ -6,8 +6,10 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -27,13 +29,22 @@ from hookline.core.errors import (
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray
+from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
+from hookline.core.worker.token_masks import TokenMasks
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
+
+
+@dataclass
+class Handle:
+    """A launched step. tokens: None while its draws wait for masks."""
+
+    tokens: TransferredTokens | None
 
 
 class Worker(SizedExecutor):
@@ -45,13 +56,17 @@ class Worker(SizedExecutor):
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
-        self._checked: set[tuple[bool, bool, bool, Extras]] = set()
-        """Kinds of eager steps that were looked at once: with decodes, chunks, a mask, and what their draws need."""
+        self._checked: set[tuple[bool, bool, bool, Extras, str]] = set()
+        """Kinds of eager steps that were looked at once: with decodes, chunks, a mask, what their draws need, and the
+        part of the step."""
         self.failure: str | None = None
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
+        self.masked_decodes: MaskedDecodes | None = None
+        self._waiting: WaitingStep | None = None
+        """The step launched last, if its draws wait for masks."""
 
     @property
     def progress(self) -> int:
@@ -120,29 +135,54 @@ class Worker(SizedExecutor):
         capture_graphs(self.graphs, self.prompt_graphs)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> TransferredTokens:
-        """Start a step; its sampled tokens are on their way to the host."""
+    def launch(self, step: Step) -> Handle:
+        """Start a step; its sampled tokens are on their way to the host, or wait for masks."""
         tokens_N = self.compute(step)
+        return Handle(None if tokens_N is None else self._send(tokens_N))
+
+    @torch.inference_mode()
+    def release(self, handle: Handle, num_rows: int) -> None:
+        """See Executor."""
+        handle.tokens = self._send(self.finish(num_rows))
+
+    def _send(self, tokens_N: Tensor) -> TransferredTokens:
         if self.runner.clock is not None:
             self.runner.clock.end()
         return self.transfer.send(tokens_N)
+
+    @cached_property
+    def masks(self) -> TokenMasks:
+        """Allocated when a step first needs it."""
+        return TokenMasks(self.table.padding_row, num_mask_words(self.runner.vocab_size), self.table.device)
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """See Executor."""
+        return self.masks.host_rows[:num_rows]
 
     def time_steps(self) -> StepClock:
         """See Executor."""
         clock = self.runner.clock = StepClock(self.table.device)
         return clock
 
-    def compute(self, step: Step) -> Tensor:
+    def compute(self, step: Step) -> Tensor | None:
         """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
 
+        None if they wait for masks: `finish` gives them.
         Raises: StepFault naming the plugin whose code failed, StepCapacityError; nothing of the step is kept then.
         EngineError if an earlier step left the device unable to compute.
         """
+        self._waiting = None
+        with self._telling_who(step):
+            return self._compute(step)
+
+    @contextmanager
+    def _telling_who(self, step: Step) -> Iterator[None]:
+        """Around what computes a step, or its second half."""
         if self.failure is not None:
             raise EngineError(self.failure)
         try:
             with self.blaming:
-                return self._compute(step)
+                yield
         except PASSES:
             raise
         except BaseException as error:
@@ -162,11 +202,53 @@ class Worker(SizedExecutor):
         except RuntimeError as broken:
             self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
-    def _compute(self, step: Step) -> Tensor:
+    def finish(self, num_rows: int) -> Tensor:
+        """The sampled tokens of the step computed last, which waited for so many masks; they are in `mask_rows`."""
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None, "no step waits for masks"
+        with self._telling_who(waiting.device_step.step):
+            self.masks.send(num_rows)
+            return self._finish(waiting)
+
+    def _finish(self, waiting: WaitingStep) -> Tensor:
+        step, views = waiting.device_step.step, waiting.device_step.views
+        if waiting.graphs is not None:
+            return waiting.graphs.finish(self.masks, views["masked_draws"], step.num_sampled)
+        assert waiting.sampled is not None and waiting.hidden_TD is not None
+        index_N = self.masks.index(step.num_sampled, views["masked_draws"])
+        forbid = partial(self.masks.forbid, index_N=index_N)
+        with self._checking_once(step, waiting.extras, "draw"):
+            results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
+        self._write_back(waiting.sampled, results_N)
+        return results_N
+
+    def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
+        """The first half of a step whose draws wait for masks."""
+        step, views = device_step.step, device_step.views
+        if self.graphs is not None and self.graphs.can_replay(step, extras):
+            if self.masked_decodes is None:
+                self.masked_decodes = MaskedDecodes(
+                    self.runner, self.masks, self.graphs.sizes, self.graphs.max_model_len
+                )
+            options = {"is_shared": step.shared_len > 0, "pool": self.graphs.pool}
+            graphs = self.masked_decodes.graphs(len(step.decode_rows), extras, **options)
+            self.runner.begin()
+            graphs.begin(views["decode_rows"], self.table.padding_row)
+            self._waiting = WaitingStep(device_step, extras, graphs=graphs)
+        else:
+            with self._checking_once(step, extras, "forward"):
+                sampled, hidden_TD = self._forward(device_step)
+            self._waiting = WaitingStep(device_step, extras, sampled, hidden_TD)
+        self.table.mirror(step)
+
+    def _compute(self, step: Step) -> Tensor | None:
         device_step = self.table.receive(step)
         if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             self.runner.pipeline.receive(step, device_step.views)
         extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+        if len(step.masked_draws):
+            self._begin_masked(device_step, extras)
+            return None
         if self.graphs is not None and self.graphs.can_replay(step, extras):
             self.table.mirror(step)
             return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
@@ -174,37 +256,56 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
-        kind = (len(step.decode_rows) > 0, len(step.chunk_rows) > 0, len(step.mask_rows) > 0, extras)
-        if kind in self._checked:
-            results_N, sampled = self._run_eager(device_step, extras)
-        else:
-            with self.runner.checking():
-                results_N, sampled = self._run_eager(device_step, extras)
-            self._checked.add(kind)
-        self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
+        with self._checking_once(step, extras, "whole"):
+            sampled, hidden_TD = self._forward(device_step)
+            results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
+        self._write_back(sampled, results_N)
         self.table.mirror(step)
         return results_N
 
-    def _run_eager(self, device_step: DeviceStep, extras: Extras) -> tuple[Tensor, SampleRows]:
-        """What a step that no graph holds sends to the host, and whose draws are among it."""
+    @contextmanager
+    def _checking_once(self, step: Step, extras: Extras, part: str) -> Iterator[None]:
+        """Around an eager step or a half of it: the first one of its kind is checked."""
+        has = len(step.decode_rows) > 0, len(step.chunk_rows) > 0, len(step.mask_rows) > 0
+        kind = (*has, extras, part)
+        if kind in self._checked:
+            yield
+            return
+        with self.runner.checking():
+            yield
+        self._checked.add(kind)
+
+    def _forward(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor]:
+        """The draws of a step that no graph holds, and their hidden states; all tokens' if prompt tokens are scored."""
+        step = device_step.step
         self.runner.begin()
-        batch, step = self.table.batch(device_step), device_step.step
+        batch = self.table.batch(device_step)
         if step.shared_len:
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         sampled = self.table.sample_rows(device_step, batch)
-        return self._sample_all(batch, sampled, device_step, extras), sampled
-
-    def _sample_all(self, batch: Batch, sampled: SampleRows, device_step: DeviceStep, extras: Extras) -> Tensor:
-        """What a step that no graph holds sends to the host: see Executor.collect."""
-        step, tokens_N, runner = device_step.step, sampled.token_indices_N, self.runner
         scores_prompts = len(step.scored_chunks) > 0
-        hidden_TD = hidden_ND = runner.forward(batch, None if scores_prompts else tokens_N)
+        return sampled, self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
+
+    def _write_back(self, sampled: SampleRows, results_N: Tensor) -> None:
+        self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
+
+    def _draw_all(
+        self,
+        hidden_TD: Tensor,
+        sampled: SampleRows,
+        device_step: DeviceStep,
+        extras: Extras,
+        forbid: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """What a step that no graph holds sends to the host: see Executor.collect."""
+        step, tokens_N, runner, hidden_ND = device_step.step, sampled.token_indices_N, self.runner, hidden_TD
+        scores_prompts = len(step.scored_chunks) > 0
         if scores_prompts and tokens_N is not None:
             hidden_ND = hidden_TD.index_select(0, tokens_N)
         mask = device_step.views if len(step.mask_rows) else None
         results_N = sampled.rows_N
-        if len(sampled.rows_N) and (mask is not None or extras != PLAIN):
-            results_N = runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, mask)
+        if len(sampled.rows_N) and (mask is not None or forbid is not None or extras != PLAIN):
+            results_N = runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, mask, forbid)
         elif len(sampled.rows_N):
             results_N = runner.sample(hidden_ND, sampled)
         if not scores_prompts:
@@ -212,9 +313,10 @@ class Worker(SizedExecutor):
         prompt_PX = runner.score_prompt(hidden_TD, step, extras.num_logprobs)
         return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
 
-    def collect(self, handle: TransferredTokens) -> IntArray:
+    def collect(self, handle: Handle) -> IntArray:
         """Wait for a launched step and return its tokens, or their scored rows."""
-        return handle.wait()
+        assert handle.tokens is not None, "the step's draws wait for masks"
+        return handle.tokens.wait()
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -225,6 +327,8 @@ class Worker(SizedExecutor):
         """Drop the cache, the weights and what processors keep."""
         self.graphs = None
         self.prompt_graphs = None
+        self.masked_decodes = None
+        self._waiting = None
         self.runner.close()
         if self.table.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,0 +1,113 @@
+"""What a grammar back end is given and what it implements: it says which tokens may come next.
+
+Legend: V tokens of the vocabulary, W >= ceil(V / 32) int32 words of a mask: bit t % 32 of word t // 32 is token t, and
+a set bit allows it. N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hookline.core.contracts.optional import optional
+from hookline.core.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    MaskRow = np.ndarray[tuple[int], np.dtype[np.int32]]
+    MaskRows = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class GrammarVocabulary:
+    """What a back end may know of the tokenizer.
+
+    tokens: the bytes of each of the V token ids, in order; b"" where an id has none, as where the model's vocabulary is
+    larger than the tokenizer's: such an id is never allowed. special_ids: tokens that are no text, such as
+    the marks of a chat. stop_ids: the checkpoint's end-of-sequence tokens, at least one. encode: a text's token ids,
+    without the special tokens around a whole one.
+    """
+
+    tokens: Sequence[bytes]
+    special_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    encode: Callable[[str], list[int]]
+
+
+class GrammarMatcher(Protocol):
+    """How far one completion is in its grammar. For classes to extend. Used by one thread at a time."""
+
+    def fill(self, mask_W: MaskRow) -> None:
+        """Set the bits of the tokens that may come next; the words are zero before.
+
+        Of several tokens that spell the same text it may leave out those that the tokenizer would not choose.
+
+        The vocabulary's stop_ids are allowed exactly where the text so far is complete, special tokens only where the
+        grammar names them. If anything raises, or no bit is set, the request ends with an error: nothing is drawn for
+        it that was not allowed.
+        """
+        ...
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Go on by these tokens; False if they do not fit, and then the request ends.
+
+        The vocabulary's stop_ids fit where the text is complete, and end it. Never called once `is_terminated`.
+        """
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last so many tokens that `advance` took."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text so far is complete; it may still go on."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the text is complete and nothing can follow: the request ends with finish_reason "stop"."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar, shared by all requests that ask for the same. For classes to extend."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes; the engine keeps the ones used last within a bound."""
+        ...
+
+    def matcher(self) -> GrammarMatcher:
+        """A matcher at the beginning, independent of all others. Takes microseconds: called in the step loop."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Compiles grammars. For classes to extend. Constructed as `Backend(config, vocabulary)` by the first request that
+    needs it, in the thread that compiles.
+    """
+
+    def __init__(self, config: Any, vocabulary: GrammarVocabulary) -> None:
+        """Prepare the vocabulary. config: an instance of the registered dataclass; None without one."""
+        ...
+
+    def compile(self, wanted: StructuredOutputs) -> Grammar:
+        """The grammar of `wanted.kind` and `wanted.value` (of json and structural_tag: JSON text; of a choice: texts).
+
+        Runs in a thread beside the step loop, several at a time: code that holds the interpreter's lock holds up
+        everybody. It must end by itself, within about a second, whatever it is given: bound sizes, states and time. A
+        request whose grammar takes longer than two seconds ends with an error. `after` is not the back end's matter.
+        Raises: RequestError with one line for a grammar that is invalid, too large, or of a kind that it does not know.
+        """
+        ...
+
+    @optional
+    def fill(self, matchers: Sequence[GrammarMatcher], masks_NW: MaskRows) -> None:
+        """`matchers[n].fill(masks_NW[n])` for each, all at once, for back ends that can do it in parallel.
+
+        If it raises, core fills the rows one by one to find whose fault it is.
+        """
+        raise AssertionError("left out")

@@ -1,0 +1,340 @@
+"""Requests whose completion must have a form: their grammars, how far each is in it, and the masks of their draws.
+
+A grammar is compiled beside the step loop, while its request waits where no policy sees it, and kept for others. Knows
+back ends by their contract alone, and no tensors.
+Legend: N requests, W int32 words of a mask.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
+from hookline.core.errors import PASSES, RequestError, clipped, one_short_line
+from hookline.core.outputs import FinishReason
+from hookline.core.plugin.registry import Entry
+from hookline.core.requests.compile_pool import CompilePool, Job
+from hookline.core.requests.end_text import EndText
+from hookline.core.structured_outputs import StructuredOutputs
+from hookline.core.util.arrays import MaskArray, num_mask_words
+
+COMPILE_S = 2.0
+"""Longest compile of a grammar."""
+COMPILE_THREADS = 2
+"""Grammars that are compiled at once."""
+CACHE_BYTES = 256 * 2**20
+"""Most memory for compiled grammars that are kept for later requests, as their back ends state it."""
+IDLE_S = 0.005
+"""Longest wait for a grammar when there is nothing else to do."""
+_PLACE = "sampling.structured_outputs"
+
+
+@dataclass(frozen=True)
+class GrammarChoice:
+    """The back end of an engine: its entry, and an instance of its config dataclass."""
+
+    entry: Entry
+    config: Any = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What requests of one form share. error: why it cannot be compiled."""
+
+    grammar: Grammar | None = None
+    end_text: EndText | None = None
+    num_bytes: int = 0
+    error: str = ""
+
+
+class Constraint:
+    """How far one request is. matcher: None until its grammar is compiled. fault: why the request has to end."""
+
+    def __init__(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> None:
+        self.wanted, self.stop_ids = wanted, stop_ids
+        self.matcher: GrammarMatcher | None = None
+        self.end_text: EndText | None = None
+        self.fault: str | None = None
+        self.further_stops: list[tuple[int, int]] = []
+        """(word, bits) of the request's stop ids that the back end does not know."""
+        self._vocabulary_stops: frozenset[int] = frozenset()
+        self._state = 0
+
+    def begin(self, compiled: Compiled, vocabulary: GrammarVocabulary) -> None:
+        """Start at the beginning of the completion."""
+        assert compiled.grammar is not None
+        self.matcher, self.end_text = compiled.grammar.matcher(), compiled.end_text
+        self._vocabulary_stops = vocabulary.stop_ids
+        words: dict[int, int] = {}
+        for token_id in self.stop_ids - vocabulary.stop_ids:
+            words[token_id // 32] = words.get(token_id // 32, 0) | 1 << token_id % 32
+        self.further_stops = list(words.items())
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """Go on by the token that was drawn; says whether the request ends with it. Never raises a plugin's error."""
+        assert self.matcher is not None
+        if self.end_text is not None:
+            state = self.end_text.follow(self._state, token_id)
+            if state is None:
+                self.end_text = None
+            else:
+                self._state = state
+            return None
+        if not self.matcher.advance((token_id,)):
+            self.fault = (
+                f"{_PLACE}.{self.wanted.kind}: token {token_id} was drawn, which does not fit; the request's other "
+                "sampling parameters forbid all that would"
+            )
+            return FinishReason.ERROR
+        is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
+        return FinishReason.STOP if is_over else None
+
+    def fill(self, mask_W: MaskArray) -> None:
+        """The mask of the next draw; the words are zero before."""
+        assert self.matcher is not None
+        if self.end_text is not None:
+            mask_W[:] = self.end_text.masks_KW[self._state]
+        else:
+            self.matcher.fill(mask_W)
+
+    def fill_stops(self, mask_W: MaskArray) -> None:
+        """Allow the request's own stop ids exactly where the text is complete."""
+        assert self.matcher is not None
+        is_complete = self.end_text is None and self.matcher.is_accepting
+        for word, bits in self.further_stops:
+            value = int(mask_W[word]) & 0xFFFFFFFF
+            mask_W[word] = np.uint32(value | bits if is_complete else value & ~bits).astype(np.int32)
+
+
+@dataclass
+class _Waiting:
+    """A compile that requests wait for."""
+
+    job: Job
+    ids: dict[int, Constraint]
+
+
+class StructuredOutput:
+    """The grammars of one engine.
+
+    choose: says which back end there is, or raises RequestError why there is none; asked by the first request.
+    vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the compiling thread.
+    Set later by who knows text.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[], GrammarChoice],
+        vocab_size: int,
+        *,
+        vocabulary: Callable[[], GrammarVocabulary] | None = None,
+        compile_s: float = COMPILE_S,
+        num_threads: int = COMPILE_THREADS,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._choose, self.make_vocabulary, self.vocab_size = choose, vocabulary, vocab_size
+        self.num_words = num_mask_words(vocab_size)
+        self._cache_bytes, self._cached_bytes = cache_bytes, 0
+        self._cache: OrderedDict[Any, Compiled] = OrderedDict()
+        self._pool = CompilePool(num_threads, compile_s)
+        self._waiting: dict[Any, _Waiting] = {}
+        self._choice: GrammarChoice | None = None
+        self._backend: GrammarBackend | None = None
+        self._vocabulary: GrammarVocabulary | None = None
+        self._num_known = 0
+        """Token ids up to the last one that the tokenizer knows."""
+        self._making = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------ before the steps
+
+    def open(self, id_: int, constraint: Constraint) -> bool:
+        """Give a new request its matcher, or have its grammar compiled; False if it has to wait for that.
+
+        Raises: RequestError if there is no back end, or if the grammar is known to be of no use.
+        """
+        if self._choice is None:
+            self._choice = self._choose()
+        key = _key(constraint.wanted)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            if error := self._begin(constraint, self._cache[key]):
+                raise RequestError(error)
+            return True
+        if key not in self._waiting:
+            wanted = constraint.wanted
+            self._waiting[key] = _Waiting(self._pool.submit(lambda job: self._compile(wanted, job)), {})
+        self._waiting[key].ids[id_] = constraint
+        return False
+
+    def forget(self, id_: int) -> None:
+        """The request ended while it waited."""
+        for waiting in self._waiting.values():
+            waiting.ids.pop(id_, None)
+
+    def opened(self, *, is_idle: bool = False) -> Iterator[tuple[int, str]]:
+        """Requests that wait no longer, with an error that ends them or "". is_idle: there is time to wait for one."""
+        done = self._pool.something_is_done
+        if is_idle:
+            done.wait(IDLE_S)
+        done.clear()
+        for key, waiting in list(self._waiting.items()):
+            if waiting.job.is_done:
+                compiled = self._keep(key, waiting.job)
+            elif self._pool.is_given_up(waiting.job):
+                compiled = Compiled(error=self._too_slow(key))
+            else:
+                continue
+            del self._waiting[key]
+            for id_, constraint in waiting.ids.items():
+                yield id_, self._begin(constraint, compiled)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._pool.close()
+
+    def _begin(self, constraint: Constraint, compiled: Compiled) -> str:
+        """Give the request its matcher; returns why it cannot have one."""
+        if compiled.error:
+            return compiled.error
+        assert self._vocabulary is not None
+        try:
+            constraint.begin(compiled, self._vocabulary)
+        except PASSES:
+            raise
+        except BaseException as error:
+            return self._blame("matcher", error)
+        return ""
+
+    def _compile(self, wanted: StructuredOutputs, job: Job) -> Compiled:
+        """In a thread of the pool."""
+        backend, vocabulary = self._ready_backend()
+        job.start_clock()
+        after, end_text = wanted.after, None
+        if isinstance(after, int) and after >= self.vocab_size:
+            raise RequestError(f"{_PLACE}.after={after} is outside the vocabulary (0 to {self.vocab_size - 1})")
+        if after is not None:
+            end_text = EndText(after, vocabulary, self.num_words)
+        grammar = backend.compile(wanted)
+        num_bytes = int(grammar.num_bytes) + (end_text.num_bytes if end_text is not None else 0)
+        return Compiled(grammar, end_text, num_bytes)
+
+    def _ready_backend(self) -> tuple[GrammarBackend, GrammarVocabulary]:
+        """The back end, made by the first compile."""
+        with self._making:
+            if self._backend is None or self._vocabulary is None:
+                assert self._choice is not None
+                if self.make_vocabulary is None:
+                    raise RequestError("structured output needs a tokenizer, and this engine knows none")
+                self._vocabulary = self.make_vocabulary()
+                self._num_known = max((id_ + 1 for id_, one in enumerate(self._vocabulary.tokens) if one), default=0)
+                self._backend = self._choice.entry.load()(self._choice.config, self._vocabulary)
+        return self._backend, self._vocabulary
+
+    def _keep(self, key: Any, job: Job) -> Compiled:
+        """What a compile brought, kept for later requests; those used last stay longest."""
+        if job.error is not None:
+            kind = key[0]
+            is_theirs = not isinstance(job.error, RequestError)
+            error = self._blame("compile", job.error) if is_theirs else str(job.error)
+            is_named = is_theirs or error.startswith(_PLACE)
+            compiled = Compiled(error=clipped(error if is_named else f"{_PLACE}.{kind}: {error}", 600))
+            if is_theirs:
+                return compiled
+        else:
+            compiled = job.result
+        self._cache[key] = compiled
+        self._cached_bytes += compiled.num_bytes + _num_key_bytes(key)
+        while self._cached_bytes > self._cache_bytes and self._cache:
+            oldest, dropped = self._cache.popitem(last=False)
+            self._cached_bytes -= dropped.num_bytes + _num_key_bytes(oldest)
+        return compiled
+
+    def _too_slow(self, key: Any) -> str:
+        limit = f"{self._pool.limit_s:g} s, which is the most it may take"
+        return f"{_PLACE}.{key[0]}: compiling it takes longer than {limit}; make it smaller"
+
+    def _blame(self, method: str, error: BaseException) -> str:
+        assert self._choice is not None
+        return f"{self._choice.entry} fails in {method}: {one_short_line(error)}"
+
+    # ---------------------------------------------------------------------------------------------------- in the steps
+
+    def take(self, constraint: Constraint, token_id: int) -> FinishReason | None:
+        """`Constraint.take`; what a plugin raises ends this request alone."""
+        try:
+            return constraint.take(token_id)
+        except PASSES:
+            raise
+        except BaseException as error:
+            constraint.fault = self._blame("advance", error)
+            return FinishReason.ERROR
+
+    def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> None:
+        """The masks of these requests' next draws. A row of None, or of one that fails, allows nothing.
+
+        One that fails has a fault afterwards.
+        """
+        masks_NW[:] = 0
+        if not self._fill_at_once(constraints, masks_NW):
+            for constraint, mask_W in zip(constraints, masks_NW, strict=True):
+                if constraint is not None:
+                    self._fill_one(constraint, mask_W)
+        for constraint, mask_W in zip(constraints, masks_NW, strict=True):
+            if constraint is not None and constraint.further_stops and constraint.fault is None:
+                self._guarded(constraint, mask_W, constraint.fill_stops)
+        self._clear_padding(masks_NW)
+
+    def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
+        """Let the back end fill all rows; False if it cannot, or failed for one of them."""
+        assert self._backend is not None
+        if len(constraints) < 2 or not is_offered(self._backend.fill):
+            return False
+        matchers = [one.matcher for one in constraints if one is not None and one.end_text is None]
+        if len(matchers) < len(constraints):
+            return False
+        try:
+            self._backend.fill([one for one in matchers if one is not None], masks_NW)
+        except PASSES:
+            raise
+        except BaseException:
+            masks_NW[:] = 0
+            return False
+        return True
+
+    def _fill_one(self, constraint: Constraint, mask_W: MaskArray) -> None:
+        self._guarded(constraint, mask_W, constraint.fill)
+
+    def _guarded(self, constraint: Constraint, mask_W: MaskArray, fill: Callable[[MaskArray], None]) -> None:
+        try:
+            fill(mask_W)
+        except PASSES:
+            raise
+        except BaseException as error:
+            mask_W[:] = 0
+            is_theirs = not isinstance(error, RequestError)
+            constraint.fault = (
+                self._blame("fill", error) if is_theirs else f"{_PLACE}.{constraint.wanted.kind}: {error}"
+            )
+
+    def _clear_padding(self, masks_NW: MaskArray) -> None:
+        """Forbid what the tokenizer does not know: rows of the model's vocabulary that only fill it up."""
+        word, bit = divmod(self._num_known, 32)
+        if bit:
+            masks_NW[:, word] &= np.int32((1 << bit) - 1)
+            word += 1
+        masks_NW[:, word:] = 0
+
+
+def _key(wanted: StructuredOutputs) -> Any:
+    return wanted.kind, wanted.value, wanted.whitespace, wanted.after
+
+
+def _num_key_bytes(key: Any) -> int:
+    value = key[1]
+    return 512 + (len(value) if isinstance(value, str) else sum(map(len, value)))

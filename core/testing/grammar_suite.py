@@ -1,0 +1,279 @@
+"""The conformance suite of grammar back ends: subclass it in your tests and say how to make yours.
+
+Masks are compared with what trying every token of a small vocabulary gives, for languages that are finite.
+Legend: as in core/contracts/grammar.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hookline.core.contracts import Grammar, GrammarMatcher, GrammarVocabulary, StructuredOutputs, is_offered
+from hookline.core.errors import RequestError
+from hookline.core.testing.checks import check
+from hookline.core.testing.plain_grammar import allowed_in, allowed_tokens, small_vocabulary
+from hookline.core.util.arrays import MaskArray
+
+MOST_COMPILE_S = 2.0
+"""For any grammar, hostile ones included, to be compiled or refused."""
+MOST_FILL_S = 0.5
+"""For any mask."""
+NUM_WALKS = 6
+MOST_STEPS = 64
+"""Of a walk through a finite language."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked for, and all the texts that it allows."""
+
+    wanted: StructuredOutputs
+    language: frozenset[bytes]
+
+
+def _case(texts: Sequence[str], **wanted: Any) -> Case:
+    return Case(StructuredOutputs(**wanted), frozenset(text.encode() for text in texts))
+
+
+_OBJECT = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", 7]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+CASES = (
+    _case(["yes", "no", "yes sir", "né"], choice=("yes", "no", "yes sir", "né")),
+    _case(['it"s\\', "a\nb", "<end>"], choice=('it"s\\', "a\nb", "<end>")),
+    _case(["ab", "acc", "abd", "accd"], regex="a(b|cc)d?"),
+    _case(["x", "xz", "y", "yz"], grammar='root ::= ("x" | "y") "z"?\n'),
+    _case([f'{{"a":{a},"b":{b}}}' for a in ("true", "false") for b in ('"x"', "7")], json=_OBJECT, whitespace=False),
+)
+INVALID = (
+    {"regex": "(ab"},
+    {"json": {"type": 5}},
+    {"json": {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}, "required": ["a"]}},
+    {"grammar": 'root ::= ("x"'},
+    {"structural_tag": {"structures": 3}},
+)
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for level in range(depth):
+        schema = {"type": "object", "properties": {f"a{level}": schema, f"b{level}": schema}}
+    return schema
+
+
+HOSTILE = (
+    {"json": json.dumps(_nested(10))},
+    {"json": {"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}}},
+    {"json": {"type": "string", "minLength": 999_999, "maxLength": 1_000_000}},
+    {"json": {"type": "string", "pattern": "^(a+)+(b|c|d){1,1000}$"}},
+    {"json": {"enum": [f"x{number}" * 8 for number in range(3000)]}},
+    {"regex": "((a{1,100}){1,100}){1,100}"},
+    {"regex": "(a|aa)*b(.*c){50}"},
+    {"regex": "(.*a.{200})"},
+    {"regex": "(" * 500 + "a" + ")*" * 500},
+    {"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000},
+    {"grammar": 'root ::= a a a a a a\na ::= b b b b b b\nb ::= c c c c c c\nc ::= "x" | "y" c | c c\n'},
+    {"choice": [f"{number:>60}" for number in range(1000)]},
+)
+
+
+class GrammarSuite:
+    """`class TestMine(GrammarSuite)` with `make`. kinds: what the back end knows; cases of others must be refused."""
+
+    kinds: ClassVar[Sequence[str]] = ("json", "regex", "choice", "grammar", "structural_tag")
+    vocabulary: ClassVar[GrammarVocabulary] = small_vocabulary()
+
+    def make(self, vocabulary: GrammarVocabulary) -> Any:
+        """A new back end for a vocabulary."""
+        raise NotImplementedError
+
+    def test_masks_allow_what_trying_every_token_does(self) -> None:
+        """Nothing else, and a way to every text of the language: of several tokens that spell the same text, some may
+        be left out, as those that the tokenizer would not choose. The end exactly where the text is complete.
+        """
+        for case in self._cases():
+            grammar = self.make(self.vocabulary).compile(case.wanted)
+            for seed in range(NUM_WALKS):
+                matcher = grammar.matcher()
+                for taken in self._walk(grammar, seed):
+                    what = f"{case.wanted.kind} after {self._text(taken)!r}"
+                    if taken:
+                        check(matcher.advance(taken[-1:]) is True, f"{what}: a token that fits was refused")
+                    found = allowed_in(self._filled(matcher))
+                    allowed = allowed_tokens(self.vocabulary, case.language, self._text(taken))
+                    self._check_mask(what, case, taken, found, allowed)
+                    is_complete = self._text(taken) in case.language
+                    check(matcher.is_accepting is is_complete, f"{what}: is_accepting is not {is_complete}")
+                    is_over = allowed == set(self.vocabulary.stop_ids)
+                    check(matcher.is_terminated is is_over, f"{what}: is_terminated is not {is_over}")
+
+    def test_tokens_that_do_not_fit_are_refused(self) -> None:
+        """Each of them, from a fresh matcher: text, padding, and the end of a text that is not complete."""
+        for case in self._cases():
+            grammar = self.make(self.vocabulary).compile(case.wanted)
+            allowed = allowed_tokens(self.vocabulary, case.language, b"")
+            wrong = [token_id for token_id in range(len(self.vocabulary.tokens)) if token_id not in allowed]
+            for token_id in random.Random(0).sample(wrong, 24):
+                check(not grammar.matcher().advance([token_id]), f"{case.wanted.kind}: token {token_id} was taken")
+
+    def test_a_stop_token_ends_a_complete_text(self) -> None:
+        """It is taken there."""
+        for case in self._cases():
+            grammar = self.make(self.vocabulary).compile(case.wanted)
+            for text in sorted(case.language)[:4]:
+                matcher = grammar.matcher()
+                taken = matcher.advance(self.vocabulary.encode(text.decode()))
+                check(taken is True, f"{case.wanted.kind}: {text!r} was refused")
+                if not matcher.is_terminated:
+                    done = matcher.advance([min(self.vocabulary.stop_ids)])
+                    check(done is True, f"{case.wanted.kind}: the end of {text!r} was refused")
+
+    def test_rollback_restores_masks(self) -> None:
+        """One token back, several, and all of them; then on again as if nothing had been."""
+        for case in self._cases():
+            grammar = self.make(self.vocabulary).compile(case.wanted)
+            matcher, steps = grammar.matcher(), self._walk(grammar, 1)
+            masks = [self._filled(matcher)]
+            for taken in steps[1:]:
+                matcher.advance(taken[-1:])
+                masks.append(self._filled(matcher))
+            count = len(steps) - 1
+            for back in sorted({1, 2, count} & set(range(1, count + 1))):
+                matcher.rollback(back)
+                same = np.array_equal(self._filled(matcher), masks[count - back])
+                check(same, f"{case.wanted.kind}: {back} tokens back, the mask is another one")
+                check(matcher.advance(steps[-1][count - back :]) is True, f"{case.wanted.kind}: no way on again")
+                check(np.array_equal(self._filled(matcher), masks[-1]), f"{case.wanted.kind}: another mask further on")
+
+    def test_matchers_do_not_share_their_state(self) -> None:
+        """One goes on and the other stays; both fill the same together as alone."""
+        for case in self._cases():
+            backend = self.make(self.vocabulary)
+            grammar = backend.compile(case.wanted)
+            still, moved = grammar.matcher(), grammar.matcher()
+            before = self._filled(still)
+            moved.advance(self._walk(grammar, 2)[1])
+            check(np.array_equal(self._filled(still), before), f"{case.wanted.kind}: another matcher moved this one")
+            if is_offered(backend.fill):
+                masks_NW = np.zeros((2, len(before)), dtype=np.int32)
+                backend.fill([moved, still], masks_NW)
+                check(np.array_equal(masks_NW[1], before), "fill of several gives another mask than fill of one")
+                check(np.array_equal(masks_NW[0], self._filled(moved)), "fill of several mixes its rows up")
+
+    def test_masks_of_any_width_leave_the_rest_alone(self) -> None:
+        """Words beyond the vocabulary stay zero, alone and in a batch."""
+        backend = self.make(self.vocabulary)
+        case = self._cases()[0]
+        grammar = backend.compile(case.wanted)
+        matcher = grammar.matcher()
+        for num_words in (self._num_words, self._num_words + 1):
+            masks_NW = np.zeros((2, num_words), dtype=np.int32)
+            matcher.fill(masks_NW[1])
+            expected = allowed_tokens(self.vocabulary, case.language, b"")
+            check(allowed_in(masks_NW[1]) == expected, f"a mask of {num_words} words is another one")
+            if is_offered(backend.fill):
+                masks_NW[:] = 0
+                backend.fill([grammar.matcher(), matcher], masks_NW)
+                check(allowed_in(masks_NW[1]) == expected, f"masks of {num_words} words are others")
+
+    def test_what_is_invalid_is_refused_in_one_line(self) -> None:
+        """By RequestError alone."""
+        for wanted in INVALID:
+            self._refused_or_compiled(StructuredOutputs(**wanted), must_refuse=True)
+
+    def test_hostile_grammars_end_in_time(self) -> None:
+        """They are refused, or compiled, and their masks filled, within the limits; nothing else is raised."""
+        for wanted in HOSTILE:
+            asked = StructuredOutputs(**wanted)
+            started = time.perf_counter()
+            grammar = self._refused_or_compiled(asked)
+            taken_s = time.perf_counter() - started
+            check(taken_s < MOST_COMPILE_S, f"{_short(wanted)} takes {taken_s:.1f} s; refuse it by its size")
+            if grammar is not None:
+                self._walk_blindly(grammar.matcher(), _short(wanted))
+
+    def test_a_grammar_says_how_large_it_is(self) -> None:
+        """So that the engine can bound what it keeps."""
+        for case in self._cases():
+            num_bytes = self.make(self.vocabulary).compile(case.wanted).num_bytes
+            check(isinstance(num_bytes, int) and num_bytes > 0, f"num_bytes is {num_bytes!r}")
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _num_words(self) -> int:
+        return -(-len(self.vocabulary.tokens) // 32)
+
+    def _cases(self) -> list[Case]:
+        return [case for case in CASES if case.wanted.kind in self.kinds]
+
+    def _filled(self, matcher: GrammarMatcher) -> MaskArray:
+        mask_W = np.zeros(self._num_words, dtype=np.int32)
+        matcher.fill(mask_W)
+        return mask_W
+
+    def _text(self, taken: Sequence[int]) -> bytes:
+        return b"".join(self.vocabulary.tokens[token_id] for token_id in taken)
+
+    def _walk(self, grammar: Grammar, seed: int) -> list[list[int]]:
+        """The tokens of a random text that masks lead to: all its beginnings."""
+        rng, matcher, taken = random.Random(seed), grammar.matcher(), list[int]()
+        steps = [list(taken)]
+        while going_on := sorted(allowed_in(self._filled(matcher)) - self.vocabulary.stop_ids):
+            check(len(steps) < MOST_STEPS, "a text of a finite language does not end")
+            taken.append(rng.choice(going_on))
+            check(matcher.advance(taken[-1:]) is True, f"token {taken[-1]}, which the mask allows, was refused")
+            steps.append(list(taken))
+        return steps
+
+    def _check_mask(self, what: str, case: Case, taken: Sequence[int], found: set[int], allowed: set[int]) -> None:
+        check(found <= allowed, f"{what}: {self._named(found - allowed)} must not be allowed")
+        stops = self.vocabulary.stop_ids
+        check(found & stops == allowed & stops, f"{what}: {self._named(allowed & stops - found)} must be allowed")
+        done = len(self._text(taken))
+        for text in case.language:
+            is_reached = text[:done] != self._text(taken) or not text[done:]
+            ways = [one for one in found - stops if text[done:].startswith(self.vocabulary.tokens[one])]
+            check(is_reached or bool(ways), f"{what}: nothing leads to {text!r}; allowed are {self._named(found)}")
+
+    def _named(self, ids: set[int]) -> str:
+        return str([self.vocabulary.tokens[one] if self.vocabulary.tokens[one] else one for one in sorted(ids)][:5])
+
+    def _refused_or_compiled(self, wanted: StructuredOutputs, *, must_refuse: bool = False) -> Any:
+        try:
+            grammar = self.make(self.vocabulary).compile(wanted)
+        except RequestError as error:
+            check(str(error).isprintable() and len(str(error)) <= 600, f"not one short line: {str(error)[:80]!r}")
+            return None
+        except Exception as error:
+            raise AssertionError(f"{wanted.kind}: {type(error).__name__} in place of RequestError: {error}") from error
+        must_refuse = must_refuse or wanted.kind not in self.kinds
+        check(not must_refuse, f"{wanted.kind} was accepted, and is invalid or of no kind that it knows")
+        return grammar
+
+    def _walk_blindly(self, matcher: GrammarMatcher, what: str) -> None:
+        """A few tokens of a grammar whose language is not known, each mask in time."""
+        for _ in range(4):
+            started = time.perf_counter()
+            try:
+                allowed = sorted(allowed_in(self._filled(matcher)) - self.vocabulary.stop_ids)
+            except RequestError:
+                return
+            taken_s = time.perf_counter() - started
+            check(taken_s < MOST_FILL_S, f"{what}: a mask takes {taken_s:.1f} s")
+            if not allowed or not matcher.advance(allowed[:1]) or matcher.is_terminated:
+                return
+
+
+def _short(wanted: dict[str, Any]) -> str:
+    return str(wanted)[:60]

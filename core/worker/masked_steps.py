@@ -1,0 +1,119 @@
+"""Steps whose draws wait for masks: the model's part at once, and the drawing when the masks are there.
+
+The host learns a token, works out what may follow it and fills the mask while the device computes the next step up to
+its hidden states. Of decodes, both halves are CUDA graphs where graphs are captured.
+Legend: as in core/worker/request_table.py; G rows of a graph, K draws that have masks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.worker.cuda_graph import record
+from hookline.core.worker.decode_graphs import MAX_EXTRA_GRAPHS, decode_batch
+from hookline.core.worker.model_runner import Extras, ModelRunner
+from hookline.core.worker.request_table import DeviceStep, SampleRows
+from hookline.core.worker.token_masks import TokenMasks
+
+logger = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True)
+class WaitingStep:
+    """A step that was computed up to its hidden states.
+
+    hidden_TD: those of all its tokens if prompt tokens are scored, else of the draws. graphs: what holds the step; then
+    the hidden states are the graph's own.
+    """
+
+    device_step: DeviceStep
+    extras: Extras
+    sampled: SampleRows | None = None
+    hidden_TD: Tensor | None = None
+    graphs: MaskedGraphs | None = None
+
+
+@dataclass(frozen=True)
+class MaskedGraphs:
+    """The two halves of a decode step, captured for G rows. index_G: the mask of each row."""
+
+    forward: torch.cuda.CUDAGraph
+    draw: torch.cuda.CUDAGraph
+    rows_G: Tensor
+    index_G: Tensor
+    tokens_G: Tensor
+
+    def begin(self, rows_D: Tensor, padding_row: int) -> None:
+        """Compute the hidden states of these rows."""
+        self.rows_G[: len(rows_D)].copy_(rows_D)
+        self.rows_G[len(rows_D) :].fill_(padding_row)
+        self.forward.replay()
+
+    def finish(self, masks: TokenMasks, masked_draws_K: Tensor, num_draws: int) -> Tensor:
+        """Draw; returns the tokens or rows, valid until the next step."""
+        masks.write_index(self.index_G, masked_draws_K)
+        self.draw.replay()
+        return self.tokens_G[:num_draws]
+
+
+class MaskedDecodes:
+    """Pairs of graphs for decode steps with masks, captured when a step first needs one."""
+
+    def __init__(self, runner: ModelRunner, masks: TokenMasks, sizes: Sequence[int], max_model_len: int) -> None:
+        self.runner, self.masks, self.sizes, self.max_model_len = runner, masks, list(sizes), max_model_len
+        self._graphs: OrderedDict[tuple[int, bool, Extras], MaskedGraphs] = OrderedDict()
+
+    def graphs(self, num_rows: int, extras: Extras, *, is_shared: bool, pool: Any) -> MaskedGraphs:
+        """The smallest pair that holds so many rows: an earlier one, or a new one in place of the longest unused."""
+        key = (self.sizes[int(np.searchsorted(self.sizes, num_rows))], is_shared, extras)
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_EXTRA_GRAPHS:
+                torch.cuda.synchronize(self.runner.table.device)  # its last replay may still be running
+                self._graphs.popitem(last=False)
+            self._graphs[key] = self._record(*key, pool)
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _record(self, size: int, is_shared: bool, extras: Extras, pool: Any) -> MaskedGraphs:
+        started, table = time.perf_counter(), self.runner.table
+        rows_G = torch.full((size,), table.padding_row, device=table.device)
+        index_G = torch.full((size,), self.masks.unmasked_row, device=table.device)
+        forward, hidden_GD = record(
+            partial(self.forward, rows_G, is_shared), pool, table.device, self.runner.checking()
+        )
+        draw, tokens_G = record(
+            partial(self.draw, rows_G, hidden_GD, index_G, extras), pool, table.device, self.runner.checking()
+        )
+        seconds = time.perf_counter() - started
+        logger.info("captured a masked decode step of %d rows for %s in %.1f s", size, extras, seconds)
+        return MaskedGraphs(forward, draw, rows_G, index_G, tokens_G)
+
+    def forward(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
+        """Hidden states of a decode step of these rows: the first half."""
+        table = self.runner.table
+        batch = decode_batch(table, rows_G, self.max_model_len)
+        if is_shared:
+            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
+        return self.runner.forward(batch)
+
+    def draw(self, rows_G: Tensor, hidden_GD: Tensor, index_G: Tensor, extras: Extras) -> Tensor:
+        """The second half: what goes to the host, written into the table too."""
+        table = self.runner.table
+        _, _, context_G = table.newest(rows_G)
+        sampled = SampleRows(rows_G, None, table.sampling(rows_G, context_G.long()))
+        forbid = partial(self.masks.forbid, index_N=index_G)
+        results_G = self.runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len, forbid=forbid)
+        table.last_token_R[rows_G] = results_G if results_G.ndim == 1 else results_G[:, 0]
+        table.length_R[rows_G] = context_G + 1
+        table.reset_padding()
+        return results_G

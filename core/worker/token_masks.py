@@ -1,0 +1,53 @@
+"""The masks of a step's draws on their way to the device, and the logits with what they forbid.
+
+One buffer on the host and one on the device, both at fixed addresses, so that captured graphs read them; allocated when
+a step first needs them. Knows no grammar.
+Legend: N draws, V vocabulary, R rows of the request table, W int32 words of a mask (bit t % 32 of word t // 32 is token
+t), X = 4 W bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hookline.core.util.arrays import MaskArray
+
+
+class TokenMasks:
+    """Masks for at most `num_rows` draws, and one more on the device that allows everything."""
+
+    def __init__(self, num_rows: int, num_words: int, device: torch.device) -> None:
+        self.unmasked_row = num_rows
+        self._host_RW = torch.zeros(num_rows, num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device_RW = torch.full((num_rows + 1, num_words), -1, dtype=torch.int32, device=device)
+        bytes_B1 = torch.arange(256, device=device).unsqueeze(1)
+        self._bits_B8 = (bytes_B1 >> torch.arange(8, device=device) & 1).bool()
+        """Which of its eight tokens a byte allows."""
+
+    @property
+    def host_rows(self) -> MaskArray:
+        """The host's buffer. Nobody may write to it while a copy that `send` started is not over."""
+        rows: MaskArray = self._host_RW.numpy()
+        return rows
+
+    def send(self, num_rows: int) -> None:
+        """Copy the first rows to the device, in the order of its queue."""
+        self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
+
+    def index(self, num_draws: int, masked_draws_K: Tensor) -> Tensor:
+        """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others."""
+        index_N = torch.full((num_draws,), self.unmasked_row, dtype=torch.int64, device=self._device_RW.device)
+        self.write_index(index_N, masked_draws_K)
+        return index_N
+
+    def write_index(self, index_N: Tensor, masked_draws_K: Tensor) -> None:
+        """The same into a tensor that a graph reads."""
+        index_N.fill_(self.unmasked_row)
+        index_N[masked_draws_K] = torch.arange(len(masked_draws_K), device=index_N.device)
+
+    def forbid(self, logits_NV: Tensor, index_N: Tensor) -> Tensor:
+        """The logits, with -inf for each token that a draw's mask does not allow. Device: no host sync; graph-safe."""
+        bytes_NX = self._device_RW.index_select(0, index_N).view(torch.uint8)
+        allowed_NV = self._bits_B8.index_select(0, bytes_NX.flatten().int()).view(len(logits_NV), -1)
+        return logits_NV.masked_fill(~allowed_NV[:, : logits_NV.shape[1]], -torch.inf)

@@ -1,0 +1,41 @@
+"""The grammar back ends that ship with Hookline: their options and their registration. Imports no back end's code."""
+
+from dataclasses import dataclass
+
+from hookline.core.contracts import Needs, Registrar, bounded, hookimpl
+
+API_VERSION = 2
+
+
+@dataclass
+class LLGuidanceConfig:
+    """JSON schemas, regular expressions, choices, Lark and GBNF grammars and structural tags, by llguidance.
+
+    The limits bound the time and memory of what a request brings; one that reaches a limit ends with an error.
+    """
+
+    num_threads: int | None = bounded(None, 1, 1024)
+    """Threads that fill the masks of a step; None takes four fifths of the machine's cores, 32 at most."""
+    coerce_one_of: bool = False
+    """Treat oneOf in a JSON schema as anyOf. Without it, a schema with oneOf whose branches may overlap is refused."""
+    max_grammar_size: int = bounded(500_000, 1, 2**31 - 1)
+    """Most symbols in the rules of a grammar."""
+    initial_lexer_fuel: int = bounded(1_000_000, 1, 2**31 - 1)
+    """Work to read the regular expressions of a grammar: about 50,000 a millisecond."""
+    step_lexer_fuel: int = bounded(200_000, 1, 2**31 - 1)
+    """Work of the lexer for one mask: about 14,000 a millisecond."""
+    step_max_items: int = bounded(50_000, 1, 2**31 - 1)
+    """Work of the parser for one mask: about 20,000 a millisecond."""
+    max_lexer_states: int = bounded(50_000, 1, 2**31 - 1)
+    """Most states of the lexer; each takes 1 to 2 KB."""
+
+
+@hookimpl
+def register_grammars(register: Registrar) -> None:
+    register(
+        "llguidance",
+        "hookline.plugins.grammars.llguidance_backend:LLGuidance",
+        config=LLGuidanceConfig,
+        help="JSON schemas, regexes, choices, Lark and GBNF grammars, structural tags; extra 'grammar'",
+        needs=Needs(packages=("llguidance",)),
+    )

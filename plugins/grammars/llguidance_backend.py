@@ -1,0 +1,199 @@
+"""Grammars by llguidance, which computes masks from the text so far: nothing is enumerated in advance.
+
+Its parser runs without the interpreter's lock, so compiling and filling hold up nobody, and fills the masks of a batch
+in threads of its own. Its limits end what is too large; it reports that, and never raises, so states are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from hookline.core.contracts import (
+    Grammar,
+    GrammarBackend,
+    GrammarMatcher,
+    GrammarVocabulary,
+    StructuredOutputs,
+)
+from hookline.core.errors import RequestError, clipped
+
+if TYPE_CHECKING:
+    from hookline.plugins.grammars import LLGuidanceConfig
+
+BYTES_PER_CHARACTER = 256
+"""A rough measure of a compiled grammar: it grows with what was asked for."""
+BASE_BYTES = 1 << 20
+"""What a small one takes, with the states that its lexer makes while it is used."""
+MAX_NESTING = 100
+"""Most brackets around a place in a GBNF grammar: its translation is recursive."""
+
+
+class _Tokenizer:
+    """The vocabulary in llguidance's form."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.eos_token_id = min(vocabulary.stop_ids)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode())
+
+
+class LLGuidance(GrammarBackend):
+    """See LLGuidanceConfig."""
+
+    def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary) -> None:
+        self.config = config
+        self.tokenizer = LLTokenizer(_Tokenizer(vocabulary), eos_token=sorted(vocabulary.stop_ids))
+        self.limits = LLParserLimits(
+            initial_lexer_fuel=config.initial_lexer_fuel,
+            step_lexer_fuel=config.step_lexer_fuel,
+            step_max_items=config.step_max_items,
+            max_lexer_states=config.max_lexer_states,
+            max_grammar_size=config.max_grammar_size,
+            verbose_errors=False,
+        )
+        self.executor = LLExecutor(config.num_threads)
+        self.mask_bytes = 4 * -(-self.tokenizer.vocab_size // 32)
+
+    def compile(self, wanted: StructuredOutputs) -> LLGuidanceGrammar:
+        """See GrammarBackend."""
+        first = LLMatcher(self.tokenizer, self._text(wanted), log_level=0, limits=self.limits)
+        raise_error(first)
+        first.compute_bitmask()  # makes the lexer's first states here, and not in the step loop
+        raise_error(first)
+        return LLGuidanceGrammar(first, self.mask_bytes, BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
+
+    def _text(self, wanted: StructuredOutputs) -> str:
+        """The grammar in llguidance's own form."""
+        if wanted.kind == "json":
+            options = {"whitespace_flexible": wanted.whitespace, "coerce_one_of": self.config.coerce_one_of}
+            return str(LLMatcher.grammar_from_json_schema(wanted.json, overrides=options))
+        if wanted.kind == "regex":
+            return str(LLMatcher.grammar_from_regex(wanted.value))
+        if wanted.kind == "choice":
+            rules = " | ".join(json.dumps(one, ensure_ascii=False) for one in wanted.value)
+            return str(LLMatcher.grammar_from_lark(f"start: {rules}\n"))
+        if wanted.kind == "grammar":
+            return str(LLMatcher.grammar_from_lark(_as_lark(wanted.value)))
+        return _tags(json.loads(wanted.value))
+
+    def fill(self, matchers: Sequence[GrammarMatcher], masks_NW: np.ndarray) -> None:
+        """See GrammarBackend."""
+        rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        if masks_NW.strides[0] == self.mask_bytes and masks_NW.flags.c_contiguous:
+            self.executor.unsafe_compute_mask_ptr(rows, masks_NW.ctypes.data, self.mask_bytes, len(matchers))
+        else:
+            buffer = np.zeros((len(matchers), self.mask_bytes // 4), dtype=np.int32)
+            self.executor.unsafe_compute_mask_ptr(rows, buffer.ctypes.data, self.mask_bytes, len(matchers))
+            masks_NW[:, : self.mask_bytes // 4] = buffer
+        for matcher in matchers:
+            if matcher.inner.is_error():
+                raise RequestError(_error(matcher.inner))
+
+
+class LLGuidanceGrammar(Grammar):
+    """A parser at its beginning, which each request gets a copy of."""
+
+    def __init__(self, first: LLMatcher, mask_bytes: int, num_bytes: int) -> None:
+        self._first, self._mask_bytes, self._num_bytes = first, mask_bytes, num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """See Grammar."""
+        return self._num_bytes
+
+    def matcher(self) -> LLGuidanceMatcher:
+        """See Grammar."""
+        return LLGuidanceMatcher(self._first.deep_copy(), self._mask_bytes)
+
+
+class LLGuidanceMatcher(GrammarMatcher):
+    """One copy. inner: llguidance's."""
+
+    def __init__(self, inner: LLMatcher, mask_bytes: int) -> None:
+        self.inner, self._mask_bytes = inner, mask_bytes
+
+    def fill(self, mask_W: np.ndarray) -> None:
+        """See GrammarMatcher."""
+        assert mask_W.nbytes >= self._mask_bytes and mask_W.flags.c_contiguous
+        self.inner.unsafe_compute_mask_ptr(mask_W.ctypes.data, self._mask_bytes)
+        raise_error(self.inner)  # the mask of a parser that gave up would allow the end
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """See GrammarMatcher."""
+        return bool(self.inner.consume_tokens(list(tokens)))
+
+    def rollback(self, num_tokens: int) -> None:
+        """See GrammarMatcher."""
+        if num_tokens and not self.inner.rollback(num_tokens):
+            raise RequestError(_error(self.inner))
+
+    @property
+    def is_accepting(self) -> bool:
+        """See GrammarMatcher."""
+        return bool(self.inner.is_accepting())
+
+    @property
+    def is_terminated(self) -> bool:
+        """See GrammarMatcher."""
+        return bool(self.inner.is_stopped()) and not self.inner.is_error()
+
+
+def raise_error(matcher: LLMatcher) -> None:
+    """Raise RequestError if a parser has given up."""
+    if matcher.is_error():
+        raise RequestError(_error(matcher))
+
+
+def _error(matcher: LLMatcher) -> str:
+    """Why a parser gave up, in one line."""
+    return clipped(" ".join(str(matcher.get_error()).partition("<state>")[0].split()), 300)
+
+
+def _as_lark(text: str) -> str:
+    """A grammar in Lark's form; rules with ::= are GBNF."""
+    if "::=" not in text:
+        return text
+    depth = 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if depth > MAX_NESTING:
+            raise RequestError(f"the grammar has more than {MAX_NESTING} brackets around one place")
+    try:
+        return str(any_to_lark(text))
+    except (GbnfToLarkError, ValueError, IndexError, RecursionError) as error:
+        raise RequestError(clipped(" ".join(str(error).split()), 300)) from None
+
+
+def _tags(value: object) -> str:
+    """Structural tags as a grammar of free text and tags."""
+    structures = value.get("structures") if isinstance(value, dict) else None
+    triggers = value.get("triggers") if isinstance(value, dict) else None
+    is_list = isinstance(structures, list) and isinstance(triggers, list) and structures and triggers
+    if not is_list or not all(isinstance(one, str) and one for one in triggers):
+        raise RequestError('it needs "structures", a list of tags, and "triggers", a list of texts that begin them')
+    return str(StructTag.to_grammar([_tag(one, triggers) for one in structures], assume_special=False))
+
+
+def _tag(one: object, triggers: Sequence[str]) -> StructTag:
+    if not isinstance(one, dict) or not isinstance(one.get("begin"), str) or not isinstance(one.get("end"), str):
+        raise RequestError('each of "structures" needs the texts "begin" and "end", and a "schema"')
+    trigger = next((trigger for trigger in triggers if one["begin"].startswith(trigger)), None)
+    if trigger is None:
+        raise RequestError(f'no trigger begins the tag "{clipped(one["begin"])}"')
+    schema = one.get("schema")
+    if not isinstance(schema, dict):
+        raise RequestError('the "schema" of a tag is a mapping')
+    return StructTag(trigger=trigger, begin=one["begin"], grammar=schema, end=one["end"])

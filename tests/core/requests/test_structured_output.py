@@ -1,0 +1,307 @@
+"""Requests with a grammar in an engine without a model: compiling, masks, ends, faults, and everybody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from hookline.core.contracts import StructuredOutputs
+from hookline.core.errors import RequestError
+from hookline.core.outputs import FinishReason
+from hookline.core.plugin.registry import GRAMMARS, Entry, Origin
+from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.testing.fakes import check_engine, completion, fake_engine
+from hookline.core.testing.plain_grammar import PlainGrammars, PlainMatcher, small_vocabulary
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.testing.scheduler_suite import drain
+
+VOCABULARY = small_vocabulary()
+VOCAB_SIZE = len(VOCABULARY.tokens)
+STOP = min(VOCABULARY.stop_ids)
+TEXTS = ("yes", "no", "yes sir", "né")
+HERE = __name__
+
+
+class Odd(PlainMatcher):
+    """Raises, lies or dawdles where the first text of its choice says so; the others are left alone."""
+
+    def fill(self, mask_W):
+        if self.grammar.language[0] == b"raise in fill" and self.taken:
+            raise ValueError("boom")
+        if self.grammar.language[0] == b"slow":
+            time.sleep(0.01)
+        super().fill(mask_W)
+
+    def advance(self, tokens):
+        if self.grammar.language[0] == b"raise in advance":
+            raise ValueError("boom")
+        return super().advance(tokens)
+
+
+class OddGrammars(PlainGrammars):
+    """Made of Odd; compiles of "wait" last until `gate` is set."""
+
+    gate = threading.Event()
+
+    @property
+    def matcher_class(self):
+        return Odd
+
+    def compile(self, wanted):
+        if "wait" in wanted.value:
+            assert self.gate.wait(20)
+        if "raise in compile" in wanted.value:
+            raise ValueError("boom")
+        return super().compile(wanted)
+
+
+class FillsAtOnce(OddGrammars):
+    """A back end that fills all rows in one call."""
+
+    def fill(self, matchers, masks_NW):
+        for matcher, mask_W in zip(matchers, masks_NW, strict=True):
+            matcher.fill(mask_W)
+
+
+@pytest.fixture(params=[OddGrammars, FillsAtOnce])
+def backend(request):
+    OddGrammars.gate = threading.Event()
+    return request.param
+
+
+def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, **options):
+    entry = Entry(GRAMMARS, "odd", f"{HERE}:{backend.__name__}", Origin("theirs", "m", "their-dist", "1"))
+    structured_output = StructuredOutput(
+        lambda: GrammarChoice(entry), VOCAB_SIZE, vocabulary=lambda: VOCABULARY, compile_s=compile_s, num_threads=1
+    )
+    options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "structured_output": structured_output, **options}
+    return fake_engine(scheduler or PlainScheduler(), **options)
+
+
+def choice(*texts, max_tokens=20, after=None, **options):
+    return SamplingParams(
+        max_tokens=max_tokens, structured_outputs=StructuredOutputs(choice=texts, after=after), **options
+    )
+
+
+def text_of(output):
+    return b"".join(VOCABULARY.tokens[one] for one in output.token_ids if one not in VOCABULARY.stop_ids).decode()
+
+
+def served(engine, requests):
+    """The outputs in order of the requests, with the engine's state checked after each step."""
+    ids = [engine.add(prompt, params) for prompt, params in requests]
+    found = {}
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id] = output
+        check_engine(engine)
+    return [found[one] for one in ids]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_completion_is_one_of_its_choices(backend, overlap):
+    outputs = served(
+        make_engine(backend, overlap=overlap), [([1, 2, seed], choice(*TEXTS, seed=seed)) for seed in range(30)]
+    )
+    assert all(output.finish_reason is FinishReason.STOP for output in outputs)
+    texts = {text_of(output) for output in outputs}
+    assert texts <= set(TEXTS) and len(texts) > 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_plain_requests_beside_structured_ones_get_the_same_tokens(backend, overlap):
+    mixed = [
+        ([1, 2, seed], choice(*TEXTS, seed=seed) if seed % 2 else SamplingParams(seed=seed, max_tokens=9))
+        for seed in range(12)
+    ]
+    outputs = served(make_engine(backend, overlap=overlap), mixed)
+    for (prompt, params), output in list(zip(mixed, outputs, strict=True))[::2]:
+        assert output.token_ids == completion(params.seed, prompt, 9, VOCAB_SIZE, [STOP])
+
+
+def test_overlap_and_preemption_change_no_token(backend):
+    requests = [
+        ([*range(1, 9), seed], choice(*(f"{seed} {'a' * length}" for length in range(8, 24)), seed=seed))
+        for seed in range(8)
+    ]
+    plain = [output.token_ids for output in served(make_engine(backend), requests)]
+    tight = {"num_blocks": 16, "overlap": True, "max_num_batched_tokens": 8}
+    outputs = served(make_engine(backend, **tight), requests)
+    assert sum(output.num_preemptions for output in outputs) > 0
+    assert [output.token_ids for output in outputs] == plain
+
+
+def test_a_request_waits_for_its_grammar_and_holds_up_nobody(backend):
+    engine = make_engine(backend)
+    slow = engine.add([1, 2], choice("wait", "yes"))
+    quick = engine.add([1, 2], SamplingParams(max_tokens=3, seed=1))
+    found = []
+    while not found:
+        found += engine.step()
+        check_engine(engine)
+    assert [output.request_id for output in found] == [quick]
+    assert slow in engine.queue.compiling and engine.num_waiting == 1
+    backend.gate.set()
+    assert [text_of(output) for output in drain(engine)] in (["wait"], ["yes"])
+
+
+def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
+    engine = make_engine(backend, compile_s=0.05)
+    ids = [engine.add([1, 2], choice("wait")), engine.add([3], choice("wait"))]
+    waits_in_vain = engine.add([3], choice("behind the one that never ends"))
+    outputs = {output.request_id: output for output in drain(engine)}
+    for id_ in ids:
+        assert outputs[id_].finish_reason is FinishReason.ERROR
+        assert outputs[id_].error == (
+            "sampling.structured_outputs.choice: compiling it takes longer than 0.05 s, which is the most it may take; "
+            "make it smaller"
+        )
+    assert "takes longer than" in outputs[waits_in_vain].error
+    backend.gate.set()
+
+
+@pytest.mark.parametrize("place", ["compile", "fill", "advance"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, place, overlap):
+    requests = [([1, 2, seed], choice(*TEXTS, seed=seed)) for seed in range(3)]
+    expected = [output.token_ids for output in served(make_engine(backend), requests)]
+    requests.insert(1, ([1], choice(f"raise in {place}", seed=9)))
+    outputs = served(make_engine(backend, overlap=overlap), requests)
+    faulty = outputs.pop(1)
+    assert faulty.finish_reason is FinishReason.ERROR
+    assert faulty.error == f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: ValueError: boom"
+    assert [output.token_ids for output in outputs] == expected
+
+
+def test_a_mask_is_never_late(backend):
+    """With overlap, a fill that takes long delays the draw, and never comes after it."""
+    requests = [([1, 2, seed], choice("slow", "slow down", "slower", seed=seed)) for seed in range(4)]
+    outputs = served(make_engine(backend, overlap=True), requests)
+    assert {text_of(output) for output in outputs} <= {"slow", "slow down", "slower"}
+
+
+def test_what_other_parameters_leave_nothing_of_ends_with_an_error(backend):
+    """min_tokens forbids the end, and the grammar everything else: nothing is drawn that does not fit."""
+    (output,) = served(make_engine(backend), [([1], choice("yes", "yes sir", min_tokens=19, seed=1))])
+    assert output.finish_reason in (FinishReason.ERROR, FinishReason.STOP)
+    assert text_of(output) in ("yes", "yes sir")
+
+
+def test_min_tokens_goes_on_where_the_grammar_can():
+    outputs = served(make_engine(), [([seed], choice("a", "aaaaaaaa", min_tokens=4, seed=seed)) for seed in range(8)])
+    assert {text_of(output) for output in outputs if output.finish_reason is FinishReason.STOP} == {"aaaaaaaa"}
+
+
+def test_a_stop_token_that_is_text_is_drawn_where_the_text_is_complete_alone():
+    letter = ord("s")
+    outputs = served(
+        make_engine(), [([seed], choice("s", "yes", stop_token_ids=(letter,), seed=seed)) for seed in range(8)]
+    )
+    for output in outputs:
+        assert output.finish_reason is FinishReason.ERROR or text_of(output) in ("yes", "yess", "s")
+        assert letter not in output.token_ids[:-1]
+
+
+def test_a_grammar_begins_behind_the_text_that_it_comes_after():
+    outputs = served(
+        make_engine(), [([seed], choice("yes", "no", after="ab", max_tokens=4000, seed=seed)) for seed in range(4)]
+    )
+    for output in (one for one in outputs if one.finish_reason is FinishReason.STOP):
+        data = b"".join(VOCABULARY.tokens[one] for one in output.token_ids if one != STOP)
+        _, end, rest = data.partition(b"ab")
+        assert end and rest in (b"yes", b"no") and STOP not in output.token_ids[:-1]
+
+
+def test_a_grammar_begins_behind_the_token_that_it_comes_after():
+    mark = STOP + 1
+    outputs = served(
+        make_engine(), [([seed], choice("yes", "no", after=mark, max_tokens=4000, seed=seed)) for seed in range(3)]
+    )
+    stopped = [output for output in outputs if output.finish_reason is FinishReason.STOP]
+    assert stopped
+    for output in stopped:
+        place = output.token_ids.index(mark)
+        assert b"".join(VOCABULARY.tokens[one] for one in output.token_ids[place + 1 :] if one != STOP) in (
+            b"yes",
+            b"no",
+        )
+
+
+def test_an_equal_form_is_compiled_once_and_kept(backend, monkeypatch):
+    engine, compiled = make_engine(backend), []
+    compile_ = backend.compile
+    monkeypatch.setattr(backend, "compile", lambda self, wanted: compiled.append(wanted) or compile_(self, wanted))
+    for _ in range(3):
+        served(engine, [([1, 2, seed], choice(*TEXTS, seed=seed)) for seed in range(3)])
+    assert len(compiled) == 1
+
+
+def test_what_is_kept_has_a_bound(backend):
+    engine = make_engine(backend)
+    grammars = engine.structured_output
+    grammars._cache_bytes = 3000
+    served(engine, [([1], choice(f"number {number}", seed=1)) for number in range(20)])
+    assert 1 <= len(grammars._cache) <= 5 and grammars._cached_bytes <= 3000
+
+
+def test_a_form_that_is_refused_is_refused_at_once_the_next_time(backend):
+    engine = make_engine(backend)
+    params = SamplingParams(structured_outputs={"regex": "a+"})
+    (output,) = served(engine, [([1], params)])
+    line = "sampling.structured_outputs.regex: this back end knows choices alone, and no regex"
+    assert (output.finish_reason, output.error, output.token_ids) == (FinishReason.ERROR, line, [])
+    with pytest.raises(RequestError, match="knows choices alone"):
+        engine.add([1], params)
+    check_engine(engine)
+
+
+def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_times_out(backend):
+    engine = make_engine(backend)
+    aborted, late = engine.add([1], choice("wait")), engine.add([2], choice("wait"), timeout_s=0.02)
+    assert [output.request_id for output in engine.abort([aborted])] == [aborted]
+    (output,) = drain(engine)
+    assert (output.request_id, output.finish_reason) == (late, FinishReason.ABORT)
+    assert not engine.has_work
+    backend.gate.set()
+
+
+def test_an_engine_without_a_back_end_refuses_in_one_line():
+    with pytest.raises(RequestError, match="this engine has no grammar back end"):
+        fake_engine(PlainScheduler()).add([1], choice("yes"))
+
+
+def test_completions_of_one_prompt_have_matchers_of_their_own(backend):
+    engine = make_engine(backend)
+    first, *others = choice(*TEXTS, seed=3, n=6).each()
+    ids = [engine.add([1, 2], first)]
+    ids += [engine.add([1, 2], one, like=ids[0]) for one in others]
+    outputs = drain(engine)
+    assert sorted(output.request_id for output in outputs) == ids
+    assert all(text_of(output) in TEXTS for output in outputs)
+
+
+def test_the_masks_of_a_step_are_asked_for_only_if_a_request_has_a_grammar():
+    engine = make_engine()
+    engine.executor.release = None
+    assert served(engine, [([1, 2], SamplingParams(seed=1, max_tokens=4))])[0].token_ids
+    assert engine.structured_output._choice is None
+
+
+def test_padding_of_the_vocabulary_is_forbidden_whatever_the_back_end_says(monkeypatch):
+    engine = make_engine()
+    monkeypatch.setattr(Odd, "fill", lambda self, mask_W: mask_W.fill(-1))
+    engine.add([1], choice("yes"))
+    drain(engine)
+    masks = engine.executor.masks[0]
+    known = max(token_id for token_id, token in enumerate(VOCABULARY.tokens) if token)
+    allowed = [token_id for token_id in range(32 * len(masks)) if masks[token_id // 32] >> token_id % 32 & 1]
+    assert allowed == list(range(known + 1))
+
+
+def test_structured_outputs_replace_those_of_a_params_object():
+    assert replace(choice("yes"), structured_outputs=None).structured_outputs is None
