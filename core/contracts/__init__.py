@@ -26,6 +26,7 @@ from hookline.core.contracts.processor import (
     LogitsRows,
     ProcessorSpec,
     RequestFacts,
+    TokenTexts,
 )
 from hookline.core.contracts.ranks import Ranks
 from hookline.core.contracts.sampler import Sampler, SamplingBatch
@@ -86,6 +87,7 @@ __all__ = [
     "Scheduler",
     "SchedulerView",
     "StepStats",
+    "TokenTexts",
     "WeightTarget",
     "bounded",
     "hookimpl",

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +25,7 @@ from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
+from hookline.core.tokenizer.token_texts import token_texts
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -84,6 +86,8 @@ class LLM:
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
+        limits = self.engine.limits
+        limits.processing.load_tokenizer = partial(token_texts, self.codec, limits.vocab_size)
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         if checkpoint.sampling_defaults:

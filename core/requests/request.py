@@ -7,6 +7,7 @@ block's content is a slice and never a conversion. The counts that change with e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import numpy as np
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
+from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray, ints
 
@@ -77,7 +79,9 @@ class Request:
         "blocks",
         "counts",
         "entry",
+        "fault",
         "first_token_s",
+        "followers",
         "match",
         "max_tokens",
         "num_cached_tokens",
@@ -122,7 +126,7 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether a watcher wants to see its tokens."""
+    """Whether a watcher, or processors that follow its tokens, want to see them."""
 
     def __init__(
         self,
@@ -135,6 +139,7 @@ class Request:
         seed: int,
         stop_ids: frozenset[int] = frozenset(),
         prepared: Prepared = NOTHING,
+        followers: TokenFollowers | None = None,
         prompt: str | None = None,
         arrival_s: float = 0.0,
         priority: int = 0,
@@ -157,6 +162,9 @@ class Request:
         """The stop ids in an array, in ascending order."""
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
+        self.followers = followers
+        self.fault: str | None = None
+        """Why it ends with an error."""
         self.scores: Scores | None = None
         if params.is_scored:
             self.scores = Scores(params.logprobs, params.prompt_logprobs, len(prompt_token_ids))
@@ -166,7 +174,7 @@ class Request:
         self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = self.temperature == 0
-        self.is_watched = watcher is not None
+        self.is_watched = watcher is not None or followers is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
@@ -186,6 +194,11 @@ class Request:
         self.num_cached_block_tokens = 0
         self.prefill_target = self.num_tokens
         self.parent_serial = 0
+
+    @property
+    def records(self) -> Sequence[tuple[int, IntArray]]:
+        """What its processors are given: see Prepared; of those that follow its tokens, as of the last one known."""
+        return self.prepared.records if self.followers is None else [*self.prepared.records, *self.followers.records]
 
     @property
     def num_output_tokens(self) -> int:
