@@ -43,7 +43,10 @@ def replaced(part, name, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tokens_N, *_: tokens_N.unsqueeze(1).repeat(1, 2), "it returned shape (2, 2) of int64, not shape (2,) of i"),
+        (
+            lambda tokens_N, *_: tokens_N.unsqueeze(1).repeat(1, 2),
+            "it returned shape (2, 2) of int64, not shape (2,) of i",
+        ),
         (lambda tokens_N, *_: tokens_N.float(), "it returned shape (2,) of float32, not shape (2,) of int64"),
         (lambda tokens_N, *_: None, "it returned NoneType None, not shape (2,) of int64"),
         (lambda tokens_N, *_: tokens_N + 10**6, "which is outside the vocabulary (0 to "),
@@ -63,10 +66,20 @@ def test_a_sampler_that_breaks_its_contract_is_named(llm, change, message):
 @pytest.mark.parametrize(
     ("part", "name", "change", "message"),
     [
-        ("kernels", "attend", lambda out, *_: out[:, 1:], "kernels 'torch' of .* contract in attend: it returned shape"),
+        (
+            "kernels",
+            "attend",
+            lambda out, *_: out[:, 1:],
+            "kernels 'torch' of .* contract in attend: it returned shape",
+        ),
         ("kernels", "linear", lambda out, *_: out.double(), "contract in linear: .* of float64, not .* of float32"),
         ("kernels", "add_rms_norm", lambda out, *_: out[0], "kernels 'torch' .* in add_rms_norm: .*, not 2 tensors"),
-        ("model", "forward", lambda out, *_: out[1:], "model 'qwen3' .* in forward: .* not hidden states of 7 or 2 rows"),
+        (
+            "model",
+            "forward",
+            lambda out, *_: out[1:],
+            "model 'qwen3' .* in forward: .* not hidden states of 7 or 2 rows",
+        ),
         ("model", "logits", lambda out, *_: out[:, :9], r"model 'qwen3' .* in logits: .* \(2, 9\) of .* not logits of"),
     ],
 )
@@ -98,7 +111,10 @@ def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change
     broken, done = llm.generate(PROMPTS, params)
     del made.process
     assert done.token_ids == plain and broken.finish_reason.value == "error"
-    assert "processor 'penalties' of plugin 'samplers' (" in broken.error and "breaks its contract in process" in broken.error
+    assert (
+        "processor 'penalties' of plugin 'samplers' (" in broken.error
+        and "breaks its contract in process" in broken.error
+    )
 
 
 def test_after_the_first_step_of_a_kind_nothing_is_looked_at(llm, monkeypatch):

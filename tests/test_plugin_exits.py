@@ -368,6 +368,8 @@ def test_a_processor_that_fails_on_one_rank_alone_ends_the_engine(place, rank, f
         for _ in range(2):
             with pytest.raises(RankError) as caught:
                 llm.generate([[1, 2, 3], [4, 5]], [PROCESSED, PARAMS])
-            assert str(caught.value).startswith(f"rank {rank} of 2 (") and " alone failed in a step: " in str(caught.value)
+            assert str(caught.value).startswith(f"rank {rank} of 2 (") and " alone failed in a step: " in str(
+                caught.value
+            )
             assert f"{PLACES[place]}: ValueError: on purpose (" in str(caught.value)
             assert str(caught.value).endswith("The engine has ended; make a new one")

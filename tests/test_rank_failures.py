@@ -121,12 +121,16 @@ def test_a_rank_that_hangs_while_starting_is_named_with_where_it_is(make, rank, 
     judge = Monitor._judge_start
 
     def judge_once_it_hangs(monitor, passed_s):
-        if rank == 0 and not monitor._awaited or "faulty_rank_model" in monitor._places.get(rank, ""):
+        if (rank == 0 and not monitor._awaited) or "faulty_rank_model" in monitor._places.get(rank, ""):
             judge(monitor, passed_s)
 
     monkeypatch.setattr(Monitor, "_judge_start", judge_once_it_hangs)
-    who = r"rank 1 of 2 \(pid \d+\), at .*faulty_rank_model.py:\d+, in act," if rank else r"rank 0 of 2 \(this process\)"
-    with pytest.raises(RankError, match=rf"{who} kept the others waiting for 1 s \(engine.start_timeout_s\) while start"):
+    who = (
+        r"rank 1 of 2 \(pid \d+\), at .*faulty_rank_model.py:\d+, in act," if rank else r"rank 0 of 2 \(this process\)"
+    )
+    with pytest.raises(
+        RankError, match=rf"{who} kept the others waiting for 1 s \(engine.start_timeout_s\) while start"
+    ):
         make(f"{rank}:0:hang", start_timeout_s=1.0)
 
 

@@ -21,7 +21,6 @@ from hookline.core.errors import (
     HooklineError,
     LostStep,
     PlanError,
-    PluginError,
     RequestError,
     RequestFault,
     show_traceback,

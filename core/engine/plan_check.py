@@ -58,7 +58,9 @@ class _Checker:
         try:
             preempt = [self.preempted(id_) for id_ in self.part(plan.preempt, "preempt")]
             decode = self.decoding() if plan.decode is ALL else self.decodes(self.part(plan.decode, "decode"))
-            prefill = [self.prefilling(id_, index(num_tokens)) for id_, num_tokens in self.part(plan.prefill, "prefill")]
+            prefill = [
+                self.prefilling(id_, index(num_tokens)) for id_, num_tokens in self.part(plan.prefill, "prefill")
+            ]
         except (TypeError, ValueError) as error:
             raise self.error(f"returned a malformed plan ({error})") from error
         if not isinstance(plan.idle_s, int | float):

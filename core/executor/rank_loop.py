@@ -85,7 +85,9 @@ def _place() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
     others = [one for one in frames if not one.f_code.co_filename.startswith("<")]
-    return "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
+    return (
+        "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
+    )
 
 
 def _serve(

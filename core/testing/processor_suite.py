@@ -97,7 +97,10 @@ class ProcessorSuite:
         driver, logits_NV = self._crowd()
         count = len(self.examples)
         found_NV = driver.process(logits_NV, range(count))
-        again, followers = self._driver(), [driver.admit(row, self._asked(one)) for row, one in enumerate(self.examples)]
+        again, followers = (
+            self._driver(),
+            [driver.admit(row, self._asked(one)) for row, one in enumerate(self.examples)],
+        )
         for row, example in enumerate(self.examples):
             again.admit(count - row, self._asked(example), followers[row])
         again_NV = again.process(logits_NV, range(count, 0, -1))
@@ -111,8 +114,7 @@ class ProcessorSuite:
         return driver, logits_NV.to(self.device)
 
     def _asked(self, example: Mapping[str, Any]) -> Asked:
-        facts = {"num_prompt_tokens": self.num_prompt_tokens, "has_logprobs": self.has_logprobs}
-        return Asked(example, tokens=self.tokens, **facts)
+        return Asked(example, self.tokens, self.num_prompt_tokens, has_logprobs=self.has_logprobs)
 
     def _driver(self) -> ProcessorDriver:
         return ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device, self.tokenizer)

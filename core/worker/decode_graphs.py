@@ -96,7 +96,9 @@ class DecodeGraphs:
     def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
         device = self.runner.table.device
         rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
-        graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self._pool, device, self.runner.checking())
+        graph, tokens_G = record(
+            partial(self.step, rows_G, is_shared, extras), self._pool, device, self.runner.checking()
+        )
         return _Graph(graph, rows_G, tokens_G)
 
     def can_replay(self, step: Step, extras: Extras) -> bool:

@@ -42,7 +42,9 @@ class StepChecks:
         is_rows = isinstance(hidden_XD, Tensor) and hidden_XD.ndim == 2 and len(hidden_XD) in num_rows
         if not is_rows or not hidden_XD.is_floating_point():
             rows = " or ".join(str(count) for count in dict.fromkeys(num_rows))
-            raise self.fault("model", "forward", f"it returned {described(hidden_XD)}, not hidden states of {rows} rows")
+            raise self.fault(
+                "model", "forward", f"it returned {described(hidden_XD)}, not hidden states of {rows} rows"
+            )
 
     def logits(self, logits_NV: Any, num_rows: int, num_columns: int) -> None:
         """What a model's logits returned; there may be more columns than the vocabulary has tokens."""
@@ -135,10 +137,9 @@ FORMS: dict[str, Form] = {
     "qk_norm_rope_write": _queries,
     "attend": lambda q_THE, kv_2NSKE, batch: [q_THE.shape],
     "qkv_attend": _queries,
-    "linear_add_rms_norm": lambda x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps: [
-        (len(x_TD), len(weight_OD))
-    ]
-    * 2,
+    "linear_add_rms_norm": lambda x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps: (
+        [(len(x_TD), len(weight_OD))] * 2
+    ),
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
 }
 """Shapes of what kernels return, by method, from what they are given."""

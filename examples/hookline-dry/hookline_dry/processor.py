@@ -62,7 +62,7 @@ class Dry(LogitsProcessor):
         return logits_NV - penalty_NV
 
     def lengths(self, rows: LogitsRows) -> tuple[Tensor, Tensor]:
-        """For each token (N, L) the number of tokens before it that the request's last tokens repeat; and the tokens."""
+        """For each token the number of tokens before it that the request's last ones repeat; and the tokens: (N, L)."""
         assert rows.tokens_RL is not None
         tokens_NL = rows.tokens_RL[:, : rows.max_num_tokens].index_select(0, rows.rows_N).long()
         position_N1 = rows.sampling.position_N.unsqueeze(1)
