@@ -79,8 +79,8 @@ class EngineConfig:
     step_timeout_s: float = bounded(5.0, above=0)
     """tp > 1: seconds for which ranks wait for one of them in a step, beyond what they took themselves to get there,
     after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of compiling
-    do not count. Raise it to stop a rank in a debugger. tp = 1: a step that gets no further is broken off after 12 times as
-    long."""
+    do not count. Raise it to stop a rank in a debugger. tp = 1: a step that gets no further is broken off after 12
+    times as long."""
     start_timeout_s: float = bounded(300.0, above=0)
     """tp > 1: seconds for which ranks wait for one of them while they start, importing, building or loading, after
     which the start ends with an error; compiling does not count."""

@@ -36,6 +36,7 @@ from hookline.core.contracts.processor import (
     LogitsRows,
     ProcessorSpec,
     RequestFacts,
+    TokenTexts,
 )
 from hookline.core.contracts.ranks import Ranks
 from hookline.core.contracts.sampler import Sampler, SamplingBatch
@@ -121,6 +122,7 @@ __all__ = [
     "StepStats",
     "StructuredOutputs",
     "Text",
+    "TokenTexts",
     "ToolCall",
     "WeightTarget",
     "bounded",

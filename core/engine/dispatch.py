@@ -63,7 +63,7 @@ class Dispatcher:
             self.queue.preempt(requests)
 
     def lose(self, plan: CheckedPlan) -> list[Request]:
-        """A step was launched in vain: count nothing of it as computed. Returns its requests, which must start again."""
+        """A step was launched in vain: count nothing of it as computed. Returns its requests; all must start again."""
         for request, num_tokens in plan.prefill:
             self.cache.uncache(request, num_tokens)
         self.table.num_computed_tokens_S[plan.decode] -= 1

@@ -24,7 +24,6 @@ from hookline.core.errors import (
     HooklineError,
     LostStep,
     PlanError,
-    PluginError,
     RequestError,
     RequestFault,
     show_traceback,
@@ -359,9 +358,10 @@ class Engine:
         """The plan of the step after the one in flight; None if that one must be committed first.
 
         Planning knows lengths and not values, so a preempted request, which computes its last token again, has to wait
-        for it. And what is about to end may hold just the blocks that the policy misses.
+        for it, and so has one whose processors follow its tokens. And what is about to end may hold just the blocks
+        that the policy misses.
         """
-        if not self.queue.waiting and not self.queue.running:
+        if self.dispatcher.arguments.awaited or not (self.queue.waiting or self.queue.running):
             return None
         try:
             plan = self.plan(may_wait=False)
@@ -599,10 +599,14 @@ class Engine:
         places = table.to_look_at(entries_N, tokens_N)
         looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
-        return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
+        return [
+            self._end(request, reason, request.fault or _fault_of(request))
+            for request, reason in ends
+            if reason is not None
+        ]
 
     def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
-        """Why a request ends with this token, after its watcher saw it."""
+        """Why a request ends with this token, after its processors and its watcher saw it."""
         reason = self._end_of(request, token_id)
         if request.constraint is not None and reason is not FinishReason.STOP:
             assert self.structured_output is not None
@@ -610,10 +614,28 @@ class Engine:
             if reason is FinishReason.ERROR:
                 request.num_known_tokens -= 1  # the token that does not fit is not part of the answer
                 return reason
+        if request.followers is not None and reason is None:
+            reason = self._followed_end_of(request, token_id)
         if request.watcher is None:
             return reason
-        request.stop_string = request.watcher.see(token_id, reason)
-        return reason if request.stop_string is None else FinishReason.STOP
+        stop = request.watcher.see(token_id, reason)
+        if stop is None or reason is FinishReason.ERROR:
+            return reason
+        request.stop_string = stop
+        return FinishReason.STOP
+
+    def _followed_end_of(self, request: Request, token_id: int) -> FinishReason | None:
+        assert request.followers is not None
+        try:
+            text = request.followers.see(token_id, None if request.scores is None else request.scores.last_logprob)
+        except HooklineError as error:
+            show_traceback(error)
+            request.fault = f"request {request.id}: {error}"
+            return FinishReason.ERROR
+        if text is None or request.num_known_outputs < request.params.min_tokens:
+            return None
+        request.stop_string = text
+        return FinishReason.STOP
 
     def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
         if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:

@@ -28,6 +28,8 @@ class ArgumentWriter:
         self._loaded = [0] * num_rows
         self._running: set[int] = set()
         self._ever = 0
+        self.awaited: set[int] = set()
+        """Running requests whose next draw depends on what the host makes of their last token."""
 
     def lose(self) -> None:
         """A step was lost: whether its arguments are in their rows is not known, so all rows are set anew."""
@@ -36,6 +38,7 @@ class ArgumentWriter:
     def forget(self, request: Request) -> None:
         """The request gave its row back."""
         self._running.discard(request.id)
+        self.awaited.discard(request.id)
 
     def write(
         self, step: Step, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]
@@ -44,6 +47,9 @@ class ArgumentWriter:
         records: list[Record] = []
         for request in admitted:
             records += self._records(request)
+        if self.awaited:
+            sampled = list(sampled)
+            records += [record for request in sampled for record in self._followed(request)]
         if records:
             step.processor_rows = ints(row for row, _, _ in records)
             step.processor_ids = ints(index for _, index, _ in records)
@@ -71,7 +77,9 @@ class ArgumentWriter:
 
     def _records(self, request: Request) -> list[Record]:
         """The request's own arguments, and defaults where the row still has those of its last owner."""
-        own = request.prepared.records
+        own = request.records
+        if request.followers is not None and request.followers.is_awaited:
+            self.awaited.add(request.id)
         if own or request.scores is not None:
             self._running.add(request.id)
         if not own and not self._loaded[request.row]:
@@ -81,6 +89,12 @@ class ArgumentWriter:
         stale, self._loaded[request.row] = self._loaded[request.row] & ~wanted, wanted
         resets = [(request.row, index, no_ints()) for index in range(stale.bit_length()) if stale >> index & 1]
         return resets + [(request.row, index, values) for index, values in own]
+
+    def _followed(self, request: Request) -> list[Record]:
+        """What followed a running request's last token; what is new is sent with all its records."""
+        if request.id not in self.awaited or request.followers is None or not request.num_output_tokens:
+            return []
+        return [(request.row, index, values) for index, values in request.followers.records]
 
 
 def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:

@@ -142,7 +142,8 @@ class MultiprocExecutor(SizedExecutor):
 @dataclass
 class _Handle:
     """own: rank 0's. to_agree_on: the number of the
-    step's last part, if plugins ran in it that may fail for single requests; else 0."""
+    step's last part, if plugins ran in it that may fail for single requests; else 0.
+    """
 
     own: Any
     to_agree_on: int

@@ -26,6 +26,7 @@ from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
+from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
 
 logger = logging.getLogger("hookline")
@@ -91,6 +92,8 @@ class LLM:
         """Where the tokenizer's files are; None if there are none, or if the model brought its own source."""
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
+        limits = self.engine.limits
+        limits.processing.load_tokenizer = partial(token_texts, self.codec, limits.vocab_size)
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, self.output_processor.close)

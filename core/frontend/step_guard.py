@@ -1,7 +1,7 @@
-"""Watches, from a thread of its own, that the engine's steps get further, so that a stuck plugin keeps nobody for ever.
+"""Watches from a thread of its own that the engine's steps get further, so that a stuck plugin keeps nobody for ever.
 
-A plan gets engine.stall_timeout_s. What else a step does gets STEP_TIMEOUTS times engine.step_timeout_s from one sign of
-progress, such as a layer, to the next; of several ranks, whose monitor is stricter, the device's part is left to it.
+A plan gets engine.stall_timeout_s. What else a step does gets STEP_TIMEOUTS times engine.step_timeout_s from one sign
+of progress, such as a layer, to the next; of several ranks, whose monitor is stricter, the device's part is left to it.
 Compiling and debugging do not count. What is stuck in Python code is broken off, in the main thread also what sleeps.
 Nothing ends another thread's call into C that never returns: then those who wait are told without it.
 """
@@ -101,7 +101,7 @@ class StepGuard:
             passed_s, last = min(now - last, 2 * TICK_S), now
             if engine is None:
                 return
-            state = thread, self._watch.num_steps, self._watch.doing, engine.executor.progress
+            state = thread, self._watch.num_steps, self._watch.doing, getattr(engine.executor, "progress", 0)
             del engine
             limit_s = self._limit_s()
             if thread is None or state != before or limit_s is None or _is_patient(thread):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import FromSamplingParams, RequestFacts, is_offered
-from hookline.core.errors import PluginError, RequestError
+from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import PROCESSOR, Entry
 from hookline.core.util.arrays import IntArray, float_bits, ints
@@ -72,6 +72,32 @@ class Stage:
         with _blaming(self.entry, "num_draws"):
             count: int | None = self.cls.num_draws(arguments, facts)
         return count
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it is given the tokenizer."""
+        return bool(self.cls.reads_texts)
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether it follows its requests' tokens on the host."""
+        return is_offered(self.cls.start) or is_offered(self.cls.on_token)
+
+    def start(self, arguments: Any, facts: RequestFacts) -> Any:
+        """See LogitsProcessor."""
+        with _blaming(self.entry, "start"):
+            return self.cls.start(arguments, facts)
+
+    def on_token(self, state: Any, token_id: int, logprob: float | None) -> str | None:
+        """See LogitsProcessor.
+
+        Raises: PluginError, also for what is neither a text nor None.
+        """
+        with Blaming((), "in on_token", otherwise=self.entry):
+            text = self.cls.on_token(state, token_id, logprob)
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"it returned {shown(text)}, which is neither a text nor None")
+            return text
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
         """The record of a request's arguments.

@@ -7,6 +7,7 @@ block's content is a slice and never a conversion. The counts that change with e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
 from hookline.core.requests.structured_output import Constraint
+from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray, ints
 
@@ -84,7 +86,9 @@ class Request:
         "counts",
         "deadline_s",
         "entry",
+        "fault",
         "first_token_s",
+        "followers",
         "info",
         "match",
         "max_tokens",
@@ -132,7 +136,7 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether its tokens are looked at one by one: by a watcher, or by its grammar."""
+    """Whether its tokens are looked at one by one: by a watcher, its grammar, or processors that follow them."""
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
     while somebody observes the gaps between tokens."""
@@ -150,6 +154,7 @@ class Request:
         seed: int,
         stop_ids: frozenset[int] = frozenset(),
         prepared: Prepared = NOTHING,
+        followers: TokenFollowers | None = None,
         prompt: str | None = None,
         arrival_s: float = 0.0,
         info: RequestInfo = PLAIN,
@@ -176,6 +181,9 @@ class Request:
         """The stop ids in an array, in ascending order."""
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
+        self.followers = followers
+        self.fault: str | None = None
+        """Why it ends with an error."""
         self.scores: Scores | None = None
         if params.is_scored:
             self.scores = Scores(params.logprobs, params.prompt_logprobs, len(prompt_token_ids))
@@ -189,7 +197,7 @@ class Request:
         if params.structured_outputs is not None:
             self.constraint = Constraint(params.structured_outputs, stop_ids)
         self.is_constrained = self.constraint is not None
-        self.is_watched = watcher is not None or self.constraint is not None
+        self.is_watched = watcher is not None or followers is not None or self.constraint is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
@@ -209,6 +217,11 @@ class Request:
         self.num_cached_block_tokens = 0
         self.prefill_target = self.num_tokens
         self.parent_serial = self.prefix_root
+
+    @property
+    def records(self) -> Sequence[tuple[int, IntArray]]:
+        """What its processors are given: see Prepared; of those that follow its tokens, as of the last one known."""
+        return self.prepared.records if self.followers is None else [*self.prepared.records, *self.followers.records]
 
     @property
     def num_output_tokens(self) -> int:

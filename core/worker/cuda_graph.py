@@ -13,8 +13,9 @@ from torch import Tensor
 def record(
     step: Callable[[], Tensor], pool: Any, device: torch.device, first: AbstractContextManager[None]
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A graph of what `step` launches, and the tensor that each replay writes. first: around the run before the capture.
+    """A graph of what `step` launches, and the tensor that each replay writes.
 
+    first: around the run before the capture.
     Raises: what `step` raises; the capture is ended then, and nothing is left of it.
     """
     # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
@@ -32,7 +33,9 @@ def record(
             except BaseException as error:
                 cause = error  # a capture that is broken off says something else at its end
                 raise
-    except BaseException as error:
+    except BaseException:
         torch.cuda.set_stream(outside)
-        raise error if cause is None else cause
+        if cause is not None:
+            raise cause from cause.__cause__
+        raise
     return graph, tokens

@@ -7,7 +7,8 @@ Legend: R rows of the request table, N rows of a step, V vocabulary, L tokens of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
 from hookline.core.errors import PASSES, RequestFault
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
@@ -57,11 +58,20 @@ class Processor:
 class Pipeline:
     """The processors of a rank in the order they run, and the tokens of the rows that some of them read."""
 
-    def __init__(self, stages: Sequence[Stage], spec: ProcessorSpec) -> None:
-        self.stages, self.spec = stages, spec
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        spec: ProcessorSpec,
+        load_tokenizer: Callable[[], TokenTexts | None] = lambda: None,
+    ) -> None:
+        self.stages, self.spec, self._load_tokenizer = stages, spec, load_tokenizer
         self._processors: dict[int, Processor] = {}
         self.generation = 0
         """Changes when a processor is made anew: graphs that hold the old one are of no use."""
+
+    @cached_property
+    def _tokenizer(self) -> TokenTexts | None:
+        return self._load_tokenizer()
 
     @cached_property
     def tokens_RL(self) -> Tensor:
@@ -81,7 +91,9 @@ class Pipeline:
         """
         if index not in self._processors:
             try:
-                self._processors[index] = Processor(self.stages[index], index, self.spec)
+                stage = self.stages[index]
+                spec = replace(self.spec, tokenizer=self._tokenizer) if stage.reads_texts else self.spec
+                self._processors[index] = Processor(stage, index, spec)
             except BaseException as error:
                 raise self._fault(index, "__init__", error, rows) from error
         return self._processors[index]

@@ -86,7 +86,7 @@ def test_a_processor_that_fails_ends_all_that_use_it_and_no_other(engine):
 def test_a_step_that_fails_ends_its_requests_and_leaves_those_that_wait(engine, kind):
     ids = add(engine, [*PROMPTS, *PROMPTS, *PROMPTS])
     fails(engine, 2, kind("it fails"))
-    with pytest.raises(kind, match="it fails. The requests of this step have ended, the engine goes on") as caught:
+    with pytest.raises(kind, match=r"it fails\. The requests of this step have ended, the engine goes on") as caught:
         for _ in range(3):
             engine.step()
     check_engine(engine)
