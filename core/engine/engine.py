@@ -24,6 +24,7 @@ from hookline.core.errors import (
     HooklineError,
     LostStep,
     PlanError,
+    PluginError,
     RequestError,
     RequestFault,
     show_traceback,

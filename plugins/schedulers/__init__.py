@@ -68,9 +68,9 @@ class FairShareConfig(WatermarkConfig):
 class DeadlineConfig(WatermarkConfig):
     """Earliest deadline first, among those who can still be served in time."""
 
-    ttft_s: float = bounded(1.0, above=0)
+    ttft_s: float = bounded(0.2, above=0)
     """Seconds after its arrival by which a request without a deadline should have its first token."""
-    tpot_s: float = bounded(0.05, above=0)
+    tpot_s: float = bounded(0.02, above=0)
     """Seconds between two tokens of a running request that steps should keep."""
     default_deadline_s: float | None = bounded(None, above=0)
     """Seconds after its arrival by which a request without a deadline should be done; null: ttft_s is all it has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hookline.core.contracts import ALL, Plan, SchedulerView
+from hookline.core.contracts import ALL, CommittedStep, Plan, SchedulerView
 from hookline.core.testing.plain_scheduler import PlainScheduler
 
 
@@ -132,7 +132,31 @@ class NamesStrangers(PlainScheduler):
         return Plan(decode=[request.id + 1 for request in view.running])
 
 
+class RemembersEverybody(PlainScheduler):
+    """Keeps something of each request for ever."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def committed(self, step: CommittedStep) -> None:
+        self.ended += [end.request.id for end in step.ended]
+
+
+class LosesTrack(PlainScheduler):
+    """Trusts that whoever ends was computed before."""
+
+    def __init__(self) -> None:
+        self.begun: set[int] = set()
+
+    def committed(self, step: CommittedStep) -> None:
+        self.begun.update(one.request.id for one in step.prefilled)
+        for end in step.ended:
+            self.begun.remove(end.request.id)
+
+
 FAULTS = {
+    RemembersEverybody: "things after 100, 200 and 300 requests",
+    LosesTrack: "fails in committed: KeyError",
     PreemptsInCircles: "starves: not done after",
     PlansARequestTwice: "names request 0 twice",
     DecodesHalfAPrompt: "which is still prefilling",
