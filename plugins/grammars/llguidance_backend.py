@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, StructTag
@@ -78,7 +78,10 @@ class LLGuidance(GrammarBackend):
     def _text(self, wanted: StructuredOutputs) -> str:
         """The grammar in llguidance's own form."""
         if wanted.kind == "json":
-            options = {"whitespace_flexible": wanted.whitespace, "coerce_one_of": self.config.coerce_one_of}
+            options: dict[str, Any] = {"whitespace_flexible": wanted.whitespace}
+            if wanted.whitespace:
+                options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{self.config.max_whitespace}}}"
+            options["coerce_one_of"] = self.config.coerce_one_of
             return str(LLMatcher.grammar_from_json_schema(wanted.json, overrides=options))
         if wanted.kind == "regex":
             return str(LLMatcher.grammar_from_regex(wanted.value))
