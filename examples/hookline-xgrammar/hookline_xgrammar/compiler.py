@@ -1,7 +1,7 @@
 """The process that compiles: `python -m hookline_xgrammar.compiler SECONDS`.
 
-The first line of its input is the vocabulary, each further one a grammar; every line is answered by one. Each grammar is
-compiled in a fork, which is killed when it takes too long, and which may crash: nothing else is touched by it.
+The first line of its input is the vocabulary, each further one a grammar; every line is answered by one. Each grammar
+is compiled in a fork, which is killed when it takes too long, and which may crash: nothing else is touched by it.
 """
 
 from __future__ import annotations

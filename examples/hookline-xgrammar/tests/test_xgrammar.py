@@ -6,10 +6,10 @@ import importlib.util
 import re
 
 import pytest
+from hookline_xgrammar import XGrammarConfig, register_grammars
 
 from hookline.core.contracts import GrammarVocabulary
 from hookline.core.testing.grammar_suite import GrammarSuite
-from hookline_xgrammar import XGrammarConfig, register_grammars
 
 HAS_XGRAMMAR = importlib.util.find_spec("xgrammar") is not None
 needs_xgrammar = pytest.mark.skipif(not HAS_XGRAMMAR, reason="xgrammar is not installed")
