@@ -16,6 +16,8 @@ class LLGuidanceConfig:
 
     num_threads: int | None = bounded(None, 1, 1024)
     """Threads that fill the masks of a step; None takes four fifths of the machine's cores, 32 at most."""
+    max_whitespace: int = bounded(32, 1, 1024)
+    """json: most white space in a row where it is allowed, so that a model that gets lost in it is led out."""
     coerce_one_of: bool = False
     """Treat oneOf in a JSON schema as anyOf. Without it, a schema with oneOf whose branches may overlap is refused."""
     max_grammar_size: int = bounded(500_000, 1, 2**31 - 1)

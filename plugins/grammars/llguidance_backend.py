@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from hookline.core.contracts import (
@@ -37,7 +37,6 @@ MAX_NESTING = 100
 class _Tokenizer:
     """The vocabulary in llguidance's form."""
 
-    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
@@ -55,7 +54,7 @@ class LLGuidance(GrammarBackend):
 
     def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary) -> None:
         self.config = config
-        self.tokenizer = LLTokenizer(_Tokenizer(vocabulary), eos_token=sorted(vocabulary.stop_ids))
+        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokenizer(vocabulary)), eos_token=sorted(vocabulary.stop_ids))
         self.limits = LLParserLimits(
             initial_lexer_fuel=config.initial_lexer_fuel,
             step_lexer_fuel=config.step_lexer_fuel,
@@ -78,7 +77,10 @@ class LLGuidance(GrammarBackend):
     def _text(self, wanted: StructuredOutputs) -> str:
         """The grammar in llguidance's own form."""
         if wanted.kind == "json":
-            options = {"whitespace_flexible": wanted.whitespace, "coerce_one_of": self.config.coerce_one_of}
+            options: Any = {"whitespace_flexible": wanted.whitespace}
+            if wanted.whitespace:
+                options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{self.config.max_whitespace}}}"
+            options["coerce_one_of"] = self.config.coerce_one_of
             return str(LLMatcher.grammar_from_json_schema(wanted.json, overrides=options))
         if wanted.kind == "regex":
             return str(LLMatcher.grammar_from_regex(wanted.value))
@@ -89,7 +91,7 @@ class LLGuidance(GrammarBackend):
             return str(LLMatcher.grammar_from_lark(_as_lark(wanted.value)))
         return _tags(json.loads(wanted.value))
 
-    def fill(self, matchers: Sequence[GrammarMatcher], masks_NW: np.ndarray) -> None:
+    def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """See GrammarBackend."""
         rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
         if masks_NW.strides[0] == self.mask_bytes and masks_NW.flags.c_contiguous:
@@ -177,10 +179,9 @@ def _as_lark(text: str) -> str:
         raise RequestError(clipped(" ".join(str(error).split()), 300)) from None
 
 
-def _tags(value: object) -> str:
+def _tags(value: Any) -> str:
     """Structural tags as a grammar of free text and tags."""
-    structures = value.get("structures") if isinstance(value, dict) else None
-    triggers = value.get("triggers") if isinstance(value, dict) else None
+    structures, triggers = value.get("structures"), value.get("triggers")
     is_list = isinstance(structures, list) and isinstance(triggers, list) and structures and triggers
     if not is_list or not all(isinstance(one, str) and one for one in triggers):
         raise RequestError('it needs "structures", a list of tags, and "triggers", a list of texts that begin them')

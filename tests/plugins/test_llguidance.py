@@ -1,9 +1,5 @@
 """llguidance as a grammar back end: the suite, and what is its own."""
 
-import pytest
-
-pytest.importorskip("llguidance")
-
 from hookline.core.contracts import GrammarVocabulary
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.plugins.grammars import LLGuidanceConfig
