@@ -46,7 +46,9 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.run.results import refusals
 
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
-        infos: dict[str, Any] = {name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()}
+        infos: dict[str, Any] = {
+            name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()
+        }
         outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
         show(run, outputs)
     refused = refusals(outputs)
