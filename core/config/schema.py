@@ -191,6 +191,10 @@ def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> s
         value = _with_texts(wrong[1], texts)
         value = clipped(value) if wrong[2] not in ("str", None) else shown(value)
         return f"{key}={value} is not {_TYPE_NAMES.get(wrong[3], wrong[3])}"
+    if "is not a ListConfig" in text:
+        return f"{key} is not a list; write {key}=[...]"
+    if wrong := re.fullmatch(r"Cannot assign (\w+) to Dict\[.*\]", text):
+        return f"{key} is not a mapping but of type {wrong[1]}"
     if "Incompatible value 'None'" in text:
         return f"{key} must have a value; it is None"
     return f"{key}: {clipped(_with_texts(' '.join(text.split()), texts), 2 * MAX_TEXT)}"

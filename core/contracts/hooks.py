@@ -191,7 +191,7 @@ def on_request_begin(info: RequestBegin) -> None:
     """Observe a request that was queued: each completion of a prompt is one. Those that are refused only end.
 
     When:    when the engine has taken it, before any of it is planned; skipped entirely when nobody implements it.
-    Errors:  an exception refuses the request and names the plugin.
+    Errors:  as on_step_end.
     """
 
 
@@ -200,7 +200,7 @@ def on_first_token(info: RequestBegin, first_token_s: float) -> None:
     """Observe a request's first token. first_token_s: when it was known, on the engine's clock.
 
     When:    once for each request that comes so far, before its step ends; skipped entirely when nobody implements it.
-    Errors:  an exception ends the engine and names the plugin.
+    Errors:  as on_step_end.
     """
 
 
@@ -211,7 +211,7 @@ def on_token_gaps(gaps_s: FloatArray) -> None:
     gaps_s: (N,) seconds between a token and the one before it, for each token of a step that is not its request's
     first; a preemption in between is part of the gap.
     When:    after a step's tokens are known, if there are any such; skipped entirely when nobody implements it.
-    Errors:  an exception ends the engine and names the plugin.
+    Errors:  as on_step_end.
     """
 
 

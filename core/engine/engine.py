@@ -194,9 +194,9 @@ class Engine:
         options["like"] = other
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
+        self._enqueue(request)
         if self._hears_begin:
             self._notify("on_request_begin", info=request.begin())
-        self._enqueue(request)
         if timeout_s is not None:
             self._drop_met_deadlines()
             heappush(self._deadlines, (arrival_s + timeout_s, request.id, timeout_s))

@@ -165,7 +165,12 @@ class AsyncLLM:
         options["arrival_s"] = self.llm.output_processor.engine.clock()
         stream = RequestStream(self._thread, deltas, params.n)
         if not takes_long(prompt, params):
-            self._thread.submit(deltas, *self._prepare(prompt, params), **options)
+            try:
+                prepared = self._prepare(prompt, params)
+            except RequestError as error:
+                self._thread.refuse(error, **options)
+                raise
+            self._thread.submit(deltas, *prepared, **options)
             return stream
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
@@ -191,10 +196,14 @@ class AsyncLLM:
                 return
             try:
                 self._thread.submit(deltas, *prepared.result(), **options)
+                return
             except HooklineError as error:
-                deltas.put(error)
+                problem = error
             except Exception as error:
-                deltas.put(RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
+                problem = RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}")
+            if isinstance(problem, RequestError):
+                self._thread.refuse(problem, **options)
+            deltas.put(problem)
 
         loop.run_in_executor(self._tokenizing, prepare).add_done_callback(submit)
         return stream

@@ -6,7 +6,7 @@ table shows it. So a request that lost a block, shares a wrong one or reads a st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
+from hookline.core.requests.request import Request
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step, pack, unpack
 from hookline.core.step.timing import Clock, DeviceTime
@@ -205,6 +206,14 @@ def watched_by(*observers: Any) -> Observers:
     return Observers(new_manager(), {type(observer).__name__: observer for observer in observers})
 
 
+def _check_salts(requests: Iterable[Request]) -> None:
+    salts: dict[int, str | None] = {}
+    for request in requests:
+        for block in request.blocks:
+            salt = salts.setdefault(block, request.info.cache_salt)
+            assert salt == request.info.cache_salt, f"requests with different cache salts share block {block}"
+
+
 def check_engine(engine: Engine) -> None:
     """Assert what must hold between any two steps: blocks, rows and requests add up, and the limits are kept."""
     engine.pool.check()
@@ -213,6 +222,8 @@ def check_engine(engine: Engine) -> None:
     for request in queue.live.values():
         for block in request.blocks:
             held[block] = held.get(block, 0) + 1
+    if any(request.info.cache_salt for request in queue.live.values()):
+        _check_salts(queue.live.values())
     for block in range(pool.num_blocks):
         assert pool.references(block) == held.get(block, 0), f"block {block} has a wrong reference count"
     assert len(queue.running) <= engine.limits.plan.max_num_seqs, "more requests run than max_num_seqs"

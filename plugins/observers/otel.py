@@ -39,16 +39,17 @@ class OpenTelemetry(Observer):
     """
 
     def __init__(self, config: OtelConfig, exporter: SpanExporter | None = None) -> None:
-        self._config = config
-        self.provider = TracerProvider(resource=Resource.create({"service.name": config.service_name}))
-        exporter = exporter or OTLPSpanExporter(endpoint=config.endpoint, timeout=config.timeout_s)
-        self.provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self.provider.get_tracer("hookline")
+        self._config, self._exporter = config, exporter
         self._spans: dict[int, Span] = {}
 
     def on_engine_start(self, engine: EngineView) -> None:
         """See the hook of this name."""
-        self._model_name = self._config.model_name or engine.model_name
+        config = self._config
+        exporter = self._exporter or OTLPSpanExporter(endpoint=config.endpoint, timeout=config.timeout_s)
+        self.provider = TracerProvider(resource=Resource.create({"service.name": config.service_name}))
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("hookline")
+        self._model_name = config.model_name or engine.model_name
         self._clock: Callable[[], float] = lambda: engine.clock()
 
     def on_request_begin(self, info: RequestBegin) -> None:

@@ -225,7 +225,7 @@ def test_an_unknown_name_gets_near_misses_among_presets_too(presets: Path) -> No
         ({"engine": {"memory_fraction": "much"}}, "engine.memory_fraction='much' is not a float"),
         ({"engine": {"prefix_caching": "perhaps"}}, "engine.prefix_caching='perhaps' is not a bool"),
         ({"engine": {"max_num_seqs": [1]}}, "engine.max_num_seqs=[1] is not an int"),
-        ({"model": {"hf_overrides": 5}}, "model.hf_overrides: "),
+        ({"model": {"hf_overrides": 5}}, "model.hf_overrides is not a mapping but of type int"),
         ({"engine": 5}, "engine=5 is not a mapping of fields"),
         ({"scheduler": 5}, "scheduler=5 is not the name of an option or a mapping of fields"),
         ({"scheduler": {"name": 5}}, "scheduler.name=5 is not the name of an option"),

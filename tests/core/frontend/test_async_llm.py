@@ -441,7 +441,7 @@ class SlowLetters(Letters):
             assert self.may_go.wait(PATIENCE_S)
         if isinstance(prompt, str) and "?" in prompt:
             raise ValueError("no such letter")
-        return super().encode(prompt)[:4]
+        return super().encode(prompt)[:4] if len(prompt) > 100 else super().encode(prompt)
 
 
 def async_llm_with(codec, **options):
@@ -503,6 +503,35 @@ def test_long_prompts_that_wait_to_be_tokenized_are_open_and_are_limited_like_a_
         assert (await llm.generate(LONG, params())).text == letters(8, prompt=[1, 2, 3, 1])
 
     run(check, async_llm_with(codec, max_queued_requests=2))
+
+
+def test_observers_hear_of_every_refusal_those_before_the_engine_too():
+    class Ends(Observer):
+        def __init__(self):
+            self.seen = []
+
+        def on_request_end(self, output):
+            self.seen.append((output.refusal, output.tags))
+
+    codec, ends = SlowLetters(), Ends()
+    tags = {"tenant": "acme"}
+
+    async def check(llm):
+        waiting = [asyncio.create_task(llm.generate(LONG[:-1] + letter, params(), tags=tags)) for letter in "B?"]
+        await asyncio.sleep(0)
+        for prompt, given in ((LONG, {}), (PROMPT, {"deadline_s": -1}), ([1] * 60, {})):
+            with pytest.raises(RequestError):
+                await llm.generate(prompt, params(), tags=tags, **given)
+        codec.may_go.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        while len(ends.seen) < 5:
+            await asyncio.sleep(0.001)
+        return sorted(str(reason) for reason, _ in ends.seen)
+
+    observed = {"observers": Observers(new_manager(), {"ends": ends})}
+    wanted = ["None", "invalid", "invalid", "prompt_too_long", "queue_full"]
+    assert run(check, async_llm_with(codec, max_queued_requests=2, max_model_len=50, **observed)) == wanted
+    assert all(found == tags for _, found in ends.seen)
 
 
 def test_a_prompt_is_what_it_was_when_it_was_handed_in():

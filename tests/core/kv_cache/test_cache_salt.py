@@ -1,11 +1,12 @@
 """A cache salt separates: no block of one request is found by a request with another salt, or with none."""
 
 import itertools
+import random
 
 import pytest
 
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import drain, look
 
@@ -105,3 +106,19 @@ def test_decodes_of_different_salts_are_no_shared_prefix_group(monkeypatch):
     engine.step()
     engine.step()
     assert sorted(engine.executor.steps[1].shared_rows.tolist()) == [0, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crowd_with_preemptions_never_shares_a_block_across_salts_and_gets_its_tokens(seed):
+    rng = random.Random(seed)
+    engine = fake_engine(PlainScheduler(), num_blocks=24, max_num_seqs=6, max_model_len=64, overlap=seed % 2 == 1)
+    wanted, cached = {}, 0
+    for number in range(40):
+        prompt = [*PROMPT[: rng.randint(4, 21)], rng.randrange(50)]
+        params = SamplingParams(max_tokens=rng.randint(1, 20), seed=number)
+        id_ = engine.add(prompt, params, cache_salt=rng.choice([None, "a", "b"]))
+        wanted[id_] = completion(number, prompt, params.max_tokens, 50)
+    for output in drain(engine):  # which looks for shared blocks after each step
+        assert output.token_ids == wanted[output.request_id]
+        cached += output.num_cached_tokens
+    assert cached > 0
