@@ -15,7 +15,7 @@ RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "sav
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
 _FREE = "sampling.extra_args."
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors."""
+"""Beginning of keys that conf/config.yaml cannot know: the arguments of the installed processors."""
 _ADDED = f"++{_FREE}"
 
 
@@ -52,7 +52,7 @@ def as_typed(override: str) -> str:
 
 
 def store_options(host: PluginHost) -> None:
-    """Offer the host's entries, and none besides, as options of their kinds' config groups."""
+    """Offer the host's entries, and no others, as options of their kinds' config groups."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()

@@ -1,4 +1,4 @@
-"""Turns whatever a plugin's code raises into one line that names the plugin, where nothing else says whose it is.
+"""Turns whatever a plugin's code raises into one line that names the plugin, where the error itself does not.
 
 Costs nothing until something was raised: only then are the frames of its traceback looked at. Knows no engine.
 """
@@ -11,8 +11,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from hookline.core import contracts
-from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory
-from hookline.core.util.text import one_line
+from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_line
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import PASSES, PluginError
+from hookline.core.errors import PASSES, PluginError, one_line
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
 from hookline.core.plugin.problems import Phase, Problem, Rejected
@@ -28,7 +28,7 @@ from hookline.core.plugin.sources import (
     installed,
     names_in,
 )
-from hookline.core.util.text import near_miss, one_line
+from hookline.core.util.text import near_miss
 
 _log = logging.getLogger("hookline")
 
@@ -70,7 +70,7 @@ class PluginHost:
     def choose(self, kind: str, name: str) -> Entry:
         """The entry of that name.
 
-        Raises: PluginError with the near miss and what is available, or with the blame if a broken plugin wanted it.
+        Raises: PluginError with the near miss and what is available, or what is wrong with the plugin that wanted it.
         """
         entry = self.registry.find(kind, name)
         if entry is None:
@@ -122,7 +122,7 @@ class PluginHost:
             )
 
     def log_problems(self) -> None:
-        """Log each broken plugin as a warning; a blocked one only for debugging, since somebody asked for it."""
+        """Log each broken plugin as a warning; a blocked one at level DEBUG, since the user asked for it."""
         for problem in self.problems:
             wished = problem.stage is Phase.BLOCK and problem.distribution != BLOCK_VARIABLE
             _log.log(logging.DEBUG if wished else logging.WARNING, "%s", problem)

@@ -24,7 +24,7 @@ from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.util.arrays import IntArray, ints
 
 HOLE = -1
-"""A cache slot nobody has written."""
+"""A cache slot that was never written."""
 EOS = 0
 
 

@@ -11,7 +11,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def no_ints() -> IntArray:
-    """An empty section."""
+    """A section without entries."""
     return np.empty(0, dtype=np.int64)
 
 

@@ -104,12 +104,12 @@ class ModelRunner:
     def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
         """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
 
-        A model may compute no more than these in its last layer; where nothing is sampled, one is computed in vain.
+        A model may compute only these in its last layer; a step that samples nothing computes one row in vain.
         """
         self.kernels.prepare(batch)
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and len(rows_N) >= batch.num_tokens:
-            rows_N = None  # so that the number of rows says which came back
+            rows_N = None  # then the number of rows tells whether the model computed all
         attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
         hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if tokens_N is None:
@@ -135,7 +135,7 @@ class ModelRunner:
     ) -> Tensor:
         """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
 
-        max_num_tokens: a number that no draw's position exceeds.
+        max_num_tokens: the position of no sampled token exceeds it.
         Device: no host sync; graph-safe without a mask, if the processors are.
         """
         raw_NV = self._whole_logits(hidden_ND)

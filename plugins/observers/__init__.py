@@ -21,6 +21,7 @@ class PrometheusConfig:
 
 @hookimpl
 def register_observers(register: Registrar) -> None:
+    """Register prometheus."""
     register(
         "prometheus",
         "hookline.plugins.observers.prometheus:Prometheus",
