@@ -15,7 +15,7 @@ RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "sav
 """Keys whose value is raw text, always: what follows the first = is taken as it is."""
 
 _FREE = "sampling.extra_args."
-"""Beginning of keys that conf/config.yaml cannot know: the arguments of the installed processors."""
+"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors."""
 _ADDED = f"++{_FREE}"
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import MAX_TEXT, ConfigError, HooklineError, clipped, one_line, shown
+from hookline.core.errors import MAX_TEXT, ConfigError, HooklineError, clipped, shown
 from hookline.core.util.field_docs import field_docs
 from hookline.core.util.ranges import check_ranges
-from hookline.core.util.text import joined, near_miss
+from hookline.core.util.text import joined, near_miss, one_line
 
 MISSING = "???"
 """OmegaConf's mark for a field without a default; as a value it is refused."""

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
-from hookline.core.errors import HooklineError, RankError, one_line, show_traceback
+from hookline.core.errors import HooklineError, RankError, show_traceback
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import Step, unpack
 from hookline.core.util.arrays import IntArray
+from hookline.core.util.text import one_line
 
 
 class RankWorker(Protocol):

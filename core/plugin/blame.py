@@ -11,7 +11,8 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from hookline.core import contracts
-from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_line
+from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory
+from hookline.core.util.text import one_line
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry

@@ -9,9 +9,10 @@ import dataclasses
 import re
 
 from hookline.core.contracts import FromSamplingParams, ModelConfig, Needs
-from hookline.core.errors import PASSES, one_line
+from hookline.core.errors import PASSES
 from hookline.core.plugin.registry import AUTO, PROCESSOR, Entry
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.text import one_line
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

@@ -15,12 +15,12 @@ import pluggy
 
 from hookline.core.contracts import API_VERSION, Needs
 from hookline.core.contracts import hooks as hookspecs
-from hookline.core.errors import PASSES, one_line
+from hookline.core.errors import PASSES
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, presets_in
 from hookline.core.plugin.problems import Phase, Rejected
 from hookline.core.plugin.registry import ENTRY_KINDS, OBSERVER, PROCESSOR, Entry, Origin, Registry
-from hookline.core.util.text import near_miss
+from hookline.core.util.text import near_miss, one_line
 
 _HOOK_OF_KIND = {
     "model": "register_models",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import PASSES, PluginError, one_line
+from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
 from hookline.core.plugin.problems import Phase, Problem, Rejected
@@ -28,7 +28,7 @@ from hookline.core.plugin.sources import (
     installed,
     names_in,
 )
-from hookline.core.util.text import near_miss
+from hookline.core.util.text import near_miss, one_line
 
 _log = logging.getLogger("hookline")
 

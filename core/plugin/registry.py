@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.contracts import Needs
-from hookline.core.errors import PASSES, PluginError, one_line
+from hookline.core.errors import PASSES, PluginError
 from hookline.core.plugin.check_contract import contract_fault
+from hookline.core.util.text import one_line
 
 AUTO = "auto"
 """Stands for "core chooses" in the kernels group, so no entry may bear it."""
@@ -21,7 +22,7 @@ KINDS = ("model", "scheduler", "sampler", "kernels")
 PROCESSOR = "processor"
 """The kind whose options are chosen by requests, not by the configuration."""
 OBSERVER = "observer"
-"""The kind of which the configuration may name several, or none."""
+"""The kind of which the configuration names none, one or several."""
 ENTRY_KINDS = (*KINDS, PROCESSOR, OBSERVER)
 """All kinds of entries."""
 

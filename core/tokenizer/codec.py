@@ -25,7 +25,7 @@ Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
-"""Most characters that a normaliser of this class joins into one; Unicode's NFC joins up to four."""
+"""Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
 OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 
@@ -104,7 +104,7 @@ class Codec:
         assert self._max_len is not None
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normalizer = type(getattr(backend, "normalizer", None)).__name__
-        # Only byte-level tokens are sure to spell everything that is in a text.
+        # Only tokens that are bytes surely spell all that is in a text.
         shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self._joins_bytes else OTHER_SHRINKING
         return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from hookline.core.errors import one_line as one_line
+
 
 def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` if something close is available, else an empty string."""

@@ -75,7 +75,7 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def _extra_graph(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
-        """A graph that samples with these extras: an earlier one, or a new one in place of the one unused longest."""
+        """A graph for draws that are more than plain: an earlier one, or a new one in place of the longest unused."""
         key = (size, is_shared, extras)
         if key not in self._extra_graphs:
             started = time.perf_counter()

@@ -109,7 +109,7 @@ class ModelRunner:
         self.kernels.prepare(batch)
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and len(rows_N) >= batch.num_tokens:
-            rows_N = None  # then the number of rows tells whether the model computed all
+            rows_N = None  # so that the number of rows says which came back
         attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
         hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if tokens_N is None:
@@ -135,7 +135,7 @@ class ModelRunner:
     ) -> Tensor:
         """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
 
-        max_num_tokens: the position of no sampled token exceeds it.
+        max_num_tokens: a number that no draw's position exceeds.
         Device: no host sync; graph-safe without a mask, if the processors are.
         """
         raw_NV = self._whole_logits(hidden_ND)
