@@ -1,4 +1,4 @@
-"""Every error of ours, and how an error shows what it is about."""
+"""Hookline's errors, and how their messages show values and other errors."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def show_traceback(error: BaseException) -> None:
 
 
 class Interrupted(BaseException):
-    """What is raised in the code that is broken off; no `except Exception` of it holds this up."""
+    """Raised inside code that is being broken off. It is no Exception, so that no `except Exception` there stops it."""
 
 
 PASSES = (KeyboardInterrupt, Interrupted)
-"""What may come out of a plugin's code without being its fault: the user's interrupt and ours. Anything else is."""
+"""Errors that a plugin's code may let through without being at fault: the user's interrupt and ours."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -123,12 +123,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    # What torch raises on a CPU is a RuntimeError like any other.
+    # On a CPU torch raises a plain RuntimeError.
     return isinstance(error, CapacityError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 MAX_SHOWN = 80
 """Most characters that an error shows of a value."""
+MAX_LINE = 300
+"""Most characters of an error that another one shows as its cause."""
 MAX_TEXT = 200
 """Most characters that an error shows of a name or of another error's text."""
 _MAX_SHOWN_BITS = 200
@@ -158,7 +160,7 @@ def shown(value: object) -> str:
 
 
 def shown_key(key: object) -> str:
-    """The same of a key, whose quotes are left out."""
+    """A key as `shown` gives it, without quotes."""
     return shown(key).strip("'\"")
 
 
@@ -169,7 +171,15 @@ def clipped(text: str, limit: int = MAX_TEXT) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def one_line(error: BaseException, limit: int | None = None) -> str:
+    """`Type: message` with all white space collapsed; with a limit, of at most so many characters, all printable."""
+    message = str(error) if limit is None else str(error)[: 4 * limit]
+    line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
+    if limit is None:
+        return line
+    return clipped(line if len(line) <= limit else f"{line[: limit - 3]}...", limit)
+
+
 def one_short_line(error: BaseException) -> str:
-    """`Type: message` in one line of at most 300 characters."""
-    line = " ".join(f"{type(error).__name__}: {str(error)[:1000]}".split()).removesuffix(":")
-    return clipped(line if len(line) <= 300 else f"{line[:297]}...", 300)
+    """`one_line` of at most MAX_LINE characters."""
+    return one_line(error, MAX_LINE)

@@ -1,4 +1,4 @@
-"""What a caller gets back: finished requests, the news of a step, usage and times. Plain values; no engine."""
+"""What a caller gets back: finished requests, the Deltas of running ones, usage and times. Plain values; no engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Moments of a request's life in seconds on the engine's clock (time.monotonic's); None for what never came.
+    """Moments of a request's life in seconds on the engine's clock (time.monotonic's); None for what never happened.
 
     arrival: it was handed in. scheduled: its first step was planned. first_token: that token's value was known.
     finished: it ended, for whatever reason.
@@ -120,7 +120,7 @@ class RequestOutput:
 
 @dataclass
 class Delta:
-    """What became known of one completion since the Delta before.
+    """What was added to one completion since its last Delta.
 
     text is what was added, or all of it so far if the caller asked for cumulative text: whole characters, and nothing
     that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind, and logprobs

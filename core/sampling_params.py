@@ -28,7 +28,7 @@ MAX_TOP_K = 2**31 - 1
 MAX_STOPS = 1024
 """Most stop strings."""
 MAX_STOP_CHARACTERS = 16_384
-"""Most characters of all stop strings together: finding them takes 16 bytes for each and 2 us to make."""
+"""Most characters of all stop strings together: each takes 16 bytes, and 2 us to prepare the search."""
 MAX_STOP_TOKEN_IDS = 4096
 """Most stop_token_ids: until min_tokens are there, each step names all of them to the device."""
 MAX_BIASES = 16_384
@@ -120,7 +120,7 @@ def token_ids(name: str, values: object, most: int) -> tuple[int, ...]:
 
 
 def _items(values: object, most: int) -> tuple[Any, ...] | None:
-    """What something holds that is no text, as far as one more than allowed; None if it holds nothing."""
+    """The items of a collection that is no text, at most one more than allowed; None if it is no collection."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         return None
     try:
@@ -181,11 +181,11 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """What a field that is None stands for where the checkpoint's generation_config.json says nothing."""
 UNTRUNCATED: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items() if name != "temperature"}
-"""What to set so that a generation_config.json turns nothing on: loads that are compared need it."""
+"""Values with which a generation_config.json turns nothing on, for loads that are compared."""
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """A seed for the `number`th of the things that share one."""
+    """The seed of the `number`th among those that share one seed."""
     return xxhash.xxh64_intdigest(f"{seed}:{number}".encode()) & MAX_SEED
 
 

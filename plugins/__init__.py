@@ -1,0 +1,1 @@
+"""The plugins that ship with Hookline: a package for each kind."""

@@ -1,4 +1,4 @@
-"""How many threads of a CPU compute: torch has one number for a whole process, and its default is every core.
+"""How many CPU threads compute: torch has one number for the whole process, and its default is every core.
 
 A small model waits for its threads more than it computes, all the more where others use the same cores.
 """

@@ -164,6 +164,9 @@ def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocEx
 
 
 def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
-    """How long ranks may take. A GPU's marks come often enough that all of them being silent is no better than one."""
+    """How long ranks may take.
+
+    A GPU's marks come often, so all ranks get no longer than one alone; on a CPU, a large step may silence them all.
+    """
     all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
     return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s, engine.start_timeout_s)

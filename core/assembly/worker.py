@@ -1,4 +1,4 @@
-"""One rank's worker from what was chosen: load its part of the model, size the memory, allocate, capture.
+"""Builds one rank's worker: load its part of the model, size the memory, allocate, capture.
 
 The same for the only rank and for each of several; knows no processes.
 """
@@ -30,7 +30,7 @@ from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
-"""Logits as they are and in float32, counts of tokens, and a float32 scratch for scores."""
+"""The logits in their own dtype and in float32, counts of tokens, and float32 scratch for scores."""
 
 _NO_HOST_MEMORY = (
     "this machine's memory does not suffice while starting; lower engine.max_num_seqs, engine.max_model_len or "

@@ -40,7 +40,7 @@ def piped_text(stream: TextIO | None = None) -> str | None:
 
 
 def _is_silent(stream: TextIO) -> bool:
-    """Whether neither data nor an end comes within PATIENCE_S: waiting for nobody would look like hanging."""
+    """Whether neither data nor an end comes within PATIENCE_S: waiting longer would look like hanging."""
     try:
         return not select.select([stream.fileno()], [], [], PATIENCE_S)[0]
     except (OSError, ValueError):

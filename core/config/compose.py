@@ -41,7 +41,7 @@ class ComposedJob:
     """What Hydra composed: a tree of plain values, and of a job of a sweep what its own process is started with.
 
     overrides: what was asked for, as results show it. arguments: for the command line of the job's process. fault: why
-    the tree holds interpolations that stand for nothing.
+    an interpolation in the tree cannot be resolved.
     """
 
     tree: dict[str, Any]
@@ -111,7 +111,7 @@ class _Task:
     run_job: Callable[[ComposedJob], float | None]
 
     def __call__(self, config: Any) -> float | None:
-        # Nothing of ours may raise here: Hydra would print the error on its own before it lets it out.
+        # No error may leave here: Hydra would print it on its own before it passes it on.
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
         from omegaconf import OmegaConf

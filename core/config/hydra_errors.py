@@ -27,7 +27,7 @@ _INTERNAL_KEYS = ("name", "hydra", "experiment")
 
 
 def explain(error: Exception, host: PluginHost) -> HooklineError | None:
-    """Our error for one of Hydra's; None if it is no user's error."""
+    """Our error for one of Hydra's; None if the user did not cause it."""
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 

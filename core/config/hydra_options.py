@@ -63,7 +63,7 @@ def as_typed(override: str) -> str:
 
 
 def store_options(host: PluginHost) -> None:
-    """Offer the host's entries, and none besides, as options of their kinds' config groups."""
+    """Offer the host's entries, and no others, as options of their kinds' config groups."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()

@@ -25,7 +25,7 @@ from hookline.core.util.ranges import bounded, check_ranges
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 MAX_COUNT = 2**31 - 1
-"""Of an engine's sizes and limits: they and what they number are 32-bit integers on the device."""
+"""Largest size or limit of an engine: on the device these, and what they count, are 32-bit integers."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -119,7 +119,7 @@ class EngineKeys:
     tp: int = bounded(1, 1)
     """Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."""
     seed: int = bounded(0, 0, MAX_SEED)
-    """Of random weights, and of requests that bring none."""
+    """Seed of random weights, and of requests that bring none of their own."""
     dtype: str = AUTO
     """auto, float32, bfloat16 or float16."""
     device: str = AUTO
@@ -243,7 +243,7 @@ def _mapping(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
-    """All that an engine of this configuration may call."""
+    """The entries of all plugins that an engine of this configuration may call."""
     for option in (config.model, config.scheduler, config.sampler, config.kernels, *config.observers):
         if option.entry is not None:
             yield option.entry

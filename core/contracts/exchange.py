@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADER_BYTES = 128
-"""Of a block, zero until its rank is let go."""
+"""Bytes at the start of a block, zero until its rank is let go."""
 WORD_BYTES = 4
-"""Of what says that."""
+"""Bytes of the header's flag that says so."""
 NUM_COPIES = 2
-"""Of each slot: the kernels of one exchange fill the other while slower ranks are still in the exchange before."""
+"""Copies of each slot, taken in turn: an exchange fills one while slower ranks are still in the exchange before."""
 MIN_SLOT_BYTES = 2048
 EMPTY = 0xFF
-"""What each byte of data is at first."""
+"""Initial value of each byte of data."""
 
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One rank's view. A slot takes what one program exchanges at a time.
+    """One rank's view of the shared memory. A slot holds what one program exchanges at a time.
 
-    slot_bytes: most of a slot that come from one rank, a multiple of 16.
+    slot_bytes: most bytes of a slot that come from one rank, a multiple of 16.
     addresses_R: (R,) int64, each rank's block: a header, whose first 4 bytes become nonzero when the rank is let go,
     then data, (slots, copies, R + 1, slot_bytes), of which all bytes are 0xFF at first.
     counts_S: (slots,) int64, how often this rank has used each slot so far.
@@ -88,14 +88,14 @@ class Exchange(Protocol):
 
     @optional
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
-        """Whether `add_rms_norm_own` is faster; the same for all sums of a forward of as many rows of a kind."""
+        """Whether `add_rms_norm_own` is faster; the same for all sums of one forward with this shape and dtype."""
         return False
 
     @optional
     def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """add_rms_norm's first result, on every rank; row t of the second is written over the residual of rank t % R.
 
-        x fits, and all three have one dtype and no gaps. What the residual's other rows hold says nothing, before and
+        x fits, and all three have one dtype and are contiguous. The residual's other rows are meaningless, before and
         after. May overwrite x.
         """
         raise AssertionError("left out")

@@ -190,8 +190,8 @@ class Kernels(Protocol):
 
     @optional
     def exchange(self, peers: PeerMemory) -> Exchange:
-        """Collectives of a few rows over this memory, which GPUs read of each other; else torch.distributed does all.
+        """Collectives of a few rows through this memory, which the GPUs read of each other.
 
-        Called once, on every rank, when the engine starts.
+        Called once, on every rank, when the engine starts. Left out, torch.distributed does them all.
         """
         raise AssertionError("left out")

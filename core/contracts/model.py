@@ -117,7 +117,7 @@ class Model(Protocol):
 def wanted_rows(attend: Attend) -> Tensor | None:
     """The tokens (N,) whose hidden states are wanted of a model's forward; None if all are.
 
-    See Attend. An `attend` that somebody put around core's own wants all rows, unless it says otherwise.
+    See Attend. A wrapper around core's own `attend` wants all rows, unless it says otherwise.
     """
     rows_N: Tensor | None = getattr(attend, "rows_N", None)
     return rows_N

@@ -1,6 +1,6 @@
 """Operations of a contract that a class may leave out.
 
-A class that extends its contract inherits them: either the plain way, or a mark that core does without.
+A class that extends its contract inherits them: either a plain version, or a mark that tells core to do without.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def optional(method: Method) -> Method:
-    """Mark an operation of a contract that a class may leave out; what follows then is said with the operation."""
+    """Mark an operation of a contract that a class may leave out; its docstring says what happens then."""
     method.is_left_out = True  # type: ignore[attr-defined]
     return method
 

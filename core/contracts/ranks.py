@@ -67,7 +67,7 @@ class Ranks(Protocol):
         ...
 
     def num_chunks(self, num_rows: int) -> int:
-        """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
+        """How many chunks to cut this many rows into for `add_rms_norm_each`; the same on every rank."""
         ...
 
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:

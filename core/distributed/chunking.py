@@ -1,7 +1,8 @@
 """The rows of a step: which are wanted, and in chunks.
 
-While one chunk's product is summed over the ranks, the next chunk's is computed. Whoever computes rows each by itself
-may take the chunks one by one; attention needs the whole. Knows no ranks. Legend: T tokens, N rows wanted, D features.
+While one chunk's product is summed over the ranks, the next chunk's is computed. What computes each
+row by itself may take the chunks one by one; attention needs all rows. Knows no ranks.
+Legend: T tokens, N rows wanted, D features.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ ROW_TILE = 256
 """Chunks are multiples of this many rows, as products are computed in tiles of as many."""
 MOST_CHUNKS = 4
 LEAST_ROWS = 4096
-"""Fewer are not cut: products of smaller chunks, and launching them, cost what hidden sums save (docs/log.md)."""
+"""Fewer rows are not cut: the launches and products of small chunks cost what hidden sums save (docs/log.md)."""
 
 
 def sensible_chunks(num_rows: int) -> int:
-    """Into how many chunks to cut so many rows, to hide the sums of some behind the products of others."""
+    """How many chunks to cut a step into, so that the sums of some run beside the products of others."""
     return 1 if num_rows < LEAST_ROWS else max(2, min(MOST_CHUNKS, num_rows // LEAST_ROWS))
 
 
 def cut(x_TD: Tensor, num_chunks: int) -> list[Tensor]:
-    """Views of the rows in so many nearly equal chunks; in fewer, but at least one, where rows do not suffice."""
+    """Views of the rows in this many nearly equal chunks; in fewer, but at least one, if there are too few rows."""
     num_rows = x_TD.shape[0]
     num_tiles = -(-num_rows // ROW_TILE)
     num_chunks = max(1, min(num_chunks, num_tiles))
@@ -33,7 +34,7 @@ def cut(x_TD: Tensor, num_chunks: int) -> list[Tensor]:
 
 
 def cut_like(x_TD: Tensor, chunks: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Views of as many rows as each of the chunks has."""
+    """Views of the rows in pieces as long as these chunks."""
     return torch.split(x_TD, [len(chunk) for chunk in chunks])
 
 

@@ -1,6 +1,6 @@
 """The few calls of the CUDA driver that torch does not offer, in torch's current context and on its current stream.
 
-Memory of its own, seen by other processes; copies and signals between GPUs. Addresses are plain numbers.
+Memory that other processes can open; copies and signals between GPUs. Addresses are plain numbers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Driver:
             self._cuda.cuIpcCloseMemHandle(ctypes.c_uint64(address))
 
     def free(self, address: int) -> None:
-        """Free our own."""
+        """Free memory that `allocate` returned."""
         self._cuda.cuMemFree_v2(ctypes.c_uint64(address))
 
     def copy(self, to: int, source: int, num_bytes: int) -> None:
@@ -70,7 +70,7 @@ class Driver:
         self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), size, _stream())
 
     def signal(self, address: int, value: int) -> None:
-        """Write a 32-bit word, of any GPU's memory, behind all that the stream has done."""
+        """Write a 32-bit word in any GPU's memory, after all that the stream was given before."""
         no_flags = ctypes.c_uint(0)
         self._call("cuStreamWriteValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), no_flags)
 

@@ -1,4 +1,4 @@
-"""Signs of life of a rank, in shared memory: its process lives, it gets further, its device does, and it compiles."""
+"""Signs of life of a rank in shared memory: its process runs, host and device make progress, it is compiling."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COMPILERS = (
     "torch.utils.cpp_extension",
     "flashinfer.jit",
 )
-"""Packages and modules that a thread is inside of while it compiles; not those that what was compiled runs under, nor
-those whose threads stay behind, as the rest of torch's."""
+"""Packages and modules on the stack of a thread that compiles. Left out are those that compiled code runs under, and
+those whose threads live on afterwards, as the rest of torch's compilers do."""
 
 
 def is_compiling(compilers: tuple[str, ...] = COMPILERS) -> bool:
@@ -41,12 +41,12 @@ def _stack(top: FrameType) -> Iterator[FrameType]:
 
 
 def _lies_in(module: object, packages: tuple[str, ...]) -> bool:
-    """Code that somebody executes may call its module anything, or nothing."""
+    """Whether a module is one of these or within one. Code run by exec() may name any object its module, or none."""
     return isinstance(module, str) and f"{module}.".startswith(tuple(f"{package}." for package in packages))
 
 
 NUM_NUMBERS = 1 << 16
-"""Marks that differ; then they begin again. Far fewer are passed between two looks."""
+"""Marks count up to this and start again; far fewer are passed between two looks."""
 
 
 class DeviceMarks:
@@ -83,14 +83,14 @@ that ended, and the last of them in which something failed that ends single requ
 
 
 class Marks(Protocol):
-    """Counts the marks that a device has got to; see `core.distributed.heartbeat`."""
+    """Counts the marks that a device has reached; see `core.distributed.heartbeat`."""
 
     def mark(self) -> None:
-        """Put a mark into the work that the device still has to do."""
+        """Queue a mark behind the work that the device has been given."""
         ...
 
     def num_reached(self) -> int:
-        """How many of them the device has passed; another thread asks."""
+        """How many marks the device has passed; called from another thread."""
         ...
 
 
@@ -102,14 +102,14 @@ class Heartbeat:
         self._marks: Marks | None = None
 
     def beat(self) -> None:
-        """Say that the process runs and what else a thread beside the work can tell."""
+        """Note that the process runs, whether it compiles and how far its device is; a second thread calls it."""
         self._words[0] += 1
         self._words[3] = is_compiling()
         if self._marks is not None:
             self._words[2] = self._marks.num_reached()
 
     def advance(self) -> None:
-        """Say that the work has got further: a step ended, or `reach_collective`."""
+        """Note progress of the host: a step ended, or a collective was reached."""
         self._words[1] += 1
 
     def end_step(self, *, failed: bool = False) -> None:
@@ -130,13 +130,13 @@ class Heartbeat:
         return int(self._words[5])
 
     def reach_collective(self) -> None:
-        """Say that the next collective is reached; a device behind the host says so when it gets there."""
+        """Note that the host reached its next collective, and queue a mark for when the device does."""
         self.advance()
         if self._marks is not None:
             self._marks.mark()
 
     def follow(self, marks: Marks) -> None:
-        """Count what the device reaches as well."""
+        """Count the marks that the device reaches as well."""
         self._marks = marks
 
     @property

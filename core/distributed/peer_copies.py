@@ -33,12 +33,12 @@ class Layout:
 
     @classmethod
     def of(cls, size: int, num_tokens: int, row_bytes: int) -> Layout:
-        """For steps of up to `num_tokens`."""
+        """The layout for steps of up to `num_tokens` tokens."""
         return cls(size, num_tokens + MOST_CHUNKS * size, row_bytes)
 
     @property
     def num_signals(self) -> int:
-        """Words of signals."""
+        """Number of 32-bit words for signals."""
         return MOST_CHUNKS * 2 * self.size
 
     @property
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole."""
+        """Bytes of a rank's memory."""
         return self.results + self.num_rows * self.row_bytes
 
     def partial_row(self, row: int) -> int:
@@ -78,10 +78,11 @@ class Layout:
 
 
 LET_GO = 0x4000_0000
-"""Beyond any count, so whatever waits for one goes on; waits compare around 32 bits, as counts grow for ever."""
+"""Larger than any count, so that whatever waits for a count goes on. Waits compare modulo 2**32, since counts never
+stop growing."""
 SideStream = Callable[[Callable[[], object]], Callable[[], None]]
 Normalise = Callable[[Tensor, Tensor, Tensor], None]
-"""Of parts_RPD, residual_PD and where the result goes; the sum is written over the residual."""
+"""Takes parts_RPD, residual_PD and the output; writes the sum over the residual."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class SideStreams:
 
 
 class PeerCopies:
-    """One rank's part. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
+    """One rank's side. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class PeerCopies:
         self._counts = [0] * MOST_CHUNKS
 
     def fits(self, chunks: list[Tensor]) -> bool:
-        """Whether so many chunks of such rows have room."""
+        """Whether this many chunks of such rows fit."""
         num_rows = sum(largest_share(len(chunk_TD), self.size) * self.size for chunk_TD in chunks)
         row_bytes = {chunk_TD.shape[1] * chunk_TD.element_size() for chunk_TD in chunks}
         return len(chunks) <= MOST_CHUNKS and num_rows <= self.layout.num_rows and row_bytes == {self.layout.row_bytes}
@@ -119,7 +120,7 @@ class PeerCopies:
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
-        """See Ranks. Of each residual this rank's share alone is kept up to date.
+        """See Ranks. Each rank keeps only its own share of a residual up to date.
 
         Device: no host sync; not for CUDA graphs, since signals count calls on the host.
         """
@@ -220,12 +221,12 @@ class _Sum:
 
 
 def largest_share(num_rows: int, num_ranks: int) -> int:
-    """The rows of a rank, unless they are the last: then it may have fewer, or none."""
+    """Rows that each rank owns of a chunk; the last ranks may own fewer, or none."""
     return -(-num_rows // num_ranks)
 
 
 def own_rows(num_rows: int, rank: int, num_ranks: int) -> slice:
-    """Which rows of a chunk of so many a rank owns."""
+    """The rows that a rank owns of a chunk."""
     share = largest_share(num_rows, num_ranks)
     return slice(min(rank * share, num_rows), min((rank + 1) * share, num_rows))
 

@@ -1,7 +1,7 @@
 """Device memory that the GPUs of one host share: blocks that each can reach, and rows that kernels exchange there.
 
-What kernels write there, and how they wait for each other, is theirs to know; `core.contracts.Exchange` says what they
-make of it.
+Only the kernels know what they write there and how they wait for each other; `core.contracts.Exchange` says what they
+compute.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class PeerBlocks:
     driver: Driver
 
     def memory(self, device: torch.device) -> Tensor:
-        """The own block as a tensor of bytes; valid until `close`."""
+        """The block of this rank as a tensor of bytes; valid until `close`."""
         return torch.as_tensor(_Bytes(self.addresses[self.rank], self.num_bytes), device=device)
 
     def close(self) -> None:
-        """Close the others' blocks and free the own one."""
+        """Close the others' blocks and free this rank's."""
         for rank, address in enumerate(self.addresses):
             if rank != self.rank:
                 self.driver.close(address)
@@ -104,7 +104,7 @@ def signals_arrive(ranks: LocalRanks, blocks: PeerBlocks, offsets: list[int]) ->
 
 
 class _Bytes:
-    """Device memory as torch takes it in without a copy."""
+    """Device memory in the form that torch wraps without a copy."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -137,16 +137,16 @@ def share_memory(
 def _emptied(
     ranks: LocalRanks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks
 ) -> PeerMemory:
-    """The blocks as memory for exchanges, once every rank's is as it must be before the first."""
+    """The blocks as memory for exchanges, once every rank has filled its own as the first exchange expects it."""
 
     def fill_header(value: int) -> None:
         blocks.driver.fill(blocks.addresses[ranks.rank], value, HEADER_BYTES // WORD_BYTES)
 
-    fill_header(0)  # so that what the driver needs for it is loaded: beside a kernel that waits it might not be
+    fill_header(0)  # loads what the driver needs for this: beside a waiting kernel it might not load
     blocks.memory(device)[HEADER_BYTES:] = EMPTY
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    ranks.smallest(True)  # nobody sends anything before that
+    ranks.smallest(True)  # no rank sends anything before this
     return PeerMemory(
         ranks.rank,
         ranks.size,

@@ -1,4 +1,4 @@
-"""Ranks whose collectives go through the GPUs' view of each other's memory.
+"""Ranks whose collectives go through memory that their GPUs read of each other.
 
 Small ones by kernels that offer an exchange, sums of many rows by copies beside the products, others through
 torch.distributed as before. Knows neither the memory's layout nor the kernels.
@@ -38,7 +38,7 @@ class PeerRanks(ProcessRanks):
     copies: PeerCopies | None = None
 
     def reached_exchange(self) -> None:
-        """Count as getting further, on the host alone: a mark behind every small sum would cost more than the sum."""
+        """Note progress, on the host alone: a mark behind every small sum would cost more than the sum."""
         if self.heartbeat is not None:
             self.heartbeat.advance()
 
@@ -101,7 +101,7 @@ class PeerRanks(ProcessRanks):
     def _norm_of_own(
         self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     ) -> Tensor:
-        """The norm; the sum is written over the residual, where other ranks' rows say nothing."""
+        """The norm. The sum is written over the residual, of which only this rank's rows are valid."""
         exchange = self.exchange
         assert exchange is not None
         is_like = partial_TD.dtype == weight_D.dtype == residual_TD.dtype and weight_D.is_contiguous()
@@ -114,7 +114,7 @@ class PeerRanks(ProcessRanks):
         return normed_TD
 
     def _copies_for(self, residual_chunks: list[Tensor]) -> PeerCopies | None:
-        """The copies, if sums of such chunks are theirs."""
+        """The copies, if sums of such chunks go through them."""
         copies = None if len(residual_chunks) == 1 else self.copies
         return None if copies is None or not copies.fits(residual_chunks) or _is_capturing() else copies
 
@@ -173,7 +173,7 @@ def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> Loc
     if blocks is None:
         return ranks
     ranks.shared.append(blocks.close)
-    # So that what the driver needs to let go is loaded: beside streams that wait it might not be.
+    # Loads what the driver needs for letting go: beside waiting streams it might not load.
     blocks.driver.fill(blocks.addresses[ranks.rank], 0, layout.num_signals)
     if not signals_arrive(ranks, blocks, [layout.check_signal(rank) for rank in range(ranks.size)]):
         if ranks.rank == 0:
@@ -192,7 +192,7 @@ def _is_capturing() -> bool:
 
 
 def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same, for a thread that must not queue up behind what waits on the device."""
+    """The same action on another stream: a thread that lets go must not queue behind what waits on the device."""
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def launched() -> None:

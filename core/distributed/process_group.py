@@ -1,7 +1,7 @@
 """The ranks of one engine as processes of one host: gloo moves tensors between CPUs, nccl between GPUs.
 
-Each engine has a group of its own, outside torch.distributed's global one, so several live in a process. What keeps a
-collective from ending is somebody else's matter: `core.executor.monitor` finds out who, and gets this rank out.
+Each engine has a group of its own, outside torch.distributed's global one, so several live in a process. When a
+collective does not end, `core.executor.monitor` finds the rank at fault and frees this one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = timedelta(seconds=120)
-"""For ranks that have all said that they are there to find each other."""
+"""How long ranks may take to connect once all of them have started."""
 c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed that has the backends by themselves, without a global group."""
 NO_TIMEOUT = timedelta(days=7)
-"""Of a collective: how long a step may take is engine.step_timeout_s's matter."""
+"""Of a collective: engine.step_timeout_s limits how long a step may take."""
 Result = TypeVar("Result")
 
 
@@ -47,11 +47,11 @@ class ProcessRanks(LocalRanks):
 
     heartbeat: Heartbeat | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
-    """What else frees this rank from waiting for others."""
+    """Further calls that free this rank from waiting for others."""
     shared: list[Callable[[], None]] = field(default_factory=list)
-    """What gives back the memory that the ranks share."""
+    """Calls that give back the memory that the ranks share."""
     side_stream: SideStream | None = None
-    """Where sums are taken while this rank computes; None sums in between."""
+    """The stream that sums run on while this rank computes; None: they run in between."""
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
@@ -121,7 +121,7 @@ class ProcessRanks(LocalRanks):
         return x
 
     def reached_collective(self) -> None:
-        """Tell who watches this rank that it got as far as its next collective, of whatever kind."""
+        """Tell the heartbeat that this rank has reached its next collective, of whatever kind."""
         if self.heartbeat is not None:
             self.heartbeat.reach_collective()
 
@@ -174,7 +174,7 @@ def _gloo(store: Any, ranks: LocalRanks) -> Any:
 def _nccl(store: Any, ranks: LocalRanks) -> Any:
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = NO_TIMEOUT
-    # Its own watchdog would end the whole process when a rank is lost, and with it the caller's.
+    # NCCL's own watchdog would end the whole process, which is the caller's, when a rank is lost.
     with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
         return c10d.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
 

@@ -75,11 +75,11 @@ class LocalRanks:
         return self.add_rms_norm(kernels, partial_TO, residual_TO, norm_weight_O, eps)
 
     def num_chunks(self, num_rows: int) -> int:
-        """Into how many chunks to cut so many rows for `add_rms_norm_each`; the same on every rank."""
+        """How many chunks to cut this many rows into for `add_rms_norm_each`; the same on every rank."""
         return 1
 
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
-        """Whether `add_rms_norm_each` leaves a rank but some rows of a residual in one chunk; on all ranks alike."""
+        """Whether `add_rms_norm_each` keeps only some rows of a residual in one chunk up to date on each rank."""
         return False
 
     def add_rms_norm_each(
@@ -87,9 +87,9 @@ class LocalRanks:
     ) -> Iterator[Tensor]:
         """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
 
-        Replaces each chunk of the residual, of which a rank may hold up to date only the rows that it will add to:
-        leave it to the next call, or to residual_rows. Ranks may compute all partials before the first norm comes back.
-        Take every norm, and be done with each before the next call's partial of the same chunk is computed.
+        Replaces each chunk of the residual. A rank may keep only the rows up to date that it will add to, so hand the
+        chunks to nothing but the next call and `residual_rows`. Ranks may compute all partials before the first norm
+        comes back. Take every norm, and finish with each before the next call computes its partial of the same chunk.
         """
         for index, partial_TD in enumerate(partials):
             normed_TD, residual_chunks[index] = self.add_rms_norm(
@@ -105,7 +105,7 @@ class LocalRanks:
         return whole(residual_chunks).index_select(0, rows_N)
 
     def close(self) -> None:
-        """Give back what moves the tensors; a second call does nothing."""
+        """Release what moves the tensors; a second call does nothing."""
 
     def _alone(self, value: Value) -> Value:
         assert self.size == 1, f"{type(self).__name__} cannot reach the other {self.size - 1} ranks"

@@ -1,6 +1,6 @@
 """Work of a GPU beside its current stream: starts when what was launched before is done, and is waited for by an event.
 
-Knows not what the work is; the host never waits.
+Does not know what the work is; the host never waits.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 
 
 class SideStream:
-    """A stream of its own. Of the programs that wait for a place on the GPU, its come first."""
+    """A second CUDA stream, of high priority: when a place on the GPU is free, its waiting blocks get it first."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Launch `work` behind what the current stream holds; returns what makes the then current stream wait for it.
+        """Launch `work` after what the current stream holds; returns a call that makes the current stream wait for it.
 
         Memory that the work uses belongs to the stream it was allocated on, so it may be freed only after that wait.
         Device: no host sync; safe inside a CUDA graph that holds the wait too.

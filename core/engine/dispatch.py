@@ -1,4 +1,4 @@
-"""Carries out a checked plan: moves requests and blocks, and has the step written that the ranks compute.
+"""Carries out a checked plan: moves requests and blocks, and has the message written that the ranks compute from.
 
 Knows no policy and no tensors.
 """
@@ -86,7 +86,7 @@ class Dispatcher:
             request.row = -1
 
     def expect(self, sampled: Sampled) -> None:
-        """Count the tokens of a launched step; a request's last one takes it out of the running ones."""
+        """Count the tokens of a launched step; a request that gets its last one leaves the running requests."""
         table, entries_N = self.table, sampled.entries_N
         table.num_tokens_S[entries_N] += 1
         is_last = table.num_tokens_S[entries_N] >= table.max_len_S[entries_N]

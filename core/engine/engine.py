@@ -1,4 +1,4 @@
-"""The step loop: ask the scheduler, hold its plan against the rules, carry it out, commit the tokens.
+"""The step loop: ask the scheduler, check its plan, carry it out, commit the tokens.
 
 Knows no model, no tensor and no tokenizer; an Executor computes steps. One engine is one object: nothing is global, so
 several live side by side in a process.
@@ -47,9 +47,9 @@ from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.util.process import Home
 
 MAX_FRUITLESS_PLANS = 1000
-"""Plans in a row by which no request gets further than ever before, after which a policy counts as stuck."""
+"""Plans in a row that bring no request further than it ever was, after which a policy counts as stuck."""
 MIN_DEADLINES_DROPPED = 64
-"""Below so many time limits of ended requests it is not worth looking for them."""
+"""Time limits of ended requests are dropped once this many more are kept than two for each live request."""
 MAX_IDLE_S = 1.0
 """Longest single wait a plan can ask for."""
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -144,7 +144,12 @@ class Engine:
     def waiting_by_reason(self) -> Mapping[str, int]:
         """See EngineView."""
         num_preempted = self.queue.num_preempted_waiting
-        return {"capacity": len(self.queue.waiting) - num_preempted, "preempted": num_preempted}
+        num_compiling = len(self.queue.compiling)
+        return {
+            "capacity": len(self.queue.waiting) - num_preempted,
+            "preempted": num_preempted,
+            "grammar": num_compiling,
+        }
 
     @property
     def num_blocks(self) -> int:
@@ -229,7 +234,7 @@ class Engine:
         self._notify_ends(refused)
 
     def _drop_met_deadlines(self) -> None:
-        """Forget the time limits of requests that ended before them, once they are the most of all."""
+        """Forget the time limits of requests that have ended, once these are most of all that is kept."""
         if len(self._deadlines) > MIN_DEADLINES_DROPPED + 2 * len(self.queue.live):
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self.queue.live]
             heapify(self._deadlines)
@@ -238,7 +243,7 @@ class Engine:
         return self.clock()
 
     def check_room(self, num_requests: int = 1) -> None:
-        """Hold callers to max_queued_requests and max_queued_tokens; `add` itself does not.
+        """Check max_queued_requests and max_queued_tokens, which `add` itself does not.
 
         Raises: QueueFullError if so many more requests have to wait until others have started.
         """
@@ -277,7 +282,7 @@ class Engine:
         return outputs
 
     def time_steps(self) -> None:
-        """Have StepStats tell the device's times from the next step on: costs a few microseconds a step."""
+        """Put the device's times into StepStats from the next step on; costs a few microseconds a step."""
         assert self._in_flight is None, "a step is in flight"
         if self.watch.clock is None:
             self.watch.clock = self.executor.time_steps()
@@ -359,8 +364,8 @@ class Engine:
         """The plan of the step after the one in flight; None if that one must be committed first.
 
         Planning knows lengths and not values, so a preempted request, which computes its last token again, has to wait
-        for it, and so has one whose processors follow its tokens. And what is about to end may hold just the blocks
-        that the policy misses.
+        for it. So does a request whose processors follow its tokens, and a policy that lacks blocks, since a request
+        about to end may hold them.
         """
         if self.dispatcher.arguments.awaited or not (self.queue.waiting or self.queue.running):
             return None
@@ -486,7 +491,7 @@ class Engine:
         return rows[: len(ids), 0]
 
     def _note_first_tokens(self, launched: _InFlight) -> None:
-        """Only a prompt's last chunk draws a first token, and chunks are sampled for behind the decodes."""
+        """Only a prompt's last chunk samples a first token; among the sampled rows, chunks follow the decodes."""
         for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
             request = self.queue.live.get(id_)
             if request is not None and request.first_token_s is None:
@@ -531,7 +536,7 @@ class Engine:
                     yield id_
 
     def _abandon(self, error: BaseException) -> None:
-        """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
+        """End all requests after a step broke off half-way, and empty the cache: blocks it was to fill hold nothing."""
         self._in_flight = None
         if self.watch.clock is not None:
             self.watch.clock.clear()
@@ -663,7 +668,7 @@ class Engine:
 
     def _report(self, launched: _InFlight, num_generated_tokens: int) -> None:
         plan, dispatched = launched.plan, launched.dispatched
-        # A plan ahead that came to nothing counts for nobody.
+        # launched.host_s comes last: it replaces the time of a plan ahead that was not launched.
         parts = {**self.watch.take(), **launched.host_s}
         clock = self.watch.clock
         device = clock.read() if clock is not None and plan.computes else None

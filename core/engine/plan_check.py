@@ -1,6 +1,6 @@
-"""Holds a scheduler's plan against the rules before anything of it is carried out.
+"""Checks a scheduler's plan against the rules before any of it is carried out.
 
-Knows the requests and the ledger, not the policy: it only names it. A plan that breaks a rule raises PlanError, and
+Knows the requests and the ledger, and of the policy only its name. A plan that breaks a rule raises PlanError, and
 nothing has changed by then.
 """
 
@@ -98,12 +98,15 @@ class _Checker:
         return request
 
     def decoding(self) -> IntArray:
-        """All that can decode and are not preempted. None is noted as seen: who decodes cannot be named in prefill."""
+        """All requests that can decode and are not preempted.
+
+        They are not noted as seen: a plan that names one of them in prefill as well is refused anyway.
+        """
         entries = self.queue.decoding()
         return entries[~np.isin(self.queue.table.id_S[entries], list(self.seen))] if self.seen else entries
 
     def decodes(self, ids: Sequence[int]) -> IntArray:
-        """The entries of requests named one by one, which are looked at one by one only if something is wrong."""
+        """Table entries of the requests that the plan names; each is looked at by itself only if something is wrong."""
         found = [request for request in map(self.queue.running.get, ids) if request is not None]
         entries = ints(request.entry for request in found)
         seen = self.seen.union(ids)

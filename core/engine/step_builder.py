@@ -1,4 +1,4 @@
-"""From a plan that is carried out to the step's message: rows, tokens, block tables, and the arguments of rows."""
+"""Builds a step's message while its plan is carried out: rows, tokens, block tables, processors' arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ NUM_LOGPROBS = (0, 1, 5, 10, 20)
 
 
 class ArgumentWriter:
-    """One per engine. Costs two empty look-ups a step while no request uses a processor."""
+    """Writes the arguments of logits processors into steps; one per engine.
+
+    While no request uses a processor, it costs two look-ups in empty dicts a step.
+    """
 
     def __init__(self, num_rows: int) -> None:
         self._loaded = [0] * num_rows
@@ -36,7 +39,7 @@ class ArgumentWriter:
         self._loaded = [self._ever] * len(self._loaded)
 
     def forget(self, request: Request) -> None:
-        """The request gave its row back."""
+        """Note that the request gave its row back."""
         self._running.discard(request.id)
         self.awaited.discard(request.id)
 
@@ -98,9 +101,9 @@ class ArgumentWriter:
 
 
 def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:
-    """(index, request, first position, number) of the prompt tokens that chunks make known the probabilities of.
+    """(index, request, first position, number) of the prompt tokens whose probabilities these chunks give.
 
-    A chunk's hidden states tell the probabilities of the tokens one position further.
+    A chunk's hidden states give the probabilities of the tokens one position further on.
     """
     found = []
     for index, (request, start, length) in enumerate(chunks):
@@ -137,7 +140,7 @@ class StepDraft:
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A step, and whose next tokens it draws."""
+    """A step, and the requests that it samples a token for."""
 
     step: Step
     sampled: Sampled
@@ -166,7 +169,7 @@ class StepWriter:
         self._decoding, self._shared_len = no_ints(), 0
 
     def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:
-        """The step, and who is sampled for."""
+        """The step's message, and the requests that it samples for."""
         table, computing, sampled = self.table, decode, decode
         step = Step(decode_rows=table.row_S[decode])
         write_table(step, draft)

@@ -122,11 +122,11 @@ def _option(entry: Entry) -> dict[str, Any]:
 
 
 def _key(entry: Entry) -> str:
-    """What stands before a field's name where somebody sets it."""
+    """What precedes a field's name on the command line; empty for observers, which are set as items of a list."""
     if entry.kind in KINDS:
         return entry.kind
     if entry.kind == OBSERVER:
-        return f"observers[{entry.name}]"
+        return ""
     if entry.kind != PROCESSOR:
         return f"serve.{entry.kind}"
     by_name = entry.config is not None and issubclass(entry.config, FromSamplingParams)

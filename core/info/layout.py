@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hookline.core.util.text import joined
+
 _HEAD = ("kind", "name", "available", "from", "summary")
 
 
@@ -13,7 +15,7 @@ def show_all(facts: dict[str, Any]) -> str:
     rows = _columns([_HEAD, *(_row(one) for one in facts["options"])])
     lines = [rows[0]]
     for option, row in zip(facts["options"], rows[1:], strict=True):
-        lines += [row, *(f"    {option['key']}.{field}" for field in _fields(option))]
+        lines += [row, *(f"    {field}" for field in _fields(option))]
     if not facts["options"]:
         lines.append("none")
     if facts["presets"]:
@@ -59,7 +61,10 @@ def _origin(one: dict[str, Any]) -> str:
 
 def _fields(option: dict[str, Any]) -> list[str]:
     typed = {field["name"]: f": {field['type']}" if field["type"] else "" for field in option["fields"]}
-    return [f"{field['name']}{typed[field['name']]} = {field['default']}" for field in option["fields"]]
+    return [
+        f"{joined(option['key'], field['name'])}{typed[field['name']]} = {field['default']}"
+        for field in option["fields"]
+    ]
 
 
 def _problems(facts: dict[str, Any]) -> list[str]:
@@ -85,7 +90,8 @@ def _full_option(option: dict[str, Any]) -> str:
         f"  priority:  {option['priority']}",
         f"  needs:     {needs or 'nothing'}",
     ]
-    return "\n".join([*lines, *_block("fields", _documented(option))])
+    fields = "fields" if option["key"] else f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
+    return "\n".join([*lines, *_block(fields, _documented(option))])
 
 
 def _title(option: dict[str, Any]) -> str:
@@ -98,7 +104,7 @@ def _documented(option: dict[str, Any]) -> list[str]:
     """Each field, and its docstring in a line of its own."""
     lines = []
     for line, field in zip(_fields(option), option["fields"], strict=True):
-        lines += [f"{option['key']}.{line}", *([f"    {field['doc']}"] if field["doc"] else [])]
+        lines += [line, *([f"    {field['doc']}"] if field["doc"] else [])]
     return lines
 
 

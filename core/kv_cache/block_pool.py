@@ -76,7 +76,7 @@ class BlockPool:
         return block if content.tokens == tokens and content.parent == parent else None
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add one holder to each block; a free one leaves the free list with its content."""
+        """Add one holder to each block. A free block leaves the free list and keeps its content."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._free[block]

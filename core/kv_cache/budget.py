@@ -1,6 +1,6 @@
 """The ledger a plan is counted against: the KV cache as it would be if the plan were carried out.
 
-Reads the pool and the requests, changes neither. Core replays every plan on a fresh ledger before it believes it.
+Reads the pool and the requests, changes neither. Core checks every plan by replaying it on a fresh ledger.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Ledger:
         return self.take_each(self._queue.decoding())
 
     def take_each(self, entries: IntArray) -> bool:
-        """take_decodes for the requests of these entries of the table: decoding ones, none of them given back."""
+        """`take_decodes` for the requests at these table entries; all of them decode, and none was given back."""
         table = self._queue.table
         cost = np.count_nonzero(table.num_computed_tokens_S[entries] >= table.num_block_tokens_S[entries])
         if cost > self._num_free:
@@ -91,7 +91,7 @@ class Ledger:
         if not request.blocks:
             start = self.num_cached_tokens(request.view)
             self._revived.update(self._cache.match_prefix(request))
-        if self._pool.caching and request.is_prefilling:  # what a decode computes last need not be known yet
+        if self._pool.caching and request.is_prefilling:  # a decode's newest token may not be known yet
             full = range(start // request.block_size, (start + num_tokens) // request.block_size)
             self._pending.update(self._cache.block_hash(request, index) for index in full)
 

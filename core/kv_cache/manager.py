@@ -47,7 +47,7 @@ class KVCacheManager:
     # ------------------------------------------------------------------------------------------------------- prefixes
 
     def max_cached_blocks(self, request: Request) -> int:
-        """Full blocks before the request's last known token; none while its prompt is to be scored and so computed."""
+        """Full blocks before the request's last known token; none while its prompt has to be scored."""
         if request.scores is not None and request.scores.misses_prompt:
             return 0
         return (request.num_tokens - 1) // request.block_size
@@ -85,7 +85,7 @@ class KVCacheManager:
         request.num_cached_block_tokens = request.num_computed_tokens = request.num_block_tokens
 
     def extend_prefix(self, request: Request) -> None:
-        """Share what earlier chunks of this very step will have computed."""
+        """Share blocks that earlier chunks of this same step compute."""
         if self.pool.caching:
             found = self._find_prefix(request, len(request.blocks), request.parent_serial)
             self.touch_prefix(request, found)
@@ -93,7 +93,7 @@ class KVCacheManager:
     # ----------------------------------------------------------------------------------------------------- allocation
 
     def missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks to allocate before `num_tokens` more tokens have a place."""
+        """How many blocks to allocate so that `num_tokens` more tokens fit."""
         return max(0, -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks))
 
     def allocate(self, request: Request, num_blocks: int) -> list[tuple[int, int, int]]:
@@ -103,7 +103,7 @@ class KVCacheManager:
         return [(request.row, column, block) for column, block in enumerate(blocks, first)]
 
     def allocate_next(self, entries_N: IntArray) -> list[tuple[int, int, int]]:
-        """A place for one more token of each of these running requests; returns what changes in block tables."""
+        """Make room for one more token of each of these running requests; returns what changes in block tables."""
         table, changes = self.table, []
         is_full = table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]
         for request in table.requests(entries_N[is_full]):
@@ -123,7 +123,7 @@ class KVCacheManager:
     # -------------------------------------------------------------------------------------------------------- caching
 
     def cache_filled_blocks(self, entries_N: IntArray) -> None:
-        """`cache_blocks` for those of these running requests that have filled a block since."""
+        """`cache_blocks` for those of these running requests that have filled another block."""
         if self.pool.caching:
             table = self.table
             final_N = np.minimum(table.num_computed_tokens_S[entries_N], table.num_known_tokens_S[entries_N])
@@ -132,7 +132,7 @@ class KVCacheManager:
                 self.cache_blocks(request)
 
     def cache_blocks(self, request: Request) -> None:
-        """Let the request's full blocks be found, as far as their tokens are known and so final."""
+        """Make the request's full blocks findable, as far as all their tokens are known."""
         if not self.pool.caching:
             return
         final = min(request.num_computed_tokens, request.num_known_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hookline.core.requests.request import Request
 
 MIN_SAVED_TOKENS = 16384
-"""Cached tokens that a step must save reading, over all requests, for the further kernel to pay."""
+"""Fewest cached tokens that a step must save reading, over all requests, for the extra kernel to pay off."""
 
 
 def shared_prefix(requests: Sequence[Request]) -> tuple[list[Request], int]:
@@ -32,7 +32,10 @@ def shared_prefix(requests: Sequence[Request]) -> tuple[list[Request], int]:
 
 
 def common_blocks(tables: Sequence[list[int]]) -> int:
-    """Length of the longest common prefix: what the smallest and the largest in lexical order share, all do."""
+    """Length of the longest common prefix.
+
+    Only the smallest and the largest list in lexical order are compared: what these two share, all share.
+    """
     low, high = min(tables), max(tables)
     pairs = zip(low, high, strict=False)
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(low), len(high)))

@@ -1,7 +1,7 @@
 """Experts: gated feed-forwards of which every token takes a few, and how a token's few are found.
 
 Knows nothing of models; a model routes, names its tensors, and gets `WeightTarget`s back. Kernels may offer
-`route_experts` and `expert_mlp`; for those that don't, the plain ones here stand in.
+`route_experts` and `expert_mlp`; where they do not, the plain ones here are used.
 Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token, P = T * A pairs.
 """
 
@@ -25,7 +25,7 @@ class ParallelExperts:
     """Experts whose intermediate features are split over the ranks: each rank holds a part of every expert.
 
     So all ranks do the same work whatever the routing, and the block sums up over the ranks once. Splitting the experts
-    instead would leave a rank idle whose experts nobody wants.
+    instead would leave a rank idle whenever no token wants its experts.
     Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
@@ -48,7 +48,7 @@ class ParallelExperts:
     def add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Kernels.add_rms_norm of the weighted sum and the residual, in one go with the sum over ranks where they can.
+        """Kernels.add_rms_norm of the weighted sum and the residual, fused with the sum over ranks where these can.
 
         May overwrite the residual.
         """
@@ -108,7 +108,7 @@ def plain_expert_mlp(
 
 
 def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """All experts of all tokens, those a token does not want weighted with zero: no host sync, no moving shape."""
+    """Compute all experts for all tokens, and weight those that a token did not choose with zero: no host sync."""
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for index, (gate_up_FD, down_DF) in enumerate(zip(gate_up_XFD, down_XDF, strict=True)):
         weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
@@ -117,7 +117,7 @@ def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD
 
 
 def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Pairs of a token and an expert, sorted by expert, so that each expert is one product; asks the host how many."""
+    """Compute each expert for the tokens that chose it. The host waits to learn how many these are."""
     expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
     pairs_P = expert_P.argsort(stable=True)
     counts = torch.bincount(expert_P, minlength=len(gate_up_XFD)).tolist()

@@ -22,7 +22,7 @@ from hookline.core.layers.vocab import empty_parameter
 
 
 class ColumnParallelLinear:
-    """x @ W.T + b with the output features split over the ranks; nothing travels.
+    """x @ W.T + b with the output features split over the ranks; no communication.
 
     Shapes: x_TD (T, D) -> (T, O); concatenated over the ranks it is the plain layer's output.
     Raises: ConfigError if the ranks do not divide the output features.

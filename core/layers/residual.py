@@ -20,7 +20,7 @@ from hookline.core.distributed.chunking import cut, cut_like, whole
 
 
 class SummedBlock(Protocol):
-    """What a residual adds through: a layer whose products the ranks add up, as `RowParallelLinear` and `GatedMLP`."""
+    """A layer whose partial products the ranks add up, as `RowParallelLinear` and `GatedMLP`; for `Residual.add`."""
 
     def local(self, x_TF: Tensor, /) -> Tensor:
         """Partial sum of this rank, (T, D)."""
@@ -80,9 +80,9 @@ class Residual:
             self._added = x, through
 
     def keep(self, rows_N: Tensor | None) -> None:
-        """Go on with these rows alone, (N, D); with all if None. What is added from here on has as many.
+        """Continue with these rows alone, (N, D), or with all if None. What is added afterwards has as many rows.
 
-        For the last layer, behind attention: `wanted_rows` names the rows that matter from there on.
+        For the last layer, after attention: `wanted_rows` names the rows that matter from there on.
         """
         if rows_N is None:
             return

@@ -1,4 +1,4 @@
-"""Turns whatever a plugin's code raises into one line that names the plugin, where nothing else says whose it is.
+"""Turns whatever a plugin's code raises into one line that names the plugin, where the error itself does not.
 
 Costs nothing until something was raised: only then are the frames of its traceback looked at. Knows no engine.
 """

@@ -1,4 +1,4 @@
-"""Whether a class that was chosen keeps its contract: its methods, callable with what core passes them, rightly spelt.
+"""Whether a chosen class keeps its contract: its methods, callable with what core passes them, correctly spelt.
 
 Looks at signatures and calls nothing. Imports no torch.
 """
@@ -29,7 +29,7 @@ _BESIDES: dict[str, tuple[type, ...]] = {
 }
 """Contracts that a class of a kind may keep as well, without extending them."""
 _ALMOST = 0.83
-"""How like a name of the contract another one is that can only be a slip: `num_draw`, and not `num_rows`."""
+"""How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
 
 
 def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
@@ -106,7 +106,7 @@ def _observer_fault(target: type) -> str | None:
 def _member_fault(target: type, contract: type, name: str, member: Any) -> str | None:
     found = getattr(target, name, None)
     if found is None and hasattr(target, "__getattr__"):
-        return None  # it hands on what it does not have itself
+        return None  # its __getattr__ may have what the class lacks
     of_class = isinstance(member, (classmethod, staticmethod))
     if not of_class and not inspect.isfunction(member):
         return None if hasattr(target, name) else _unextended(contract, name)

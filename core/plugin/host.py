@@ -70,7 +70,7 @@ class PluginHost:
     def choose(self, kind: str, name: str) -> Entry:
         """The entry of that name.
 
-        Raises: PluginError with the near miss and what is available, or with the blame if a broken plugin wanted it.
+        Raises: PluginError with the near miss and what is available, or what is wrong with the plugin that wanted it.
         """
         entry = self.registry.find(kind, name)
         if entry is None:
@@ -122,7 +122,7 @@ class PluginHost:
             )
 
     def log_problems(self) -> None:
-        """Log each broken plugin as a warning; a blocked one only for debugging, since somebody asked for it."""
+        """Log each broken plugin as a warning; a blocked one at level DEBUG, since the user asked for it."""
         for problem in self.problems:
             wished = problem.stage is Phase.BLOCK and problem.distribution != BLOCK_VARIABLE
             _log.log(logging.DEBUG if wished else logging.WARNING, "%s", problem)

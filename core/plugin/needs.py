@@ -113,7 +113,7 @@ def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:
 
 
 def _loads(entry: Entry) -> bool:
-    """Whether an entry that nobody named can be loaded; if not, it stops nobody and is warned of."""
+    """Whether an entry that the user did not name can be loaded; if not, a warning says so and it is passed over."""
     try:
         entry.load()
     except PluginError as error:

@@ -1,7 +1,7 @@
-"""Calls those who observe an engine, and says whose observer raised.
+"""Calls the observers of an engine, and names the one that raised.
 
 There are two ways to observe: a plugin implements the hooks and sees every engine, or it registers an observer, which
-sees the engines whose configuration names it. Knows nothing of engines; a hook nobody has costs one dictionary look-up.
+sees the engines whose configuration names it. Knows nothing of engines; a hook without observers costs one look-up.
 """
 
 from __future__ import annotations

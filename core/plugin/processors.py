@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether its rows come with their tokens."""
+        """Whether it reads the tokens of its rows."""
         return bool(self.cls.reads_tokens)
 
     def column_values(self, arguments: Any) -> list[int]:

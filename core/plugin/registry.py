@@ -24,7 +24,7 @@ GRAMMARS = "grammars"
 CHOSEN_KINDS = ("kernels", GRAMMARS)
 """The kinds of which core can choose an option."""
 PROCESSOR = "processor"
-"""The kind of which requests, not the configuration, choose."""
+"""The kind whose options are chosen by requests, not by the configuration."""
 OBSERVER = "observer"
 """The kind of which the configuration names none, one or several."""
 REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"

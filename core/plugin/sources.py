@@ -49,7 +49,7 @@ def installed() -> list[Source]:
 def in_development(environ: Mapping[str, str]) -> list[Source]:
     """The plugin modules that HOOKLINE_PLUGINS names, in that order; child processes inherit it.
 
-    The working folder is looked into for them, and last, so that nothing else there takes a library's place.
+    They may lie in the working folder, which is searched last, so that no file there replaces a library.
     """
     names = names_in(environ, DEVELOPMENT_VARIABLE)
     if names and not {"", os.getcwd()} & set(sys.path):

@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep, each in a process of its own: a job that fails or leaks takes nothing with it.
+"""Runs the jobs of a sweep, each in a process of its own: a job that fails or leaks memory harms no other.
 
 Hydra's sweeper chooses the jobs and its launcher the place and time: here, or in worker processes that may run side by
 side. Knows command lines, folders and results; its command knows what a job does.
@@ -104,7 +104,7 @@ class Sweep:
         else:
             error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
             ended = {"status": FAILED, "error": error, "exit_code": None}
-        if ended["status"] == DONE and not result.exists():  # somebody else than its module ended it
+        if ended["status"] == DONE and not result.exists():  # by os._exit(0) for instance
             ended = {**ended, "status": FAILED, "error": f"exit code 0, but it wrote no {result.name}"}
         own = read_lines(result) if self.command in BENCHES else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}

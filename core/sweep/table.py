@@ -11,7 +11,7 @@ FIGURES = ("output_tok_s", "requests_s", "goodput_s", "ttft_s.p50", "ttft_s.p99"
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of the table, its head first; columns nobody has a value for are left out."""
+    """The lines of the table, its head first; columns without any value are left out."""
     shared = set.intersection(*(set(record["overrides"]) for record in records)) if len(records) > 1 else set()
     figures = [name for name in FIGURES if any(_figure(record, name) != "" for record in records)]
     rows = [["job", "status", *figures, "overrides"]]

@@ -1,7 +1,7 @@
 """What the attention cases of the kernels' conformance suite are made of: sizes, inputs, and the comparison.
 
-Every case lays its rows over blocks in random order, in a cache whose other slots are full of numbers: so whoever reads
-a wrong slot, block, head or position gets a wrong result. Legend: as in core/testing/batches.py, H heads.
+Every case lays its rows over blocks in random order, in a cache whose other slots are full of numbers, so kernels that
+read a wrong slot, block, head or position give a wrong result. Legend: as in core/testing/batches.py, H heads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The part of the kernels' conformance suite (core/testing/kernels_suite.py) that is about attention.
 
-Every case lays its rows over blocks in random order, in a cache whose other slots are full of numbers: so whoever reads
-a wrong slot, block, head or position gets a wrong result. Legend: as in core/testing/batches.py, H heads.
+Every case lays its rows over blocks in random order, in a cache whose other slots are full of numbers, so kernels that
+read a wrong slot, block, head or position give a wrong result. Legend: as in core/testing/batches.py, H heads.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class AttentionSuite(AttentionCases):
                 check_close(what, actual, expected, self.tolerance(spec))
 
     def test_the_same_step_gives_the_same_bits(self) -> None:
-        """Whoever adds up in an order of its own choosing, by atomics say, makes requests depend on luck."""
+        """Sums whose order varies, as with atomics, would let the same request get other tokens."""
         for spec in self.specs(self.groups[:1]):
             rows = self.scattered(spec, [(spec.block_size + 1, 1), (300, 1), (20, 20), (spec.block_size + 9, 5)])
             q_THE, kv_2NSKE = self.inputs(spec, rows)

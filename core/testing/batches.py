@@ -1,6 +1,6 @@
 """Batches and caches made by hand, for testing kernels and models without an engine.
 
-Blocks lie in random order, and table entries past a row's context name arbitrary blocks: nobody may read them.
+Blocks lie in random order, and table entries past a row's context name arbitrary blocks, which must not be read.
 Legend: T tokens, B rows, M blocks of a table row, N blocks, S block size, L layers, K kv heads, E head dim.
 """
 

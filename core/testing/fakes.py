@@ -25,7 +25,7 @@ from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.util.arrays import IntArray, MaskArray, ints, num_mask_words
 
 HOLE = -1
-"""A cache slot nobody has written."""
+"""A cache slot that was never written."""
 EOS = 0
 
 

@@ -1,7 +1,7 @@
 """The conformance suite of models: subclass it in your tests, name the class and give a small config.json.
 
-The model runs with random weights over core/testing/plain_kernels, without an engine; ranks are threads. That the
-formulas are the paper's, only `reference` can tell. Legend: T tokens, D hidden, V vocabulary.
+The model runs with random weights over core/testing/plain_kernels, without an engine; ranks are threads. Only
+`reference` can show that the formulas are the paper's. Legend: T tokens, D hidden, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The conformance suite of logits processors: subclass it in your tests, name the class, its dataclass and examples.
 
-What a processor is for, only its own tests can know; this suite checks that it keeps to its rows.
+It checks that a processor changes only the rows that use it; what it does to them is for its own tests.
 Legend: N rows, V vocabulary.
 """
 
@@ -38,7 +38,7 @@ class ProcessorSuite:
     has_logprobs: ClassVar[bool] = False
 
     def test_every_example_changes_its_row(self) -> None:
-        """And neither the form of the logits nor, if they are numbers, that they are."""
+        """It keeps the logits' shape and dtype, makes none NaN, and leaves a token to draw."""
         driver, logits_NV = self._crowd()
         found_NV = driver.process(logits_NV, range(len(self.examples)))
         check_form("what process returns", found_NV, tuple(logits_NV.shape), torch.float32)

@@ -24,9 +24,9 @@ from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.policy_memory import Overheard, footprint
 
 MAX_STEPS = 3000
-"""More than any of these loads needs; a policy that takes them all is stuck."""
+"""Most steps of a load; a policy that needs more is stuck."""
 STEP_S = 0.001
-"""What a step takes where the time decides; on the host's clock the machine would decide who starves."""
+"""Duration of a step where time matters; by the host's clock the machine's speed would decide who starves."""
 
 MEMORY_SLACK = 40
 """Things by which a policy's memory may differ from one idle engine to another."""

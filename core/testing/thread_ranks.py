@@ -28,7 +28,7 @@ class Meeting:
         self.parts: list[Tensor] = [torch.empty(0)] * size
 
     def exchange(self, rank: int, part: Tensor) -> list[Tensor]:
-        """Give one's own part, get everybody's in order of rank."""
+        """Hand in this rank's part, and get all parts in order of rank."""
         self.parts[rank] = part.clone()
         self.barrier.wait()
         parts = list(self.parts)

@@ -30,7 +30,7 @@ SHRINKING = {"NoneType": 1, "NFC": 4}
 TEMPLATE_TIMEOUT_S = 2.0
 """For a chat template, which is a program of the checkpoint's, to render a conversation."""
 OTHER_SHRINKING = 16
-"""The same where nothing is known for sure: a tokenizer that drops accents, white space or unknown words."""
+"""The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 
 
 class Codec:
@@ -218,7 +218,7 @@ def _is_message(item: object) -> bool:
 
 
 def with_word_ids(params: SamplingParams, codec: Codec) -> SamplingParams:
-    """The same with token ids for every text: those of the word at a text's beginning, and after a space.
+    """Bad words as token ids: for each text, those of the word at a text's beginning, and after a space.
 
     Tokenizers write the two in different tokens. A word cut into other tokens than these, as inside of a longer word,
     is not found.

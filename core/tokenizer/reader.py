@@ -36,7 +36,7 @@ class TextReader:
 
     @property
     def is_followed(self) -> bool:
-        """Whether its news are wanted before the end."""
+        """Whether anyone wants to hear of it before its end."""
         return self._on_news is not None
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:

@@ -14,7 +14,7 @@ MaskArray = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def no_ints() -> IntArray:
-    """An empty section."""
+    """A section without entries."""
     return np.empty(0, dtype=np.int64)
 
 

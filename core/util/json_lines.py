@@ -8,15 +8,15 @@ from typing import Any
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, with their numbers from 1."""
+    """The lines that are not blank, each with its number, counted from 1."""
     # str.splitlines would also split inside a JSON string, at a U+2028 for instance.
     return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """The object of a line.
+    """The JSON object that a line holds.
 
-    Raises: ValueError saying why it is none.
+    Raises: ValueError saying why the line holds none.
     """
     try:
         value = json.loads(line)

@@ -1,4 +1,4 @@
-"""Ranges of numbers: a dataclass declares them on its fields, and one check holds for all of them."""
+"""Ranges of numbers: a dataclass declares them on its fields, and one function checks them all."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def bounded(
     """A dataclass field for a number of a range, which is checked wherever the configuration is.
 
     `limit: int = bounded(16, 1)` is 16 unless set, and at least 1.
-    low, high: ends that the range includes. above, below: ends that it does not, in their place. NaN and the infinities
-    are outside every range; None, where the field's type allows it, is always accepted.
+    low, high: bounds that the range includes. above, below: bounds that it excludes, given in their place. NaN and the
+    infinities are outside every range; None, where the field's type allows it, is always accepted.
     """
     limits = _Range(
         low if above is None else above, high if below is None else below, above is not None, below is not None

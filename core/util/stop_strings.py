@@ -62,16 +62,17 @@ class StopStrings:
         return self._branches[node].get(code, 0) if node in self._branches else 0
 
     def after(self, node: int, code: int) -> int:
-        """The node of the longest beginning that a text ends with, one character after it ended with this node's.
+        """The node of the longest beginning that a text ends with once this character follows `node`'s beginning.
 
-        Over a whole text two look-ups a character; at most one for each character of the longest stop string.
+        Takes at most two look-ups a character over a whole text; for one character, at most as many as the longest
+        stop string has characters.
         """
         while not (child := self._child(node, code)) and node:
             node = self._links[node]
         return child
 
     def unfinished(self, node: int) -> int:
-        """The same node, or if its beginning is a whole stop string that begins no other, the next one that is none."""
+        """The longest beginning that the text ends with and that more text can still make a stop string."""
         while node and self._codes[node + 1] < 0 and node not in self._branches:
             node = self._links[node]
         return node

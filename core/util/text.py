@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from hookline.core.errors import one_line as one_line
+
 
 def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` if something close is available, else an empty string."""
@@ -12,11 +14,6 @@ def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def one_line(error: BaseException) -> str:
-    """`Type: message` with all white space collapsed."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-
-
 def joined(prefix: str, key: object) -> str:
-    """The full name of a key: `prefix.key`, or the one that is there if the other is empty."""
+    """The full name of a key: `prefix.key`, or just the one of them that is not empty."""
     return ".".join(filter(None, (prefix, str(key))))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookline")
 GIB = 1 << 30
 MAX_EXTRA_GRAPHS = 64
-"""Most graphs of draws that are more than plain. Each keeps some 20 MiB, and requests may combine processors freely."""
+"""Most graphs that sample with processors or scores. Each keeps some 20 MiB, and requests combine processors freely."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Graph:
 
 @torch.inference_mode()
 def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
-    """Capture all of them into one memory pool and say what it took."""
+    """Capture all of them into one memory pool, and log what it took."""
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = torch.cuda.graph_pool_handle()
@@ -102,7 +102,7 @@ class DecodeGraphs:
         return _Graph(graph, rows_G, tokens_G)
 
     def can_replay(self, step: Step, extras: Extras) -> bool:
-        """Whether a graph can be this step: decodes alone, no token forbidden, and processors that may be captured."""
+        """Whether a graph can run this step: decodes alone, no token forbidden, and processors that may be captured."""
         if len(step.chunk_rows) or len(step.mask_rows):
             return False
         pipeline = self.runner.pipeline
@@ -162,5 +162,5 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> B
 
 
 def decode_sample_rows(table: RequestTable, rows_G: Tensor, batch: Batch) -> SampleRows:
-    """A draw for every row of a decode batch."""
+    """The SampleRows of a decode batch: one token for every row."""
     return SampleRows(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))

@@ -95,7 +95,7 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
 
 
 def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
-    """Zeros whose pages cost nothing until somebody writes them, so a large budget does not slow the start."""
+    """Zeros whose pages cost nothing until they are written, so a large budget does not slow the start."""
     try:
         return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.dtype).view(shape)
     except (MemoryError, ValueError):  # the latter for more than any address could reach

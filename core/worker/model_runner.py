@@ -118,7 +118,7 @@ class ModelRunner:
     def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
         """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
 
-        A model may compute no more than these in its last layer; where nothing is sampled, one is computed in vain.
+        A model may compute only these in its last layer; a step that samples nothing computes one row in vain.
         """
         self.kernels.prepare(batch)
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N

@@ -1,4 +1,4 @@
-"""Small steps with prompts as CUDA graphs, one for each of a few shapes: their eager launches outlast the work.
+"""Small steps with prompts as CUDA graphs, one for each of a few shapes: single launches outlast the work.
 
 A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
 and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
@@ -68,7 +68,7 @@ class _Graph:
 
 
 class PromptGraphs:
-    """Captured steps with prompts of these shapes: of steps that several hold, the first takes them."""
+    """Captured steps with prompts, one for each of these shapes; a step takes the first that holds it."""
 
     def __init__(self, runner: ModelRunner, shapes: Sequence[PromptShape], max_model_len: int) -> None:
         self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
@@ -83,7 +83,7 @@ class PromptGraphs:
         return len(self._graphs)
 
     def shape(self, step: Step) -> PromptShape | None:
-        """The shape of the graph that can be this step, if any: prompts few and short enough, and plainly sampled."""
+        """The shape of the graph that can run this step, if any: prompts few and short enough, and plainly sampled."""
         if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
@@ -91,7 +91,7 @@ class PromptGraphs:
     def launch(self, step: Step, shape: PromptShape) -> Tensor:
         """Replay a graph that holds this step; returns its tokens, valid until the next launch.
 
-        The table must not mirror the step yet.
+        To be called before `RequestTable.mirror` of this step.
         """
         graph = self._graphs[shape]
         graph.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
@@ -119,8 +119,8 @@ class PromptGraphs:
 def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
     """A step's decodes and chunks as the first of the shape's rows; the tokens that are missing form the last one.
 
-    Decodes beyond those of the shape are chunks of one token; only an empty step may have fewer. The table must not
-    mirror the step yet.
+    Decodes beyond those of the shape are chunks of one token; only an empty step may have fewer. To be called
+    before `RequestTable.mirror` of this step.
     """
     num_draws, padding_row = shape.num_decodes + shape.num_rows, table.padding_row
     decode_rows = _filled(max(shape.num_decodes, len(step.decode_rows)), padding_row, step.decode_rows)

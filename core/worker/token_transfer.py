@@ -19,7 +19,7 @@ RING = 4
 
 @dataclass(frozen=True)
 class TransferredTokens:
-    """The tokens of one launched step, or the rows that they come in with their log-probabilities."""
+    """The tokens of one launched step, or its scored rows: tokens with their log-probabilities."""
 
     tokens_N: Tensor
     event: Any = None

@@ -1,4 +1,4 @@
-"""One rank: launches steps, by graphs where one holds the step, and collects their tokens; sizes what they take.
+"""One rank: launches steps, by a CUDA graph where one fits, collects their tokens, and measures the memory they take.
 
 Computes steps and knows nothing of requests, policies or text. Launching never waits for the device; collecting does.
 Legend: as in core/worker/request_table.py.
@@ -48,7 +48,7 @@ class Handle:
 
 
 class Worker(SizedExecutor):
-    """The executor of a single rank: a ModelRunner, its graphs, and the way of its tokens to the host.
+    """The executor of a single rank: a ModelRunner, its graphs, and the transfer of its tokens to the host.
 
     blaming: entered around each step, to say whose code failed in it.
     """

@@ -24,6 +24,7 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def register_kernels(register: Registrar) -> None:
+    """Register torch, triton and flash_attn."""
     register(
         "torch",
         "hookline.plugins.kernels.torch_reference:TorchKernels",

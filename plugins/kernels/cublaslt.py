@@ -22,17 +22,17 @@ from torch import Tensor
 from hookline.plugins.kernels.operands import has_aligned_rows
 
 MIN_ROWS, MAX_ROWS = 145, 512
-"""With fewer rows a product lasts as long as its weight takes to come; more have not been measured."""
+"""Rows that pay. With fewer, reading the weight decides how long a product takes; more have not been measured."""
 DTYPES = {torch.bfloat16: 14, torch.float16: 2}
-"""By cuBLASLt's numbers of types."""
+"""dtypes, and cuBLASLt's numbers for them."""
 LEAST_FEATURES, MOST_FEATURES = 64, 320
 LEAST_TILE_ROWS = 48
 MOST_TILE = 41_000
-"""Numbers of a tile; a multiprocessor's registers hold no more beside what computes them."""
+"""Most elements of a tile: beside their operands, a multiprocessor's registers hold no more."""
 READ_COST = 32
-"""What a row of either operand costs, read for one step of a tile, in numbers computed meanwhile."""
+"""Cost of reading a row of either operand for a tile, in elements computed in that time."""
 WAVES_SHARE = 0.6
-"""Of what counts by waves. With READ_COST it puts the fastest tile of 16 of 18 searches first (docs/log.md)."""
+"""Share of a tile's cost that counts by waves. It put the fastest tile first in 16 of 18 searches (docs/log.md)."""
 MOST_TRIED = 6
 
 _FIRST_TILES = (
@@ -78,9 +78,9 @@ def tile_numbers() -> dict[tuple[int, int], int]:
 def filling_tiles(num_rows: int, num_out: int, num_sms: int, most: int = MOST_TRIED) -> list[tuple[int, int]]:
     """(output features, rows) of the tiles for such a product, the best first.
 
-    A tile costs its numbers and the reading of its operands, in part for each that is computed (energy, of which a card
-    has a limit) and in part for each that could be in as many waves (time). Matrix units take multiples of 64 along one
-    side, of 8 along the other.
+    A tile costs its elements and the reading of its operands. One share counts for the tiles that are computed (energy,
+    which a card limits), the other for the places in as many full waves (time). Matrix units take multiples of 64 along
+    one side, of 8 along the other.
     """
 
     def cost(tile: tuple[int, int]) -> float:
@@ -116,7 +116,7 @@ def filling_algorithms(num_rows: int, num_out: int, num_sms: int) -> Iterator[Al
 
 
 class Kernel(ctypes.Structure):
-    """cublasLtMatmulAlgo_t: an algorithm that cuBLASLt has for a product, in its own words."""
+    """cublasLtMatmulAlgo_t: an algorithm that cuBLASLt has for a product, as cuBLASLt describes it."""
 
     _fields_ = (("data", ctypes.c_uint64 * 8),)
 
@@ -150,7 +150,7 @@ class Product:
         self._one, self._zero, self._no_bytes = ctypes.c_float(1.0), ctypes.c_float(0.0), ctypes.c_size_t(0)
 
     def kernel(self, algorithm: Algorithm) -> Kernel | None:
-        """This algorithm's; None if there is none for such a product, or if it wants memory of its own."""
+        """The kernel of this algorithm; None if there is none for such a product, or if it wants memory of its own."""
         kernel, checked = Kernel(), _Checked()
         types = (_COMPUTE_FLOAT32, _FLOAT32, *[self._kind] * 4)
         if self._library.cublasLtMatmulAlgoInit(self._handle, *types, _HOPPER_KERNELS, ctypes.byref(kernel)):
@@ -216,7 +216,7 @@ class CublasLt:
         return None if kernel is None else product.launch(kernel, x_TD, weight_OD)
 
     def product(self, x_TD: Tensor, weight_OD: Tensor) -> Product:
-        """To be tried with other algorithms than `linear` takes."""
+        """The product, to be tried with other algorithms than `linear` takes."""
         return Product(self._library, self._handle, x_TD, weight_OD)
 
 
@@ -231,7 +231,7 @@ def _call(library: Any, name: str, *arguments: Any) -> None:
 
 
 def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
-    """Whether these operands are what it takes, and so many rows that it pays.
+    """Whether cuBLASLt takes these operands, and they have as many rows as pay.
 
     Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
     """
@@ -244,7 +244,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
 
 @cache
 def cublaslt(device: torch.device) -> CublasLt | None:
-    """This device's; None if it is no Hopper card, or torch brought no library of its own."""
+    """This device's CublasLt; None if it is no Hopper card, or torch brought no library of its own."""
     if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     try:

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hookline.core.contracts import AttentionSpec, Batch
 
 WORTH_A_GROUP = 512
-"""Padded tokens that a further group of decode rows must save to pay for its calls."""
+"""Fewest padded tokens that one more group of decode rows must save to pay for its calls."""
 
 
 @dataclass(frozen=True)

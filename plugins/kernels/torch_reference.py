@@ -34,32 +34,39 @@ class TorchKernels(Kernels):
         self._eps: dict[float, Tensor] = {}
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """See Kernels."""
         if x_TD.is_cuda:
             return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
         return self._normalise(x_TD.float(), eps).mul_(weight_D).to(x_TD.dtype)
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See Kernels."""
         residual_TD.add_(x_TD)
         return self.rms_norm(residual_TD, weight_D, eps), residual_TD
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Kernels."""
         return functional.linear(x_TD, weight_OD, bias_O)
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """See Kernels."""
         return self.silu_mul(functional.linear(x_TD, gate_up_weight_FD))
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """See Kernels."""
         gate_TF, up_TF = gate_up_TF.chunk(2, -1)
         return functional.silu(gate_TF).mul_(up_TF)
 
     def qk_norm_rope(
         self, q_THE: Tensor, k_TKE: Tensor, positions_T: Tensor, rope: Rope | None, norm: QKNorm | None
     ) -> tuple[Tensor, Tensor]:
+        """See Kernels."""
         rows = _rope_rows(rope, positions_T) if rope else None
         heads_TXE = self._norm_rope(torch.cat((q_THE, k_TKE), 1).float(), q_THE.shape[1], rows, norm).to(q_THE.dtype)
         return heads_TXE[:, : q_THE.shape[1]], heads_TXE[:, q_THE.shape[1] :]
 
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        """See Kernels."""
         k_slots_NKE, v_slots_NKE = kv_2NSKE.flatten(1, 2).unbind()
         k_slots_NKE.index_copy_(0, slot_mapping_T, k_TKE)
         v_slots_NKE.index_copy_(0, slot_mapping_T, v_TKE)
@@ -67,6 +74,7 @@ class TorchKernels(Kernels):
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
+        """See Kernels."""
         num_heads = self.spec.num_heads
         qkv_TYE = qkv_TC.view(qkv_TC.shape[0], -1, self.spec.head_dim)
         qk_TXE, v_TKE = qkv_TYE[:, : self.num_qk_heads], qkv_TYE[:, self.num_qk_heads :]
@@ -76,9 +84,11 @@ class TorchKernels(Kernels):
         return qk_TXE[:, :num_heads]
 
     def prepare(self, batch: Batch) -> None:
+        """See Kernels. Plans the rows that every layer attends with."""
         batch.scratch["rows"] = plan_rows(batch, self.spec)
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        """See Kernels."""
         return attend_rows(q_THE, kv_2NSKE, batch.scratch["rows"], self.spec)
 
     def _normalise(self, x_TD: Tensor, eps: float) -> Tensor:

@@ -30,10 +30,10 @@ FEW_ROWS = 32
 """Batches up to this size are cut by a smaller variant of the scheduling kernel."""
 LOG2_E = 1.4426950408889634
 MIN_ITEM_TOKENS = 64
-"""Shorter items spend more on merging than they gain."""
+"""Fewest tokens of a work item: shorter ones cost more to merge than they gain."""
 MAX_PROGRAMS_PER_SM = 8
 MERGE_ROWS = 32
-"""Partial results, times heads of a kv head, merged in one go."""
+"""Rows merged at a time: partial results times heads of a kv head."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from hookline.plugins.kernels.triton_wide import (
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""
 PAIR_BYTES = 8
-"""A draw's score and token."""
+"""Bytes of a score and its token."""
 assert PAIR_BYTES * BEST_ROWS <= MIN_SLOT_BYTES
 assert MAX_ROWS < min(LEAST_ROWS_BY_ROWS.values()), (
     "after a product that sends its tiles every rank needs the residual whole"

@@ -29,7 +29,7 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 
 
 WIDE_GROUP = 8
-"""Query heads of a kv head from which attention does as measured at Qwen3-32B's shapes."""
+"""From this many query heads per kv head on, attention behaves as measured at Qwen3-32B's shapes."""
 
 
 def fuses_decode(num_rows: int, group: int = 1) -> bool:
@@ -42,7 +42,7 @@ def fuses_decode(num_rows: int, group: int = 1) -> bool:
 
 
 LARGE_WIDTH = 4096
-"""Hidden sizes from which products are wide ones, which take whole multiprocessors."""
+"""From this hidden size on, products are those of triton_wide.py, which take whole multiprocessors."""
 
 
 def triggers_late(num_rows: int, *, is_large: bool = False) -> bool:

@@ -21,7 +21,7 @@ from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""
 HEADS_PER_PROGRAM = 16
-"""Of `qk_norm_rope_write`: the fastest at 1 token and at 16,384 (docs/log.md)."""
+"""For `qk_norm_rope_write`: the fastest at 1 token and at 16,384 (docs/log.md)."""
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from hookline.plugins.kernels.triton_decode import LOG2_E, Card, tile_blocks, ti
 from hookline.plugins.kernels.triton_launch import WIDE_GROUP
 
 TILES_PER_PROGRAM = 16
-"""Of the kernel that lists the query tiles."""
+"""For the kernel that lists the query tiles."""
 
 
 @dataclass(frozen=True)

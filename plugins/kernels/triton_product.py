@@ -22,14 +22,14 @@ from hookline.plugins.kernels.operands import has_aligned_rows
 from hookline.plugins.kernels.triton_launch import launch_options, launches_early
 
 MAX_WEIGHT = 6 << 20
-"""Most elements of a weight: reading a larger one takes so long that a launch more or less matters little."""
+"""Most elements of a weight: beside the time to read a larger one, a launch hardly counts."""
 MIN_PROGRAMS = 64
-"""Fewer leave half of an H200 idle; the general product then cuts finer."""
+"""Fewest programs: fewer leave half of an H200 idle, and the general product then cuts finer."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Kind(Enum):
-    """What becomes of a product."""
+    """What a kernel makes of its product."""
 
     PLAIN = "plain"
     SILU = "silu"

@@ -21,13 +21,13 @@ from hookline.core.contracts import HEADER_BYTES, NUM_COPIES, PeerMemory
 HEADER = tl.constexpr(HEADER_BYTES)
 COPIES = tl.constexpr(NUM_COPIES)
 WORD_BYTES = 4
-"""Of what arrives whole, and is looked at whole."""
+"""Bytes that arrive at once, and that a rank that waits looks at together."""
 PART_MULTIPLE = 4
-"""Words of a part, so that each begins where 16 bytes do."""
+"""A part has a multiple of this many words, so that each begins at a multiple of 16 bytes."""
 RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
-"""Of sums at once; of more, each rank sums up a part. Measured: docs/log.md."""
+"""Limits of sums at once; beyond them each rank sums up a part. Measured: docs/log.md."""
 LEAST_ROWS_BY_ROWS = {2: 129, 4: 256}
-"""Of sums by rows over so many ranks, where who asks for a norm can do with them. Measured: docs/log.md."""
+"""Ranks -> fewest rows of sums by rows, where a rank may keep its own rows alone. Measured: docs/log.md."""
 
 
 class Way(Enum):
@@ -43,7 +43,7 @@ class Way(Enum):
 
 
 def sums_by_rows(num_ranks: int, num_rows: int) -> bool:
-    """Whether it is faster if a rank keeps the residual of its rows alone."""
+    """Whether sums by rows are faster, for which a rank keeps only its own rows of the residual."""
     return num_ranks in LEAST_ROWS_BY_ROWS and num_rows >= LEAST_ROWS_BY_ROWS[num_ranks]
 
 
@@ -65,7 +65,7 @@ class Sends:
         return part_words(num_out // 2, self.peers.size) if self.way is Way.BY_PARTS else 0
 
     def takes(self, num_out: int, block_o: int) -> bool:
-        """Whether every tile of so many columns of 16 bits, of `num_out` in all, goes to one rank whole."""
+        """Whether each tile of `block_o` columns of 16 bits, of `num_out` in all, goes to a single rank."""
         return num_out % block_o == 0 and self.part(num_out) * 2 % block_o == 0
 
 
@@ -106,7 +106,7 @@ def place(addresses, peer, slot, count, source, word: tl.constexpr, SIZE: tl.con
 
 @triton.jit
 def go_at_of(addresses, rank):
-    """Where this rank is let go, see PeerMemory."""
+    """Where it is noted that this rank is let go, see PeerMemory."""
     return tl.load(addresses + rank).to(tl.pointer_type(tl.int32))
 
 
@@ -119,19 +119,19 @@ def must_wait(is_missing, go_at):
 
 @triton.jit
 def as_words(pointer):
-    """A pointer to what it points at as words."""
+    """A pointer to the same place, as one to words."""
     return pointer.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def sendable(words):
-    """Never all ones, which is one of many NaNs: another in its stead."""
+    """The same numbers with another NaN in place of the one that is all ones."""
     return tl.where(words == -1, -0x8001, words)
 
 
 @triton.jit
 def low_of(words, dtype: tl.constexpr):
-    """Of each word the first column, or the only one, as float32."""
+    """The first (or only) column of each word, as float32."""
     if dtype == tl.bfloat16:
         return (words << 16).to(tl.float32, bitcast=True)
     elif dtype == tl.float16:
@@ -142,7 +142,7 @@ def low_of(words, dtype: tl.constexpr):
 
 @triton.jit
 def high_of(words, dtype: tl.constexpr):
-    """The second column, or zeros."""
+    """The second column of each word as float32, or zeros."""
     if dtype == tl.bfloat16:
         return (words & -0x10000).to(tl.float32, bitcast=True)
     elif dtype == tl.float16:
@@ -153,7 +153,7 @@ def high_of(words, dtype: tl.constexpr):
 
 @triton.jit
 def pack(first, second, dtype: tl.constexpr):
-    """The opposite of both."""
+    """Words from their two columns, the inverse of `low_of` and `high_of`."""
     if dtype == tl.float32:
         return first.to(tl.int32, bitcast=True)
     else:

@@ -258,7 +258,7 @@ _KERNELS = {Way.AT_ONCE: _sum_once_kernel, Way.BY_PARTS: _sum_by_parts_kernel}
 LAUNCHES = {Way.AT_ONCE: (16, 64), Way.BY_PARTS: (8, 96)}
 """Most warps of a program and most registers of a thread, few enough that one of the next product fits in beside it."""
 LAUNCHES_BY_ROWS = {1: (8, 128), 2: (16, 128)}
-"""The same by rows, when no program of the next product comes early; by how many rows a program sends, 2 for more."""
+"""The same for sums by rows: rows that a program sends, 2 for more. The next product's programs start late there."""
 
 
 def launch_sum(

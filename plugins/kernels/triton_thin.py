@@ -49,7 +49,7 @@ def _thin_linear_kernel(
     if PDL:
         gdc_wait()
     if PDL and SEND:
-        gdc_launch_dependents()  # the sum after it takes for granted that all before it is done
+        gdc_launch_dependents()  # the sum after it relies on all before it being done
     for row in tl.static_range(ROWS):
         x = tl.load(x_ptr + row * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
         y = tl.sum(weight.to(tl.float32) * x, axis=1)

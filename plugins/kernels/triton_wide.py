@@ -28,19 +28,19 @@ from hookline.plugins.kernels.triton_slots import Sends, send_tile, sending_argu
 
 MAX_ROWS = 128
 FEW_ROWS = 32
-"""Up to so many rows, a weight of any width is read faster than by the general product."""
+"""Up to this many rows, a weight of any width is read faster than by the general product."""
 FULL_CARD = 132
 """Programs that run at once, one a multiprocessor (H200)."""
 MIN_PROGRAMS = 76
-"""Fewer cannot read as fast as memory delivers."""
+"""Fewest programs that read as fast as memory delivers."""
 MAX_PARTS = 4
 MIN_STEPS = 8
-"""Of a part: shorter ones spend more on starting and adding up than they gain."""
+"""Fewest steps of a part: shorter ones cost more to start and add up than they gain."""
 SHARED_BYTES = 224 << 10
-"""Of shared memory for tiles under way, of all programs of a multiprocessor together."""
+"""Shared memory of a multiprocessor for the tiles under way of all its programs."""
 MOST_STAGES = 10
 MAX_SHARED_TILE = 64 * 64
-"""Most numbers of a tile that has parts."""
+"""Most elements of a tile that is cut into parts."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: b
 
 
 def most_sending_rows(width: int) -> int:
-    """Up to so many rows a product that sends its tiles, with the sum after it, is faster than a general one."""
+    """Most rows for which a product that sends its tiles, with the sum after it, is faster than a general one."""
     return 128 if width <= 2048 else 64
 
 
 def _filling(
     block_t: int, block_o: int, block_d: int, num_out: int, *, operands: int = 1, parts: int = 1
 ) -> WideTiling | None:
-    """As many stages as fit one program, or each of two, into a multiprocessor; None if too few programs read.
+    """The tiling with as many stages as fit for one or two programs a multiprocessor; None if too few programs read.
 
     operands: tiles of the weight that a step takes.
     """

@@ -23,6 +23,7 @@ class Qwen3MoeConfig(ModelConfig):
 
 @hookimpl
 def register_models(register: Registrar) -> None:
+    """Register qwen3 and qwen3_moe."""
     register(
         "qwen3",
         "hookline.plugins.models.qwen3:Qwen3",

@@ -41,6 +41,7 @@ class Qwen3:
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
         shape = read_config(hf_config)
         return ModelSpec(
             num_layers=shape.num_layers,
@@ -53,15 +54,18 @@ class Qwen3:
         )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
         residual = Residual(self.embed(token_ids_T), self.eps, self.runtime)
         for layer in self.layers:
             layer(residual, attend)
         return residual.norm(self.norm_D)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
         return self.head(hidden_ND)
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
         targets = {
             **self.embed.targets("model.embed_tokens"),
             "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
@@ -94,6 +98,7 @@ class Qwen3Layer:
         residual.add(residual.norm_each(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
         layer = f"model.layers.{self.index}"
         attention = f"{layer}.self_attn"
         norms = {

@@ -44,6 +44,7 @@ class Qwen3Moe:
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
         shape = read_config(hf_config)
         return ModelSpec(
             num_layers=shape.num_layers,
@@ -56,16 +57,19 @@ class Qwen3Moe:
         )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        # In chunks of the rows every expert's weights would be read once for each.
+        # Not in chunks of rows: each chunk would read every expert's weights again.
+        """See Model."""
         residual = Residual(self.embed(token_ids_T), self.eps, self.runtime, in_chunks=False)
         for layer in self.layers:
             layer(residual, attend)
         return residual.norm(self.norm_D)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
         return self.head(hidden_ND)
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
         targets = {
             **self.embed.targets("model.embed_tokens"),
             "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
@@ -99,6 +103,7 @@ class Qwen3MoeLayer:
         residual.add(residual.norm(self.mlp_norm_D), through=self.mlp)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
         layer = f"model.layers.{self.index}"
         attention = f"{layer}.self_attn"
         norms = {
@@ -124,13 +129,16 @@ class Experts:
         self.experts = ParallelExperts(num_experts, hidden, shape.expert_size, runtime, what="moe_intermediate_size")
 
     def local(self, x_TD: Tensor) -> Tensor:
+        """Partial sum of this rank: (T, D)."""
         return self.experts.local(x_TD, *self.router(x_TD))
 
     def add_rms_norm(
         self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks and the residual."""
         expert_TA, weight_TA = self.router(x_TD)
         return self.experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
     def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        """The router's and the experts' checkpoint tensors, and where this rank puts them."""
         return {**self.router.targets(f"{name}.gate"), **self.experts.targets(f"{name}.experts", gate, up, down)}

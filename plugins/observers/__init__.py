@@ -35,6 +35,7 @@ class OtelConfig:
 
 @hookimpl
 def register_observers(register: Registrar) -> None:
+    """Register prometheus."""
     register(
         "prometheus",
         "hookline.plugins.observers.prometheus:Prometheus",

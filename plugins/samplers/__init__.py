@@ -40,7 +40,7 @@ class WordBanArguments(FromSamplingParams):
 
 @dataclass
 class PenaltyArguments(FromSamplingParams):
-    """What tokens that were there before have to pay."""
+    """Penalties on tokens that are in the prompt or the output already."""
 
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -68,6 +68,7 @@ class MirostatArguments:
 
 @hookimpl
 def register_samplers(register: Registrar) -> None:
+    """Register gumbel."""
     register(
         "gumbel",
         "hookline.plugins.samplers.gumbel:Gumbel",
@@ -79,6 +80,7 @@ def register_samplers(register: Registrar) -> None:
 
 @hookimpl
 def register_processors(register: Registrar) -> None:
+    """Register the processors of SamplingParams' own fields."""
     register(
         "token_bias",
         "hookline.plugins.samplers.token_bias:TokenBias",

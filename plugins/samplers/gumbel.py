@@ -17,7 +17,7 @@ from hookline.plugins.samplers import GumbelConfig
 
 _MASK = 0xFFFFFFFF
 LOWEST_TEMPERATURE = 1e-30
-"""Lower ones count as this: greedy all the same, and logits / T stays finite in float32."""
+"""Lower temperatures count as this one: they are greedy either way, and logits / T stays finite in float32."""
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -35,9 +35,11 @@ class Gumbel(Sampler):
             self.score = scores  # type: ignore[method-assign, assignment]
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        """See Sampler."""
         return self.sample_shard(logits_NV, params, 0)[1]
 
     def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        """See Sampler."""
         greedy = self.config.greedy or params.all_greedy
         if logits_NV.is_cuda and self.fused is not None:
             return self.fused(logits_NV, params.temperature_N, params.seed_N, params.position_N, first_token, greedy)

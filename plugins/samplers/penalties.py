@@ -19,7 +19,7 @@ IN_PROMPT = 1 << 24
 
 
 class Penalties(LogitsProcessor):
-    """Counts a row's tokens anew each step: they are on the device, and so nothing has to be undone by a preemption."""
+    """Counts a row's tokens anew each step: they are on the device anyway, and a preemption leaves nothing to undo."""
 
     reads_tokens = True
 
@@ -28,6 +28,7 @@ class Penalties(LogitsProcessor):
         self.places_L = torch.arange(spec.max_model_len + 1, device=spec.device)
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """See LogitsProcessor."""
         if self.fused is not None:
             return self.fused(logits_NV, rows)
         counts_NV = self.counts(logits_NV, rows)

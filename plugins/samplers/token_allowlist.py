@@ -20,6 +20,7 @@ class TokenAllowlist(LogitsProcessor):
 
     @staticmethod
     def encode(arguments: TokenAllowlistArguments, request: RequestFacts) -> Sequence[int]:
+        """The allowed token ids, checked."""
         allowed = arguments.allowed_token_ids or ()
         if max(allowed) >= request.vocab_size:
             raise RequestError(
@@ -29,8 +30,10 @@ class TokenAllowlist(LogitsProcessor):
         return allowed
 
     def load(self, row: int, values_X: Tensor) -> None:
+        """Note which tokens the row's request forbids."""
         self.is_forbidden_RV[row] = len(values_X) > 0
         self.is_forbidden_RV[row, values_X] = False
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """See LogitsProcessor."""
         return logits_NV.masked_fill_(self.is_forbidden_RV.index_select(0, rows.rows_N), -torch.inf)

@@ -26,6 +26,7 @@ class TokenBias(LogitsProcessor):
 
     @staticmethod
     def encode(arguments: TokenBiasArguments, request: RequestFacts) -> Sequence[int]:
+        """The tokens and their numbers, checked."""
         tokens, biases = list(arguments.logit_bias), list(arguments.logit_bias.values())
         if len(tokens) > MAX_TOKENS:
             raise RequestError(f"sampling.logit_bias has {len(tokens)} tokens; at most {MAX_TOKENS} may have a bias")
@@ -36,6 +37,7 @@ class TokenBias(LogitsProcessor):
         return [*tokens, *np.array(biases, np.float32).view(np.int32).tolist()]
 
     def load(self, row: int, values_X: Tensor) -> None:
+        """Keep the tokens and numbers of the row's request."""
         count = len(values_X) // 2
         self.tokens_RK[row].zero_()
         self.biases_RK[row].zero_()
@@ -43,5 +45,6 @@ class TokenBias(LogitsProcessor):
         self.biases_RK[row, :count] = values_X[count:].to(torch.int32).view(torch.float32)
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """See LogitsProcessor."""
         tokens_NK, biases_NK = (table.index_select(0, rows.rows_N) for table in (self.tokens_RK, self.biases_RK))
         return logits_NV.scatter_add_(1, tokens_NK, biases_NK)

@@ -17,7 +17,7 @@ from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, 
 from hookline.plugins.samplers import TruncationArguments
 
 LOWEST_TEMPERATURE = 1e-30
-"""As in gumbel.py."""
+"""Lowest temperature to divide by, as in gumbel.py."""
 
 
 class Truncation(LogitsProcessor):
@@ -32,6 +32,7 @@ class Truncation(LogitsProcessor):
         return 0 if request.temperature == 0 or arguments == TruncationArguments() else None
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """See LogitsProcessor."""
         if self.fused is not None:
             asked = (rows.columns[name] for name in ("top_k", "top_p", "min_p"))
             return self.fused(logits_NV, rows.sampling.temperature_N, *asked)
@@ -50,7 +51,7 @@ def _fused() -> Callable[..., Tensor] | None:
 
 
 def safe_temperature(temperature_N: Tensor) -> Tensor:
-    """What to divide by: greedy rows have nothing to lose, as their largest logit stays whatever happens."""
+    """Temperatures to divide by. Any will do for greedy rows, as their largest logit stays in any case."""
     return temperature_N.masked_fill(temperature_N == 0, 1.0).clamp(min=LOWEST_TEMPERATURE)
 
 

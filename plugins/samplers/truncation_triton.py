@@ -18,13 +18,13 @@ from torch import Tensor
 STRETCH = 4096
 """Tokens of one program."""
 GROUPS = 16
-"""Groups of a stretch."""
+"""Groups of one program's tokens."""
 NUM_CANDIDATES = 2048
 """Most candidates of a row that are kept."""
 BLOCK = 8192
 """Tokens that a program reads at a time where it reads a whole row."""
 LOWEST = tl.constexpr(-2147483648)
-"""The key that all reach."""
+"""A key that every token reaches."""
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _value(key):
 
 @triton.jit
 def _weight(value, largest):
-    """A token's probability, but for a factor, as a whole number: the most likely one has 2^40."""
+    """A token's probability, up to a factor, as a whole number: the most likely one has 2^40."""
     return (tl.exp(value - largest) * 1099511627776.0).to(tl.int64)
 
 

@@ -18,7 +18,7 @@ MAX_WORDS = 128
 MAX_BEGINNING = 15
 """Most tokens of a word before its last."""
 ANY = -1
-"""In a word's beginning: whatever stands there. Beginnings are filled up with it from the left."""
+"""Matches any token. The beginnings of words are filled up with it from the left."""
 
 
 class WordBan(LogitsProcessor):
@@ -34,6 +34,7 @@ class WordBan(LogitsProcessor):
 
     @staticmethod
     def encode(arguments: WordBanArguments, request: RequestFacts) -> Sequence[int]:
+        """The words' token ids, checked."""
         if len(arguments.bad_words) > MAX_WORDS:
             raise RequestError(
                 f"sampling.bad_words has {len(arguments.bad_words)} token sequences; at most {MAX_WORDS} are allowed"
@@ -41,6 +42,7 @@ class WordBan(LogitsProcessor):
         return [value for word in arguments.bad_words for value in _encoded(word, request.vocab_size)]
 
     def load(self, row: int, values_X: Tensor) -> None:
+        """Keep the words of the row's request."""
         words_WM1 = values_X.view(-1, MAX_BEGINNING + 1)
         count = len(words_WM1)
         self.lasts_RW[row].fill_(ANY)
@@ -48,6 +50,7 @@ class WordBan(LogitsProcessor):
         self.lasts_RW[row, :count] = words_WM1[:, -1]
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """See LogitsProcessor."""
         assert rows.tokens_RL is not None
         places_NM = rows.sampling.position_N.unsqueeze(1) + self.offsets_M
         recent_NM = rows.tokens_RL[rows.rows_N.unsqueeze(1), places_NM.clamp(min=0)].long()

@@ -88,6 +88,7 @@ def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
     assert failures(suite_for(plugin)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plugin", "message"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, message: str) -> None:
     found = []

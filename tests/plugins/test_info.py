@@ -1,11 +1,15 @@
 """`core.info` over the plugins that ship with Hookline: every field is documented, every file is where it says."""
 
+import re
+import shlex
 from pathlib import Path
 
+from hookline.core.config.compose import compose
 from hookline.core.info.command import inventory, only
 from hookline.core.info.layout import show_one
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
+from hookline.core.run.settings import RunKeys
 
 
 def test_a_documented_field_is_shown_with_its_docstring_and_the_file_is_the_real_one() -> None:
@@ -30,9 +34,14 @@ def test_a_plugin_is_shown_with_its_file_hooks_and_options() -> None:
     assert "scheduler=prefill_first" in text and "scheduler=chunked" in text
 
 
-def test_an_observer_is_shown_with_the_list_that_names_it() -> None:
-    text = show_one(only(inventory(PluginHost.load(environ={})), "prometheus"))
-    assert text.count("observer prometheus: ") == 1 and "    observers[prometheus]." in text
+def test_an_observers_fields_are_shown_with_the_argument_that_sets_them() -> None:
+    host = PluginHost.load(environ={})
+    text = show_one(only(inventory(host), "prometheus"))
+    assert text.count("observer prometheus: ") == 1 and "\n    port: int | None = None\n" in text
+    [shown] = re.findall(r"fields, as in (observers='.*'):\n", text)
+    [argument] = shlex.split(shown.replace("FIELD: VALUE", "port: 9464"))
+    [job] = compose([argument], host, RunKeys)
+    assert job.tree["observers"] == [{"name": "prometheus", "port": 9464}]
 
 
 def test_a_processor_is_shown_with_the_keys_that_a_request_sets() -> None:
