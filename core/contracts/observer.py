@@ -47,7 +47,7 @@ class EngineView(Protocol):
     @property
     def waiting_by_reason(self) -> Mapping[str, int]:
         """The same, by what they wait for; the keys are always the same. capacity: their first place. preempted: one
-        to go on.
+        to go on. grammar: theirs, which is being compiled.
         """
         ...
 
