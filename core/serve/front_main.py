@@ -27,9 +27,16 @@ ORPHANED_S = 1.0
 
 def main() -> int:
     """Serve HTTP as the task says that comes over the inherited socket; returns the exit code."""
+    from hookline.core.errors import HooklineError, show_traceback
+
     parent = Parent(int(sys.argv[1]))
     with logging_to_stderr():
-        return run_loop(_FrontEnd(parent).serve())
+        try:
+            return run_loop(_FrontEnd(parent).serve())
+        except HooklineError as error:
+            show_traceback(error)
+            parent.tell(failed=str(error))
+            return 2
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

@@ -46,6 +46,7 @@ async def serve_http(
         log_level="critical",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # what a request says of itself is not trusted
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(LAST_WORDS_S),
         ssl_certfile=settings.tls_certificate,

@@ -20,7 +20,6 @@ from hookline.core.errors import (
     RequestError,
     one_short_line,
 )
-from hookline.core.frontend.async_llm import takes_long
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
@@ -41,6 +40,7 @@ from hookline.core.serve.messages import (
 )
 from hookline.core.serve.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
+from hookline.core.tokenizer.duration import takes_long
 
 if TYPE_CHECKING:
     from hookline.core.serve.settings import ServeConfig
