@@ -140,7 +140,7 @@ class _FrontEnd:
         if not self._stopping.done():
             self._stopping.set_result(drain_s)
         elif self._client is not None:
-            self._client.break_off("the server is stopping", is_dead=False)  # told again: at once
+            self._client.end_all()  # told again: at once
 
 
 def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:
