@@ -82,6 +82,7 @@ class RequestOutput:
     ended if its caller did not end it. index counts the completions of a prompt.
     logprobs (one per token of token_ids) and prompt_logprobs (one per token of the prompt, None for the first) are None
     unless asked for.
+    tags, priority, deadline_s (seconds after the arrival) are those that the request came with.
     """
 
     request_id: int
@@ -99,6 +100,9 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     index: int = 0
     others: list[RequestOutput] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    priority: int = 0
+    deadline_s: float | None = None
 
     @property
     def completions(self) -> list[RequestOutput]:

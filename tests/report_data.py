@@ -5,14 +5,14 @@ import numpy as np
 from hookline.core.bench.files import write_recording
 from hookline.core.bench.metrics import summarise
 from hookline.core.bench.recorder import COUNTS, STATES, TIMES, Recording, RequestRecord
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.slo import Slo
 from hookline.core.sweep.results import append_line
 
 NO_SLO = {"ttft_s": None, "tpot_s": None, "e2e_s": None}
 
 
-def make_recording(seed=0, num_requests=12, num_tokens=20, pace_s=0.01, num_blocks=64):
-    """Every request gets one token a step; arrivals are spread over the first steps."""
+def make_recording(seed=0, num_requests=12, num_tokens=20, pace_s=0.01, num_blocks=64, tags=({},)):
+    """Every request gets one token a step; arrivals are spread over the first steps. tags: of the requests, in turn."""
     draw = np.random.default_rng(seed)
     gaps_s = draw.uniform(0.5, 1.5, num_tokens) * pace_s
     end_s = np.cumsum(gaps_s)
@@ -20,9 +20,9 @@ def make_recording(seed=0, num_requests=12, num_tokens=20, pace_s=0.01, num_bloc
     requests = [
         RequestRecord(
             float(arrival), 16, num_tokens, finish_reason="length", start_s=float(arrival),
-            first_token_s=float(end_s[0]), finish_s=float(end_s[-1]),
+            first_token_s=float(end_s[0]), finish_s=float(end_s[-1]), tags=dict(tags[place % len(tags)]),
         )
-        for arrival in arrivals
+        for place, arrival in enumerate(arrivals)
     ]  # fmt: skip
     steps = {name: np.zeros(num_tokens, dtype=np.int64) for name in (*COUNTS, *STATES)}
     steps |= {name: np.full(num_tokens, np.nan) for name in TIMES}

@@ -6,7 +6,7 @@ import pytest
 
 from hookline.core.bench.files import read_recording
 from hookline.core.bench.metrics import NUMBERS, summarise
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.slo import Slo
 from hookline.core.sweep.results import RESULTS, read_results
 
 REPORTS = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/reports").glob(f"*/{RESULTS}"))

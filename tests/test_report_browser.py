@@ -18,7 +18,8 @@ OVERFLOWING = """(width) =>
 def page(tmp_path_factory):
     folder = make_sweep(tmp_path_factory.mktemp("report") / "sweep")
     config = {"scheduler": {"name": LONG}, "engine": {"max_num_seqs": 2, "block_size": None}}
-    make_job(folder, 6, [f"scheduler={LONG}"], config, make_recording(6), device=LONG)
+    tags = [{"class": "chat"}, {"class": LONG[:128], "tenant": '<script>console.error("it ran")</script>'}]
+    make_job(folder, 6, [f"scheduler={LONG}"], config, make_recording(6, tags=tags), device=LONG)
     make_job(folder, 7, [f"scheduler={LONG}"], **failed(error='<script>console.error("it ran")</script>'))
     assert main([str(folder), "png=false"]) == 0
     return folder / "index.html"

@@ -15,7 +15,7 @@ from hookline.core.bench.driver import drive
 from hookline.core.bench.files import read_recording
 from hookline.core.bench.metrics import summarise
 from hookline.core.bench.recorder import COUNTS, STATES
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError

@@ -15,7 +15,8 @@ import yaml
 from hookline.core.bench.command import run_load
 from hookline.core.bench.facts import describe, describe_engine, first_token_s
 from hookline.core.bench.metrics import summarise, time_lines
-from hookline.core.bench.settings import BenchKeys, Slo
+from hookline.core.bench.settings import BenchKeys
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.cli.command import guarded
 from hookline.core.config.compose import compose

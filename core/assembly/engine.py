@@ -93,6 +93,7 @@ def assemble(resolved: ResolvedConfig, observers: Observers, executor: SizedExec
         overlap=resolved.overlaps,
         max_queued_requests=config.engine.max_queued_requests,
         max_queued_tokens=config.engine.max_queued_tokens,
+        tag_keys=config.engine.tag_keys,
         processing=processing,
         sampling_defaults=resolved.checkpoint.sampling_defaults,
     )

@@ -16,7 +16,8 @@ from hookline.core.bench.facts import describe, describe_engine, first_token_s, 
 
 if TYPE_CHECKING:
     from hookline.core.bench.recorder import Recording
-    from hookline.core.bench.settings import BenchKeys, Slo
+    from hookline.core.bench.settings import BenchKeys
+    from hookline.core.bench.slo import Slo
     from hookline.core.bench.workload import Load, WorkloadConfig
     from hookline.core.config.settings import Config
     from hookline.core.engine.engine import Engine
@@ -143,7 +144,8 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     from dataclasses import fields
 
     from hookline.core.bench.metrics import check_objective
-    from hookline.core.bench.settings import BenchKeys, Slo
+    from hookline.core.bench.settings import BenchKeys
+    from hookline.core.bench.slo import Slo
     from hookline.core.bench.workload import WorkloadConfig
     from hookline.core.config.schema import build, check_keys, plain_defaults
     from hookline.core.config.settings import ENGINE_KEYS, validate
@@ -167,8 +169,8 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     check_ranges(keys, {"repeats": repeats})
     slo: Slo = build(Slo, tree.get("slo") or {}, "slo")
     objective = str(tree.get("objective") or keys.objective)
-    check_objective(objective, slo)
     workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
+    check_objective(objective, slo, workload)
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     return Bench(config, workload, slo, objective, repeats, Profile.of(tree))
 
@@ -211,7 +213,9 @@ def encoder(llm: LLM) -> Encode:
 
 def print_result(record: Mapping[str, Any]) -> None:
     """The figures as a table."""
-    from hookline.core.bench.metrics import STATISTICS, time_lines
+    from hookline.core.bench.latencies import STATISTICS
+    from hookline.core.bench.metrics import time_lines
+    from hookline.core.bench.tag_metrics import tag_lines
 
     metrics = record["metrics"]
     rows = {"device": record["device"], "kernels": record["kernels"], "scheduler": record["scheduler"]}
@@ -225,3 +229,5 @@ def print_result(record: Mapping[str, Any]) -> None:
     for key in SPREADS:
         if metrics[key] is not None:
             print(f"{key:24}" + "".join(f" {metrics[key][name]:10.4f}" for name in STATISTICS))
+    if "by_tag" in metrics:
+        print(*tag_lines(metrics["by_tag"]), sep="\n")

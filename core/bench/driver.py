@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hookline.core.bench.recorder import Recording, RequestRecord, StepRecorder, token_times
-from hookline.core.bench.workload import Load
+from hookline.core.bench.workload import Load, LoadRequest
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import RequestError
 from hookline.core.outputs import RequestOutput
@@ -40,7 +40,7 @@ class _Drive:
     def run(self) -> Recording:
         self.next_turns: dict[int, list[int]] = defaultdict(list)
         for place, request in enumerate(self.load.requests):
-            self.records.append(RequestRecord(request.arrival_s, len(request.tokens), follows=request.follows))
+            self.records.append(_record(request))
             if request.follows is None:
                 self.due.append((request.arrival_s, place))
             else:
@@ -74,7 +74,8 @@ class _Drive:
             record.arrival_s, record.prompt_tokens = arrival_s, len(tokens)
             try:
                 arrival = self.started_s + arrival_s
-                self.places[self.engine.add(tokens, request.params, arrival_s=arrival)] = place
+                id_ = self.engine.add(tokens, request.params, arrival_s=arrival, **request.info.as_options())
+                self.places[id_] = place
             except RequestError as error:
                 self._refuse(place, str(error))
 
@@ -94,6 +95,12 @@ class _Drive:
         for turn in self.next_turns[place]:
             self.histories[turn] = [*output.prompt_token_ids, *output.token_ids]
             heapq.heappush(self.due, (now_s + self.load.requests[turn].arrival_s, turn))
+
+
+def _record(request: LoadRequest) -> RequestRecord:
+    said = {**request.info.as_options(), "tags": dict(request.info.tags)}
+    slo = request.slo.bounds or None
+    return RequestRecord(request.arrival_s, len(request.tokens), follows=request.follows, slo=slo, **said)
 
 
 def _fill_in_times(recording: Recording) -> None:

@@ -70,6 +70,8 @@ def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
     from hookline.core.sweep.results import FORMAT
 
     config = {key: tree.get(key) for key in (*ENGINE_KEYS, "workload", "slo", "repeats")}
+    if isinstance(config["workload"], Mapping) and not config["workload"].get("classes"):
+        config["workload"] = {key: value for key, value in config["workload"].items() if key != "classes"}
     versions = {name: version(name) for name in ("hookline", "torch")}
     return {"format": FORMAT, "revision": revision(), "versions": versions, "config": config}
 

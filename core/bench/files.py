@@ -6,6 +6,7 @@ docs/benchmarks.md describes them; FORMAT changes when they do. Knows no engine 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import numpy as np
 
 from hookline.core.bench.recorder import Column, Recording, RequestRecord
 from hookline.core.errors import ConfigError
+from hookline.core.request_info import INFO_KEYS
 from hookline.core.sweep.results import read_lines
 
 STEPS = "steps.npz"
 REQUESTS = "requests.jsonl"
+_SAID = (*INFO_KEYS, "slo")
 _ARRAYS = ("drawn", "chunk_request", "chunk_tokens")
 
 
@@ -31,7 +34,7 @@ def write_recording(recording: Recording, folder: Path) -> None:
     np.savez_compressed(folder / STEPS, **{**columns, **arrays, **sizes})  # type: ignore[arg-type]
     with (folder / REQUESTS).open("w", encoding="utf-8") as file:
         for request in recording.requests:
-            file.write(json.dumps({key: _rounded(value) for key, value in asdict(request).items()}) + "\n")
+            file.write(json.dumps(_line(request)) + "\n")
 
 
 def read_recording(folder: Path) -> Recording:
@@ -39,8 +42,7 @@ def read_recording(folder: Path) -> Recording:
 
     Raises: ConfigError naming a file that is not there or not whole.
     """
-    names = [field.name for field in fields(RequestRecord)]
-    requests = [RequestRecord(**{name: line[name] for name in names}) for line in read_lines(folder / REQUESTS)]
+    requests = [_request(line) for line in read_lines(folder / REQUESTS)]
     try:
         with (folder / STEPS).open("rb") as whole, np.load(whole) as file:
             arrays = {name: file[name] for name in file.files}
@@ -56,6 +58,17 @@ def read_recording(folder: Path) -> Recording:
         chunk_tokens=arrays.pop("chunk_tokens").astype(np.int64),
         steps=dict(_restored(name, column) for name, column in arrays.items()),
     )
+
+
+def _line(request: RequestRecord) -> dict[str, Any]:
+    """What a request says of itself is there only if it says something."""
+    values = asdict(request)
+    return {key: _rounded(value) for key, value in values.items() if key not in _SAID or value}
+
+
+def _request(line: Mapping[str, Any]) -> RequestRecord:
+    names = [field.name for field in fields(RequestRecord)]
+    return RequestRecord(**{name: line[name] for name in names if name not in _SAID or name in line})
 
 
 def _stored(name: str, column: Column) -> tuple[str, Column]:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.bench.recorder import Recording, RequestRecord, token_times
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.latencies import STATISTICS, gaps_s, request_latencies, slo_of, spread
+from hookline.core.bench.recorder import Column, Recording, token_times
+from hookline.core.bench.slo import Slo
+from hookline.core.bench.tag_metrics import by_tag, check_tag_objective, deadlines_met, num_good
+from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.errors import ConfigError
 from hookline.core.util.text import near_miss
 
-Column = np.ndarray[Any, Any]
 TIMES = ("host_s", "device_s", "idle_s")
 
 
@@ -53,7 +55,6 @@ def time_lines(times: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-STATISTICS = ("mean", "p50", "p90", "p99", "max")
 NUMBERS = (
     "seconds",
     "output_tok_s",
@@ -75,7 +76,10 @@ DISTRIBUTIONS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "running", "wa
 
 
 def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
-    """Every figure of a recording: NUMBERS, DISTRIBUTIONS as mappings of STATISTICS, step_times; None if undefined."""
+    """Every figure of a recording: NUMBERS, DISTRIBUTIONS as mappings of STATISTICS, step_times; None if undefined.
+
+    deadlines_met and by_tag are there only if requests have deadlines, or tags. slo: of requests that bring none.
+    """
     served = [request for request in recording.requests if request.first_token_s is not None]
     latencies = [request_latencies(request) for request in served]
     times_s, starts = token_times(recording)
@@ -88,7 +92,13 @@ def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
         "pool_usage": spread(1 - recording.steps["free_blocks"] / recording.num_blocks),
         **{name: spread(recording.steps[name]) for name in ("busy_s", *TIMES)},
         "step_times": _step_times(recording),
+        **_if_any("deadlines_met", deadlines_met(recording.requests)),
+        **_if_any("by_tag", by_tag(recording, slo)),
     }
+
+
+def _if_any(name: str, value: Any) -> dict[str, Any]:
+    return {} if value is None or value == {} else {name: value}
 
 
 def _step_times(recording: Recording) -> dict[str, Any] | None:
@@ -98,51 +108,19 @@ def _step_times(recording: Recording) -> dict[str, Any] | None:
     return None if np.isnan(steps["device_s"][computes]).any() else times_by_kind(steps)
 
 
-def request_latencies(request: RequestRecord) -> dict[str, float]:
-    """A served request's waits, in seconds; one token has no time per token after it, so its tpot_s is 0."""
-    assert request.first_token_s is not None and request.finish_s is not None and request.start_s is not None
-    after_first = max(request.output_tokens - 1, 1)
-    return {
-        "ttft_s": request.first_token_s - request.arrival_s,
-        "tpot_s": (request.finish_s - request.first_token_s) / after_first,
-        "e2e_s": request.finish_s - request.arrival_s,
-        "queue_s": request.start_s - request.arrival_s,
-    }
-
-
-def gaps_s(times_s: Column, starts: Column) -> Column:
-    """Seconds between a request's tokens, over all requests."""
-    gaps = np.diff(times_s)
-    inside = np.ones(len(gaps), dtype=bool)
-    firsts = starts[1:-1]
-    inside[firsts[(firsts > 0) & (firsts < len(times_s))] - 1] = False
-    return gaps[inside]
-
-
-def spread(values: Sequence[float] | Column) -> dict[str, float] | None:
-    """Mean, percentiles (linear between samples) and largest value of what is known; None if nothing is."""
-    array = np.asarray(values, dtype=np.float64)
-    array = array[~np.isnan(array)]
-    if len(array) == 0:
-        return None
-    p50, p90, p99 = np.percentile(array, (50, 90, 99))
-    figures = (array.mean(), p50, p90, p99, array.max())
-    return {name: round(float(value), 6) for name, value in zip(STATISTICS, figures, strict=True)}
-
-
 def _numbers(recording: Recording, slo: Slo, latencies: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     requests, seconds = recording.requests, recording.seconds
     served = [request for request in requests if request.first_token_s is not None]
     prompt_tokens = sum(request.prompt_tokens for request in served)
     output_tokens = sum(request.output_tokens for request in served)
     cached_tokens = sum(request.cached_tokens for request in served)
-    good = sum(slo.is_met(one) for one in latencies)
+    has_bounds = slo.is_stated or any(slo_of(request, slo).is_stated for request in requests)
     return {
         "seconds": round(seconds, 4),
         "output_tok_s": round(output_tokens / seconds, 1),
         "prompt_tok_s": round(prompt_tokens / seconds, 1),
         "requests_s": round(len(served) / seconds, 3),
-        "goodput_s": round(good / seconds, 3) if slo.is_stated else None,
+        "goodput_s": round(num_good(served, latencies, slo) / seconds, 3) if has_bounds else None,
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "refused": sum(request.error is not None for request in requests),
@@ -154,14 +132,21 @@ def _numbers(recording: Recording, slo: Slo, latencies: Sequence[Mapping[str, fl
     }
 
 
-def check_objective(name: str, slo: Slo) -> None:
+def check_objective(name: str, slo: Slo, workload: WorkloadConfig | None = None) -> None:
     """Refuse an objective that no result has, before anything runs.
 
     Raises: ConfigError with the near miss and what is available.
     """
-    names = [*NUMBERS, *MACHINE, *(f"{one}.{statistic}" for one in DISTRIBUTIONS for statistic in STATISTICS)]
+    workload = workload or WorkloadConfig()
+    if name.startswith("by_tag."):
+        check_tag_objective(name, workload)
+        return
+    own = ["deadlines_met"] if any(one.deadline_s is not None for one in workload.classes) or workload.trace else []
+    numbers = [*NUMBERS, *own]
+    names = [*numbers, *MACHINE, *(f"{one}.{statistic}" for one in DISTRIBUTIONS for statistic in STATISTICS)]
     if name not in names:
-        available = f"{', '.join(NUMBERS)}, and {' '.join(STATISTICS)} of {', '.join(DISTRIBUTIONS)}"
+        available = f"{', '.join(numbers)}, and {' '.join(STATISTICS)} of {', '.join(DISTRIBUTIONS)}"
         raise ConfigError(f"no metric named objective={name}.{near_miss(name, names)} Available: {available}")
-    if name == "goodput_s" and not slo.is_stated:
+    has_bounds = slo.is_stated or any(one.slo.is_stated for one in workload.classes)
+    if name == "goodput_s" and not has_bounds:
         raise ConfigError("objective=goodput_s needs an objective of service; set slo.ttft_s, slo.tpot_s or slo.e2e_s")

@@ -44,6 +44,12 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     follows: int | None = None
+    priority: int = 0
+    tags: dict[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+    cache_salt: str | None = None
+    slo: dict[str, float] | None = None
+    """The bounds of its own, as Slo names them; None: those of the benchmark."""
     start_s: float | None = None
     first_token_s: float | None = None
     finish_s: float | None = None

@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.run.settings import RunKeys
-from hookline.core.util.ranges import bounded, check_ranges
-
-
-@dataclass(frozen=True)
-class Slo:
-    """What a request must keep to count as good, in seconds; None bounds nothing.
-
-    Raises: ConfigError for a bound that is not above 0.
-    """
-
-    ttft_s: float | None = bounded(None, above=0)
-    """Time to the first token."""
-    tpot_s: float | None = bounded(None, above=0)
-    """Mean time per token after the first."""
-    e2e_s: float | None = bounded(None, above=0)
-    """Time to the last token."""
-
-    def __post_init__(self) -> None:
-        check_ranges(Slo, vars(self), "slo")
-
-    @property
-    def is_stated(self) -> bool:
-        """Whether it bounds anything."""
-        return self != Slo()
-
-    def is_met(self, latencies: Mapping[str, float]) -> bool:
-        """Whether a request's latencies keep every bound."""
-        bounds = {one.name: getattr(self, one.name) for one in fields(self)}
-        return all(bound is None or latencies[name] <= bound for name, bound in bounds.items())
+from hookline.core.util.ranges import bounded
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Recorded requests as a load: a .jsonl file with one request a line, in order of arrival or not.
 
 A line holds `arrival_s` (seconds after the start), `output_tokens` (how many to generate) and the prompt: as
-`prompt_token_ids`, as text in `prompt`, or as a number of random tokens in `prompt_tokens`. Further keys belong to
-whoever recorded it, so the requests.jsonl of a benchmark is a trace, too. Knows no engine and no tokenizer.
+`prompt_token_ids`, as text in `prompt`, or as a number of random tokens in `prompt_tokens`. It may hold `priority`,
+`tags`, `deadline_s`, `cache_salt` and `slo`, a mapping of bounds. Further keys belong to whoever recorded it, so the
+requests.jsonl of a benchmark is a trace, too. Knows no engine and no tokenizer.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import Load, LoadRequest, TokenSource, WorkloadConfig
+from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
+from hookline.core.request_info import INFO_KEYS, RequestInfo
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams, as_float
 from hookline.core.util.json_lines import json_object, numbered_lines
 
@@ -40,7 +44,7 @@ def read_trace(
     for number, line in numbered_lines(_text(path)):
         try:
             requests.append(_request(json_object(line), workload.temperature, source, encode))
-        except (ValueError, RequestError) as error:
+        except (ValueError, RequestError, ConfigError) as error:
             raise ConfigError(f"workload.trace={path}, line {number}: {error}") from None
     if not requests:
         raise ConfigError(f"workload.trace={path} holds no request")
@@ -64,7 +68,15 @@ def _request(
         raise ValueError(f"arrival_s={shown(line.get('arrival_s'))} must be a number of seconds, at least 0")
     max_tokens = _count("output_tokens", line.get("output_tokens"))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, **UNTRUNCATED)
-    return LoadRequest(_prompt(line, source, encode), params, arrival_s)
+    info = RequestInfo.validated(**{key: line[key] for key in INFO_KEYS if line.get(key) is not None})
+    return LoadRequest(_prompt(line, source, encode), params, arrival_s, info=info, slo=_slo(line.get("slo")))
+
+
+def _slo(bounds: Any) -> Slo:
+    if not isinstance(bounds, Mapping | None):
+        raise ValueError(f"slo={shown(bounds)} must be a mapping of ttft_s, tpot_s or e2e_s to seconds")
+    slo: Slo = build(Slo, bounds or {}, "slo")
+    return slo
 
 
 def _prompt(line: Mapping[str, Any], source: TokenSource, encode: Callable[[str], list[int]] | None) -> list[int]:

@@ -7,15 +7,47 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from hookline.core.errors import ConfigError
+from hookline.core.bench.slo import Slo
+from hookline.core.config.schema import build
+from hookline.core.errors import ConfigError, RequestError, shown
+from hookline.core.request_info import INFO_KEYS, PLAIN, RequestInfo
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
 from hookline.core.util.ranges import bounded, check_ranges
 
 DISTRIBUTIONS = ("uniform", "lognormal")
 Z_90 = 1.6449
 """Standard deviations around the mean that hold 90 % of a normal distribution."""
+NO_BOUNDS = Slo()
+
+
+@dataclass(frozen=True)
+class WorkloadClass:
+    """A part of a load's requests, or of its conversations, with what they have in common."""
+
+    share: float = bounded(1.0, above=0)
+    """How many there are of it, to the shares of the other classes: 4 beside 1 is four in five."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """See RequestInfo, for the next three too."""
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str | None = None
+    prompt_len: tuple[int, int] | None = None
+    """None: as the workload says."""
+    output_len: tuple[int, int] | None = None
+    """None: as the workload says."""
+    slo: Slo = field(default_factory=Slo)
+    """What its requests must keep to count as good; without bounds, what the benchmark's slo says."""
+
+    def info(self) -> RequestInfo:
+        """What its requests say of themselves.
+
+        Raises: RequestError if no request can say that.
+        """
+        return RequestInfo.validated(**{key: getattr(self, key) for key in INFO_KEYS})
 
 
 @dataclass(frozen=True)
@@ -43,6 +75,9 @@ class WorkloadConfig:
     """Turns of a conversation: each later prompt is what was said so far and prompt_len new tokens."""
     think_s: tuple[float, float] = (0.0, 0.0)
     """Wait between an answer's end and the next turn."""
+    classes: tuple[Any, ...] = ()
+    """Groups of requests, drawn by their `share`, each with what it sets of: tags, priority, deadline_s, cache_salt,
+    prompt_len, output_len, slo. Empty: all are alike. Kept as WorkloadClass."""
     trace: str | None = None
     """A .jsonl file of recorded requests in place of all that is drawn; core.bench.trace says what a line holds."""
     max_token_id: int = bounded(10000, 1)
@@ -57,13 +92,13 @@ class WorkloadConfig:
         for name in ("prompt_len", "output_len", "turns", "think_s"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # configurations bring lists
         for name in ("prompt_len", "output_len", "turns"):
-            low, high = getattr(self, name)
-            if not 1 <= low <= high:
-                raise ConfigError(f"workload.{name}=[{low}, {high}] must be two whole numbers, 1 <= first <= second")
+            _check_lengths(f"workload.{name}", getattr(self, name))
         if self.length_distribution not in DISTRIBUTIONS:
             known = ", ".join(DISTRIBUTIONS)
             raise ConfigError(f"workload.length_distribution={self.length_distribution!r} is not one of {known}")
         self._check_times()
+        classes = (_class(f"workload.classes[{place}]", one) for place, one in enumerate(self.classes))
+        object.__setattr__(self, "classes", tuple(classes))
         self._check_trace()
 
     def _check_times(self) -> None:
@@ -78,13 +113,34 @@ class WorkloadConfig:
     def _check_trace(self) -> None:
         if self.trace is None:
             return
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("trace", "max_token_id", "temperature", "seed") and value != field.default:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in ("trace", "max_token_id", "temperature", "seed") and value != one.default:
                 raise ConfigError(
-                    f"workload.{field.name}={value} has no effect beside workload.trace={self.trace}, "
+                    f"workload.{one.name}={shown(value)} has no effect beside workload.trace={self.trace}, "
                     "which brings its own requests"
                 )
+
+
+def _check_lengths(key: str, pair: Sequence[int]) -> None:
+    if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
+        raise ConfigError(f"{key}={list(pair)} must be two whole numbers, 1 <= first <= second")
+
+
+def _class(key: str, values: Any) -> WorkloadClass:
+    if isinstance(values, WorkloadClass):
+        return values
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}={shown(values)} must be a mapping of the fields of a class")
+    one: WorkloadClass = build(WorkloadClass, values, key)
+    for name in ("prompt_len", "output_len"):
+        if getattr(one, name) is not None:
+            _check_lengths(f"{key}.{name}", getattr(one, name))
+    try:
+        one.info()
+    except RequestError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    return one
 
 
 @dataclass(frozen=True)
@@ -93,12 +149,15 @@ class LoadRequest:
 
     arrival_s: seconds after the load's start; of a later turn, after the end of the turn before.
     follows: place in the load of the turn before, whose prompt and answer come first in the prompt.
+    slo: bounds of its own, if it has any.
     """
 
     tokens: list[int]
     params: SamplingParams
     arrival_s: float = 0.0
     follows: int | None = None
+    info: RequestInfo = PLAIN
+    slo: Slo = NO_BOUNDS
 
 
 @dataclass(frozen=True)
@@ -146,16 +205,17 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
     rng = random.Random(workload.seed)
     source = TokenSource(rng, workload.max_token_id, vocab_size, repetition)
     turns, arrivals_s, thinking_s = _draw_times(workload)
-    total = sum(turns)
-    prompts = [source.draw(_draw_len(rng, workload, workload.prompt_len)) for _ in range(total)]
+    classes = [one for one, count in zip(_draw_classes(workload), turns, strict=True) for _ in range(count)]
+    infos = {id(one): one.info() for one in classes}
+    prompts = [source.draw(_draw_len(rng, workload, one.prompt_len or workload.prompt_len)) for one in classes]
     params = [
         SamplingParams(
             temperature=workload.temperature,
-            max_tokens=_draw_len(rng, workload, workload.output_len),
+            max_tokens=_draw_len(rng, workload, one.output_len or workload.output_len),
             ignore_eos=True,
             **UNTRUNCATED,
         )
-        for _ in range(total)
+        for one in classes
     ]
     shared = source.draw(workload.shared_prefix_len)
     requests: list[LoadRequest] = []
@@ -164,8 +224,17 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
             place = len(requests)
             tokens = prompts[place] if turn else [*shared, *prompts[place]]
             due_s, follows = (thinking_s[place], place - 1) if turn else (arrival_s, None)
-            requests.append(LoadRequest(tokens, params[place], due_s, follows))
+            one = classes[place]
+            requests.append(LoadRequest(tokens, params[place], due_s, follows, infos[id(one)], one.slo))
     return Load(requests)
+
+
+def _draw_classes(workload: WorkloadConfig) -> list[WorkloadClass]:
+    """Of each conversation; a stream of its own, as for times."""
+    if not workload.classes:
+        return [WorkloadClass()] * workload.num_prompts
+    shares = [one.share for one in workload.classes]
+    return random.Random(f"classes {workload.seed}").choices(workload.classes, shares, k=workload.num_prompts)
 
 
 def _draw_times(workload: WorkloadConfig) -> tuple[list[int], list[float], list[float]]:

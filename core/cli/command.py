@@ -35,7 +35,7 @@ def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> in
     from hookline.core.errors import HooklineError, show_traceback
 
     try:
-        with _logging_to_stderr():
+        with logging_to_stderr():
             return run(list(sys.argv[1:] if arguments is None else arguments))
     except HooklineError as error:
         show_traceback(error)
@@ -65,7 +65,8 @@ class _ToStderr(logging.Handler):
 
 
 @contextmanager
-def _logging_to_stderr() -> Iterator[None]:
+def logging_to_stderr() -> Iterator[None]:
+    """Have Hookline's log on standard error, a line each."""
     logger, handler = logging.getLogger("hookline"), _ToStderr()
     level = logger.level
     logger.addHandler(handler)

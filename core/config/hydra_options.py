@@ -11,18 +11,20 @@ from hookline.core.config.schema import plain_defaults
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, KINDS, Entry
 
-RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save")
-"""Keys whose value is raw text, always: what follows the first = is taken as it is."""
+RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
+"""Keys whose value is raw text, always: what follows the first = is taken as it is; so is a single tag's."""
 
-_FREE = "sampling.extra_args."
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: those of the installed processors."""
-_ADDED = f"++{_FREE}"
+_TAG = "tags."
+_FREE = ("sampling.extra_args.", _TAG)
+"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: the installed processors', and tags."""
+_ADDED = tuple(f"++{free}" for free in _FREE)
 
 
 def is_raw(argument: str) -> bool:
     """True if the argument sets a raw key."""
     key, equals, _ = argument.partition("=")
-    return equals == "=" and key.lstrip("+") in RAW_KEYS
+    key = key.lstrip("+")
+    return equals == "=" and (key in RAW_KEYS or key.startswith(_TAG))
 
 
 def quote_raw_values(arguments: Sequence[str]) -> list[str]:
@@ -39,7 +41,7 @@ def _quoted(argument: str) -> str:
 
 
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
-    """The arguments with those below sampling.extra_args as additions, since Hydra refuses keys that it does not know.
+    """The arguments with free keys, those below _FREE, as additions, since Hydra refuses keys that it does not know.
 
     Which processors and fields exist, and their types, is checked of every request, wherever it comes from.
     """

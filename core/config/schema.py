@@ -43,7 +43,7 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Ite
     texts: list[str] = []
     try:
         inert = {key: _inert(value, joined(prefix, key), texts) for key, value in values.items()}
-        node = OmegaConf.merge(OmegaConf.structured(cls), inert)
+        node = OmegaConf.merge(_writable(OmegaConf.structured(cls)), inert)
         for key in sorted(OmegaConf.missing_keys(node)):
             raise ConfigError(f"{joined(prefix, key)} has no value and no default; set {joined(prefix, key)}=...")
         return _instance(node, texts, prefix)
@@ -54,6 +54,18 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Ite
     except Exception as error:
         message = one_line(error).partition(": ")[2] or one_line(error)
         raise ConfigError(f"{prefix}: {clipped(message, 2 * MAX_TEXT)}") from error
+
+
+def _writable(node: Any) -> Any:
+    """The node with every section in it open to values: OmegaConf takes "frozen" to mean that none may change."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_dict(node):
+        OmegaConf.set_readonly(node, None)
+        for name in node:
+            if not OmegaConf.is_missing(node, name):
+                _writable(node[name])
+    return node
 
 
 def _inert(value: Any, key: str, texts: list[str]) -> Any:

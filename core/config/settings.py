@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookline.core.config.schema import build, check_keys
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import AUTO, KINDS, OBSERVER, Entry, Option
+from hookline.core.request_info import check_tag_key
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
 from hookline.core.util.ranges import bounded, check_ranges
@@ -68,6 +69,8 @@ class EngineConfig:
     instead. None: no limit."""
     max_queued_tokens: int | None = bounded(None, 1, MAX_COUNT)
     """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
+    tag_keys: tuple[str, ...] | None = None
+    """The only keys that requests' tags may have, e.g. [tenant, class]; others are refused. None: any."""
     stall_timeout_s: float = bounded(30.0, above=0)
     """Seconds without progress after which the engine ends with an error."""
     rank_timeout_s: float = bounded(5.0, above=0)
@@ -79,6 +82,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_ranges(EngineConfig, vars(self), "engine")
+        if self.tag_keys is not None:
+            object.__setattr__(self, "tag_keys", _checked_tag_keys(self.tag_keys))
         if self.max_model_len == 1:
             raise ConfigError("engine.max_model_len=1 must be at least 2: a token of a prompt, and one of its answer")
         if self.num_blocks == self.block_size == 1:
@@ -91,6 +96,15 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"engine.max_num_seqs={self.max_num_seqs}: each running request computes a token a step"
             )
+
+
+def _checked_tag_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    try:
+        for key in keys:
+            check_tag_key(key)
+    except RequestError as error:
+        raise ConfigError(f"engine.tag_keys={shown(list(keys))}: {error}") from error
+    return tuple(keys)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -24,6 +24,21 @@ class RequestView(Protocol):
     @property
     def priority(self) -> int:
         """Lower is more urgent; 0 unless the caller set it."""
+        ...
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What the caller calls it by, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it should be done, on the engine's clock; None unless the caller set it. A wish: nothing ends it."""
+        ...
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token was known, on the engine's clock; None before."""
         ...
 
     @property

@@ -24,6 +24,7 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
+from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue, Views
@@ -129,6 +130,9 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
         timeout_s: float | None = None,
         arrival_s: float | None = None,
         watcher: Watcher | None = None,
@@ -136,18 +140,22 @@ class Engine:
     ) -> int:
         """Queue a request and return its id.
 
-        priority: for schedulers that heed it; lower is more urgent. arrival_s: when it came, on `clock`; None is now.
+        priority, tags, deadline_s, cache_salt: see RequestInfo. arrival_s: when it came, on `clock`; None is now.
         timeout_s: ends it so long after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
         like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
-        Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary.
+        Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary; or
+        if any of its arguments is wrong.
         """
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
         timeout_s = checked_timeout_s(timeout_s)
         arrival_s = self.clock() if arrival_s is None else arrival_s
-        options: dict[str, Any] = {"prompt": prompt, "priority": priority, "arrival_s": arrival_s, "watcher": watcher}
-        options["like"] = None if like is None else self.queue.live[like]
+        other = None if like is None else self.queue.live[like]
+        given = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        info = RequestInfo.validated(**given, tag_keys=self.limits.tag_keys) if other is None else other.info
+        options: dict[str, Any] = {"prompt": prompt, "info": info, "arrival_s": arrival_s, "watcher": watcher}
+        options["like"] = other
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
         self.queue.add(request)
@@ -179,10 +187,13 @@ class Engine:
         self._notify("on_request_end", output=output)
         return output
 
-    def abort(self, ids: Iterable[int]) -> list[RequestOutput]:
-        """End requests wherever they stand and give their blocks back; unknown ids are ignored."""
+    def abort(self, ids: Iterable[int], *, reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
+        """End requests wherever they stand and give their blocks back; unknown ids are ignored.
+
+        reason: STOP if the caller found a stop string in the text.
+        """
         live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
-        outputs = [self._end(request, FinishReason.ABORT) for request in live]
+        outputs = [self._end(request, reason) for request in live]
         self._notify_ends(outputs)
         return outputs
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -120,13 +121,17 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Complete a prompt. Arguments and result as for LLM.generate, for one prompt.
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        stream = self._submit(prompt, params, priority=priority, timeout_s=timeout_s)
+        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        stream = self._submit(prompt, params, timeout_s=timeout_s, **info)
         return merge_completions([delta.output async for delta in stream if delta.output is not None])
 
     def stream(
@@ -136,14 +141,18 @@ class AsyncLLM:
         *,
         cumulative: bool = False,
         priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
         timeout_s: float | None = None,
     ) -> RequestStream:
         """Queue a prompt and return its Deltas as they come. Arguments as for LLM.stream, for one prompt.
 
         Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
         """
+        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         options = {"follows": True, "is_cumulative": cumulative}
-        return self._submit(prompt, params, priority=priority, timeout_s=timeout_s, **options)
+        return self._submit(prompt, params, timeout_s=timeout_s, **options, **info)
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
         params, loop = SamplingParams() if params is None else params, asyncio.get_running_loop()
@@ -151,9 +160,11 @@ class AsyncLLM:
             raise RequestError(f"params={shown(params)} must be SamplingParams")
         deltas = DeltaQueue(loop, is_cumulative=options.get("is_cumulative", False))
         options["prompt"] = prompt if isinstance(prompt, str) else None
+        if isinstance(options["tags"], Mapping):
+            options["tags"] = dict(options["tags"])  # the engine's thread reads them later
         options["arrival_s"] = self.llm.output_processor.engine.clock()
         stream = RequestStream(self._thread, deltas, params.n)
-        if not _takes_long(prompt, params):
+        if not takes_long(prompt, params):
             self._thread.submit(deltas, *self._prepare(prompt, params), **options)
             return stream
         if not self._stop.alive:
@@ -221,7 +232,7 @@ class AsyncLLM:
         await self.aclose()
 
 
-def _takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
     """Whether a request's texts would hold up the event loop for a millisecond or more."""
     num_words = sum(isinstance(word, str) for word in params.bad_words)
     num_characters = sum(map(len, params.stop))

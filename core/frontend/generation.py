@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hookline.core.errors import QueueFullError, RequestError
@@ -28,13 +28,17 @@ class ProgressBar(Protocol):
 class Call:
     """Prompts with their parameters, on their way through an engine that others may use as well.
 
-    options: of OutputProcessor.add, for all of them.
+    own: of each prompt, the options of OutputProcessor.add that are its own. options: those for all of them.
     """
 
     def __init__(
-        self, output_processor: OutputProcessor, prompts: Sequence[tuple[Prompt, SamplingParams]], **options: Any
+        self,
+        output_processor: OutputProcessor,
+        prompts: Sequence[tuple[Prompt, SamplingParams]],
+        own: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> None:
-        self._output_processor, self._options = output_processor, options
+        self._output_processor, self._own, self._options = output_processor, own, options
         self._waiting = deque(enumerate(prompts))
         self._open: set[int] = set()
         self._new_deltas: deque[Delta] = deque()
@@ -66,11 +70,12 @@ class Call:
 
     def _add(self, index: int, one: tuple[Prompt, SamplingParams]) -> None:
         prompt, params = one
+        own = {} if self._own is None else self._own[index]
         text = prompt if isinstance(prompt, str) else None
         token_ids: Sequence[int] = ()
         try:
             token_ids = self._output_processor.codec.encode(prompt)
-            options = {"prompt": text, "prompt_index": index, **self._options}
+            options = {"prompt": text, "prompt_index": index, **self._options, **own}
             self._open.update(self._output_processor.add(token_ids, params, self._receive, **options))
         except RequestError as error:
             self._new_deltas.append(_refusal(index, self._output_processor.engine.refuse(token_ids, error, text)))

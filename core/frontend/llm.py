@@ -26,6 +26,7 @@ from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
+Tags = Mapping[str, str]
 
 
 class LLM:
@@ -81,6 +82,8 @@ class LLM:
         self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
         checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
+        self.tokenizer_folder = folder
+        """Where the tokenizer's files are; None if there are none, or if the model brought its own source."""
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
         self.output_processor = OutputProcessor(self.engine, self.codec)
@@ -100,7 +103,10 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
+        tags: Tags | Sequence[Tags | None] | None = None,
+        deadline_s: float | Sequence[float | None] | None = None,
+        cache_salt: str | Sequence[str | None] | None = None,
         timeout_s: float | None = None,
         progress: ProgressBar | None = None,
     ) -> list[RequestOutput]:
@@ -109,13 +115,18 @@ class LLM:
         prompts:  a text, a list of token ids or a list of chat messages, or a list of such.
         params:   for all prompts, or one each; None means SamplingParams(). With n > 1 an output's `completions` are n.
         priority: for schedulers that heed it; lower is more urgent.
+        tags: what to call the requests by, e.g. {"tenant": "acme"}: at most 8, for schedulers, observers and reports.
+        deadline_s: by when each should be done, in seconds after it is queued: a wish, which schedulers may heed.
+        cache_salt: at most 256 characters; a request finds only those prefixes in the cache that have the same salt.
+        These four are for all prompts, or a list with one each.
         timeout_s: ends each request so long after it is queued, with finish_reason "abort" and what it has by then.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
         Whatever interrupts the call, its requests are gone afterwards.
-        Raises: RequestError if there are not as many params as prompts; PluginError if a plugin fails in a step, with
-        what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
+        Raises: RequestError if a list with one each is not as long as prompts; PluginError if a plugin fails in a step,
+        with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
         """
-        call = self._call(prompts, params, priority=priority, timeout_s=timeout_s)
+        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        call = self._call(prompts, params, infos, timeout_s=timeout_s)
         found: dict[int, list[RequestOutput]] = {}
         try:
             for delta in call.run(progress):
@@ -132,7 +143,10 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cumulative: bool = False,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
+        tags: Tags | Sequence[Tags | None] | None = None,
+        deadline_s: float | Sequence[float | None] | None = None,
+        cache_salt: str | Sequence[str | None] | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
@@ -142,17 +156,20 @@ class LLM:
         the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
         Raises: as generate.
         """
-        options = {"follows": True, "is_cumulative": cumulative, "priority": priority, "timeout_s": timeout_s}
-        return self._call(prompts, params, **options).run()
+        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        options = {"follows": True, "is_cumulative": cumulative, "timeout_s": timeout_s}
+        return self._call(prompts, params, infos, **options).run()
 
     def _call(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        infos: Mapping[str, Any],
         **options: Any,
     ) -> Call:
         wanted = as_prompts(prompts)
-        return Call(self.output_processor, list(zip(wanted, _params_each(params, len(wanted)), strict=True)), **options)
+        asked = list(zip(wanted, _params_each(params, len(wanted)), strict=True))
+        return Call(self.output_processor, asked, _infos_each(infos, len(wanted)), **options)
 
     @property
     def observers(self) -> dict[str, Any]:
@@ -165,6 +182,18 @@ class LLM:
             import torch
 
             torch.cuda.set_device(self.device)
+
+    def device_works(self) -> bool:
+        """Whether the device still computes: after some errors a GPU does nothing more for this process."""
+        if self.device.type != "cuda":
+            return True
+        import torch
+
+        try:
+            torch.cuda.synchronize(self.device)
+        except Exception:
+            return False
+        return True
 
     def close(self) -> None:
         """End what still runs and release the engine's memory; a second call does nothing."""
@@ -187,6 +216,21 @@ def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count
         raise RequestError(f"params={shown(params)} must be SamplingParams, or a list of them")
     if len(each) != count:
         raise RequestError(f"{len(each)} sampling params for {count} prompts; pass one, or one for each prompt")
+    return each
+
+
+def _infos_each(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The arguments of each prompt; what is a list, and no text, has one each."""
+    each = [_one_each(name, value, count) for name, value in infos.items()]
+    return [dict(zip(infos, values, strict=True)) for values in zip(*each, strict=True)]
+
+
+def _one_each(name: str, value: Any, count: int) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        return [value] * count
+    each = list(value)
+    if len(each) != count:
+        raise RequestError(f"{name} has {len(each)} values for {count} prompts; pass one, or one for each prompt")
     return each
 
 

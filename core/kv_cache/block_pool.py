@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import xxhash
 
 ROOT = 0
-"""Serial of the empty prefix."""
+"""Serial of the empty prefix; that of a request with a cache salt is another one (RequestInfo.prefix_root)."""
+MAX_HASH = 2**64 - 1
 UNCACHED = -1
 """Serial of content that cannot be found again; nothing that follows it can either."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hookline.core.kv_cache.block_pool import ROOT, BlockPool, hash_block
+from hookline.core.kv_cache.block_pool import MAX_HASH, BlockPool, hash_block
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.util.arrays import IntArray
@@ -36,8 +36,13 @@ class KVCacheManager:
         hashes = request.block_hashes
         while len(hashes) <= index:
             tokens = self.block_tokens(request, len(hashes))
-            hashes.append(hash_block(hashes[-1] if hashes else 0, tokens))
+            hashes.append(hash_block(self._hash_before(request), tokens))
         return hashes[index]
+
+    def _hash_before(self, request: Request) -> int:
+        """What the request's next hash is chained to; a salt stands before the first."""
+        hashes = request.block_hashes
+        return hashes[-1] if hashes else request.prefix_root & MAX_HASH
 
     # ------------------------------------------------------------------------------------------------------- prefixes
 
@@ -50,17 +55,20 @@ class KVCacheManager:
     def match_prefix(self, request: Request) -> list[int]:
         """Cached blocks that hold the request's leading tokens; never all: its last token is always computed."""
         if request.match[0] != self.pool.version:
-            request.match = (self.pool.version, self._find_prefix(request) if self.pool.caching else [])
+            request.match = (
+                self.pool.version,
+                self._find_prefix(request, 0, request.prefix_root) if self.pool.caching else [],
+            )
         return request.match[1]
 
-    def _find_prefix(self, request: Request, first: int = 0, parent: int = ROOT) -> list[int]:
+    def _find_prefix(self, request: Request, first: int, parent: int) -> list[int]:
         """The cached blocks that hold the request's tokens from block `first` on, which follows `parent`."""
         blocks: list[int] = []
         hashes, tokens, size = request.block_hashes, request.tokens, request.block_size
         for index in range(first, self.max_cached_blocks(request)):
             content = tokens[index * size : (index + 1) * size].tobytes()
             if index == len(hashes):
-                hashes.append(hash_block(hashes[-1] if hashes else 0, content))
+                hashes.append(hash_block(self._hash_before(request), content))
             block = self.pool.find(hashes[index], content, parent)
             if block is None:
                 break
@@ -109,7 +117,7 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Give back a request's blocks, if it has any; those that are cached can still be found."""
         blocks, request.blocks, request.num_block_tokens = request.blocks, [], 0
-        request.parent_serial = ROOT
+        request.parent_serial = request.prefix_root
         self.pool.release(blocks)
 
     # -------------------------------------------------------------------------------------------------------- caching

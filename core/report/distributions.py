@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hookline.core.bench.metrics import gaps_s, request_latencies
+from hookline.core.bench.latencies import gaps_s, request_latencies
 from hookline.core.bench.recorder import Column as Array
 from hookline.core.bench.recorder import Recording, token_times
 from hookline.core.report.charts import Chart, Line
@@ -33,24 +33,26 @@ def distributions(report: Report, group: Group) -> list[Chart]:
     recorded = {job: samples(job.recording) for job in group.done if job.recording is not None}
     charts = []
     for name, title in LATENCIES.items():
-        points = {job: _cumulative(recorded[job][name]) if job in recorded else _known(job, name) for job in group.done}
+        points = {job: cumulative(recorded[job][name]) if job in recorded else stated(job, name) for job in group.done}
         drawn = {job: both for job, both in points.items() if both is not None}
         if drawn:
             lines = [
                 Line(report.label(job), report.style(job), *both, steps=job in recorded) for job, both in drawn.items()
             ]
-            charts.append(_distribution(title, lines, list(drawn), name))
+            of = "gaps between tokens" if name == "itl_s" else "requests"
+            charts.append(distribution(title, lines, [(job, name) for job in drawn], of))
     return charts
 
 
-def _known(job: Job, name: str) -> Points | None:
+def stated(job: Job, name: str) -> Points | None:
     """Of a job without records: the points that its result line states."""
     known = [(job.figure(f"{name}.{part}"), percent) for part, percent in PERCENTILES.items()]
     points = [(value, percent) for value, percent in known if value is not None]
     return ([value for value, _ in points], [percent for _, percent in points]) if points else None
 
 
-def _cumulative(values: Array) -> Points | None:
+def cumulative(values: Array) -> Points | None:
+    """Of sorted samples, in seconds, the percentage that is no larger; None if there are none."""
     if not len(values):
         return None
     if len(values) <= len(FRACTIONS):
@@ -60,12 +62,12 @@ def _cumulative(values: Array) -> Points | None:
     return [float(xs[0]), *xs.tolist()], [0.0, *(100 * ys).tolist()]
 
 
-def _distribution(title: str, lines: Sequence[Line], jobs: Sequence[Job], name: str) -> Chart:
-    of = "gaps between tokens" if name == "itl_s" else "requests"
-    said = [f"{line.label}: {_percentiles(job, name)}" for line, job in zip(lines, jobs, strict=True)]
+def distribution(title: str, lines: Sequence[Line], names: Sequence[tuple[Job, str]], of: str) -> Chart:
+    """A chart of such percentages. names: of each line, its job and what the figure is called in its result line."""
+    said = [f"{line.label}: {_percentiles(*name)}" for line, name in zip(lines, names, strict=True)]
     high, low = max(max(line.xs) for line in lines), min(min(line.xs) for line in lines)
     return Chart(
-        title=title.capitalize(),
+        title=title[:1].upper() + title[1:],
         summary="; ".join(said),
         x_title="seconds",
         y_title=f"% of {of}",

@@ -64,11 +64,12 @@ def figures_of(jobs: Sequence[Job]) -> tuple[list[Figure], list[Figure]]:
         if values and max(values) == 0 and min(values) == 0:
             zero.append(figure)
         elif values:
-            shown.append(_in_fitting_unit(figure, max(values)))
+            shown.append(in_fitting_unit(figure, max(values)))
     return shown, zero
 
 
-def _in_fitting_unit(figure: Figure, largest: float) -> Figure:
+def in_fitting_unit(figure: Figure, largest: float) -> Figure:
+    """The figure in milliseconds if it is in seconds and all its values are small."""
     if figure.unit != "s" or largest >= 10:
         return figure
     return Figure(figure.name, figure.title, figure.better, "ms", 1000.0)

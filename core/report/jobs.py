@@ -47,6 +47,11 @@ class Job:
         pairs = (str(override).lstrip("+~").partition("=") for override in self.record.get("overrides", ()))
         return {key: value for key, _, value in pairs}
 
+    @property
+    def by_tag(self) -> Mapping[str, Mapping[str, Any]]:
+        """Its figures for each value of each tag's key; empty if no request had a tag."""
+        return (self.record.get("metrics") or {}).get("by_tag") or {} if self.is_done else {}
+
     def figure(self, name: str) -> float | None:
         """A figure by name, `ttft_s.p99` say; None if the job has none."""
         return objective_value(self.record.get("metrics") or {}, name) if self.is_done else None

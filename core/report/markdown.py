@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hookline.core.report.figures import Figure
 from hookline.core.report.jobs import Job
+from hookline.core.report.tags import TagTable, tag_tables
 from hookline.core.report.view import Group, Report
 
 
@@ -30,7 +31,16 @@ def _comparison(report: Report, group: Group) -> str:
         for job in group.done
     ]
     title = f"## Load: {code(group.name)}\n\n" if group.name else ""
-    return f"{title}Ratios are to job {group.baseline.id if group.baseline else ''}.\n\n{_table(head, rows)}"
+    text = f"{title}Ratios are to job {group.baseline.id if group.baseline else ''}.\n\n{_table(head, rows)}"
+    return "\n\n".join([text, *(_by_tag(group, table) for table in tag_tables(report, group))])
+
+
+def _by_tag(group: Group, table: TagTable) -> str:
+    head = [code(table.key), "job", *(figure.heading for figure in table.figures)]
+    rows = [
+        [code(row.value), row.job.id, *(_cell(group, figure, row.job) for figure in row.figures)] for row in table.rows
+    ]
+    return f"### By {code(table.key)}\n\n{_table(head, rows)}"
 
 
 def _cell(group: Group, figure: Figure, job: Job) -> str:

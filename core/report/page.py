@@ -18,6 +18,7 @@ from hookline.core.report.drawing import draw
 from hookline.core.report.figures import LATENCIES, Figure, seconds
 from hookline.core.report.jobs import Job
 from hookline.core.report.shared import common, own
+from hookline.core.report.tags import tag_tables
 from hookline.core.report.timelines import timelines
 from hookline.core.report.view import Group, Report
 
@@ -100,6 +101,7 @@ def _section(report: Report, group: Group) -> Mapping[str, Any]:
         "is_flat": len(group.done) > 1 and not spread_out(group.done),
         "curves": [draw(chart) for chart in curves(report, group.jobs, of_load=False)],
         "distributions": [draw(chart) for chart in distributions(report, group)],
+        "tags": [(table, [draw(chart) for chart in table.charts]) for table in tag_tables(report, group)],
         "timelines": [(job, [draw(top), draw(below, LOW)]) for job, (top, below) in timelines(report, group)],
     }
 

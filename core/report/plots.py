@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from hookline.core.report.charts import Chart
 from hookline.core.report.curves import curves
 from hookline.core.report.distributions import distributions
+from hookline.core.report.tags import tag_tables
 from hookline.core.report.timelines import timelines
 from hookline.core.report.view import Group, Report
 
@@ -34,7 +35,7 @@ def write_plots(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def _figures(report: Report, group: Group) -> Iterator[tuple[str, list[list[Chart]]]]:
+def _figures(report: Report, group: Group) -> Iterator[tuple[str, Sequence[Sequence[Chart]]]]:
     """Names of files, and their charts by row."""
     for kind, charts in (
         ("distributions", distributions(report, group)),
@@ -42,6 +43,9 @@ def _figures(report: Report, group: Group) -> Iterator[tuple[str, list[list[Char
     ):
         if charts:
             yield kind, [charts]
+    for table in tag_tables(report, group):
+        if table.charts:
+            yield f"by_{table.key}", [table.charts]
     lines = [
         [replace(chart, title=f"job {job.id}: {chart.title}") for chart in charts]
         for job, charts in timelines(report, group)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Limits, RequestFacts
-from hookline.core.errors import QueueFullError, PromptTooLongError, RequestError, shown
+from hookline.core.errors import PromptTooLongError, QueueFullError, RequestError, shown
+from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.request import Request, TokenArray, Watcher
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.sampling_params import MAX_WHOLE, SamplingParams, as_float, derived_seed
+from hookline.core.sampling_params import SamplingParams, as_float, derived_seed
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class EngineLimits:
     overlap: bool = False
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    tag_keys: tuple[str, ...] | None = None
+    """The only tags that requests may have; None allows any."""
     processing: Processing = field(default_factory=Processing)
     """The logits processors that requests can use."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +53,7 @@ def admit(
     params: SamplingParams,
     *,
     prompt: str | None = None,
-    priority: int = 0,
+    info: RequestInfo = PLAIN,
     arrival_s: float = 0.0,
     watcher: Watcher | None = None,
     like: Request | None = None,
@@ -69,8 +72,6 @@ def admit(
         raise RequestError(
             f"sampling.stop={shown(list(params.stop))} needs a watcher that reads the text; use LLM or AsyncLLM"
         )
-    if not _is_int64(priority):
-        raise RequestError(f"priority={shown(priority)} must be a whole number; lower is more urgent")
     tokens = _checked_tokens(limits, prompt_token_ids)
     params = params.resolved(limits.sampling_defaults)
     assert params.temperature is not None
@@ -93,13 +94,9 @@ def admit(
         prepared=prepared,
         prompt=prompt,
         arrival_s=arrival_s,
-        priority=priority,
+        info=info,
         watcher=watcher,
     )
-
-
-def _is_int64(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_WHOLE
 
 
 def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
+from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
 from hookline.core.sampling_params import SamplingParams
@@ -76,8 +77,10 @@ class Request:
         "block_size",
         "blocks",
         "counts",
+        "deadline_s",
         "entry",
         "first_token_s",
+        "info",
         "match",
         "max_tokens",
         "num_cached_tokens",
@@ -85,6 +88,7 @@ class Request:
         "num_prompt_tokens",
         "params",
         "parent_serial",
+        "prefix_root",
         "prepared",
         "priority",
         "prompt",
@@ -94,6 +98,7 @@ class Request:
         "stop_ids",
         "stop_string",
         "stops_X",
+        "tags",
         "temperature",
         "tokens",
         "view",
@@ -137,7 +142,7 @@ class Request:
         prepared: Prepared = NOTHING,
         prompt: str | None = None,
         arrival_s: float = 0.0,
-        priority: int = 0,
+        info: RequestInfo = PLAIN,
         watcher: Watcher | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
@@ -148,7 +153,11 @@ class Request:
         self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
-        self.priority = priority
+        self.info = info
+        self.priority, self.tags = info.priority, info.tags
+        self.deadline_s = None if info.deadline_s is None else arrival_s + info.deadline_s
+        """When it should be done, on the engine's clock."""
+        self.prefix_root = info.prefix_root
         self.watcher = watcher
         self.stop_string: str | None = None
         self.seed = seed
@@ -185,7 +194,7 @@ class Request:
         self.num_block_tokens = 0
         self.num_cached_block_tokens = 0
         self.prefill_target = self.num_tokens
-        self.parent_serial = 0
+        self.parent_serial = self.prefix_root
 
     @property
     def num_output_tokens(self) -> int:
@@ -217,6 +226,9 @@ class Request:
             prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),
+            tags=dict(self.tags),
+            priority=self.info.priority,
+            deadline_s=self.info.deadline_s,
         )
 
     def _stop_reason(self) -> str | int | None:
@@ -233,6 +245,9 @@ class RequestFacade:
     id = property(attrgetter("_request.id"))
     arrival_s = property(attrgetter("_request.arrival_s"))
     priority = property(attrgetter("_request.priority"))
+    tags = property(attrgetter("_request.tags"))
+    deadline_s = property(attrgetter("_request.deadline_s"))
+    first_token_s = property(attrgetter("_request.first_token_s"))
     num_prompt_tokens = property(attrgetter("_request.num_prompt_tokens"))
     num_output_tokens = property(attrgetter("_request.num_output_tokens"))
     max_tokens = property(attrgetter("_request.max_tokens"))

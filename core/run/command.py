@@ -42,10 +42,12 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
+    from hookline.core.request_info import NOT_SAID
     from hookline.core.run.results import refusals
 
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
-        outputs = llm.generate(run.prompts, run.params, progress=progress_bar(len(run.prompts)))
+        infos = {name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()}
+        outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
         show(run, outputs)
     refused = refusals(outputs)
     for line in refused:

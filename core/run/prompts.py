@@ -8,24 +8,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.schema import unknown_key
 from hookline.core.errors import ConfigError, RequestError, shown
+from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.json_lines import json_object, numbered_lines
+from hookline.core.util.mappings import merge
 
 DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file and ")
 """For a run that says nothing: the bundled checkpoint writes Python-looking code."""
 _FORMS = ("prompt", "messages", "prompt_token_ids")
-Prompts = list[tuple[Any, SamplingParams]]
+
+
+class Line(NamedTuple):
+    """One prompt. info: what was given of INFO_KEYS, unchecked: a wrong value refuses this request alone."""
+
+    prompt: Any
+    params: SamplingParams
+    info: Mapping[str, Any] = {}
+
+
+Prompts = list[Line]
 
 
 def read_prompts(
-    tree: Mapping[str, Any], params: SamplingParams, stdin: Callable[[], str | None] | None = None
+    tree: Mapping[str, Any],
+    params: SamplingParams,
+    stdin: Callable[[], str | None] | None = None,
+    info: Mapping[str, Any] | None = None,
 ) -> Prompts:
-    """The prompts, each with its sampling parameters.
+    """The prompts, each with its sampling parameters and what it says of itself; params, info: of all of them.
 
     Without any source, standard input counts if it is piped and not empty, one prompt a line; else the default prompts.
     With a source it is not read: a script that runs Hookline in a loop keeps its own input.
@@ -35,12 +50,14 @@ def read_prompts(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} are both set; give the prompts one way")
     if given == ["prompts_file"]:
-        return _from_file(Path(str(tree["prompts_file"])), params)
+        return _from_file(Path(str(tree["prompts_file"])), params, info or {})
     if given == ["prompts"]:
-        return [(prompt, params) for prompt in _checked_list(tree["prompts"])]
-    if given == ["prompt"]:
-        return [(str(tree["prompt"]), params)]
-    return [(prompt, params) for prompt in _lines((stdin or piped_text)() or "") or DEFAULT_PROMPTS]
+        prompts = _checked_list(tree["prompts"])
+    elif given == ["prompt"]:
+        prompts = [str(tree["prompt"])]
+    else:
+        prompts = _lines((stdin or piped_text)() or "") or [*DEFAULT_PROMPTS]
+    return [Line(prompt, params, info or {}) for prompt in prompts]
 
 
 def _lines(text: str) -> list[str]:
@@ -59,7 +76,7 @@ def _checked_list(prompts: Any) -> list[Any]:
     return prompts
 
 
-def _from_file(path: Path, params: SamplingParams) -> Prompts:
+def _from_file(path: Path, params: SamplingParams, info: Mapping[str, Any]) -> Prompts:
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"prompts_file={path}: the name must end in .txt (a prompt a line) or .jsonl")
     try:
@@ -67,32 +84,33 @@ def _from_file(path: Path, params: SamplingParams) -> Prompts:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts_file={path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if path.suffix == ".txt":
-        prompts: Prompts = [(line, params) for line in _lines(text)]
+        prompts = [Line(line, params, info) for line in _lines(text)]
     else:
-        prompts = [_from_json(line, f"{path}:{number}", params) for number, line in numbered_lines(text)]
+        prompts = [_from_json(line, f"{path}:{number}", params, info) for number, line in numbered_lines(text)]
     if not prompts:
         raise ConfigError(f"prompts_file={path} holds no prompt")
     return prompts
 
 
-def _from_json(line: str, place: str, params: SamplingParams) -> tuple[Any, SamplingParams]:
+def _from_json(line: str, place: str, params: SamplingParams, info: Mapping[str, Any]) -> Line:
     try:
         values = json_object(line)
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from error
     forms = [form for form in _FORMS if form in values]
-    sampling = {key: value for key, value in values.items() if key not in _FORMS}
+    sampling = {key: value for key, value in values.items() if key not in (*_FORMS, *INFO_KEYS)}
     defaults = asdict(params)
     for key in sampling:
         if key not in defaults:
-            raise ConfigError(f"{place}: {unknown_key(key, [*_FORMS, *defaults])}")
+            raise ConfigError(f"{place}: {unknown_key(key, [*_FORMS, *INFO_KEYS, *defaults])}")
     if len(forms) != 1:
         found = " and ".join(forms) or "none"
         raise ConfigError(f"{place}: needs one of {', '.join(_FORMS)}; it has {found}")
     try:
-        return _checked_form(forms[0], values[forms[0]], place), SamplingParams.of(defaults | sampling)
+        prompt, own = _checked_form(forms[0], values[forms[0]], place), SamplingParams.of(defaults | sampling)
     except RequestError as error:
         raise ConfigError(f"{place}: {error}") from error
+    return Line(prompt, own, merge(info, {key: values[key] for key in INFO_KEYS if key in values}))
 
 
 def _checked_form(form: str, value: Any, place: str) -> Any:

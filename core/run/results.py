@@ -87,9 +87,16 @@ def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
         **_completion_json(output),
         "num_cached_tokens": output.num_cached_tokens,
         "error": output.error,
+        **_info_json(output),
         **({} if output.prompt_logprobs is None else {"prompt_logprobs": _logprobs_json(output.prompt_logprobs)}),
         **({"others": [_completion_json(other) for other in output.others]} if output.others else {}),
     }
+
+
+def _info_json(output: RequestOutput) -> dict[str, Any]:
+    """What the request said of itself, if anything."""
+    info = {"priority": output.priority, "tags": output.tags, "deadline_s": output.deadline_s}
+    return {key: value for key, value in info.items() if value}
 
 
 def _completion_json(completion: RequestOutput) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hookline.core.errors import ConfigError
 from hookline.core.frontend.profiling import Profile, ProfileKeys
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
+from hookline.core.request_info import INFO_KEYS, RequestInfo
 from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 
@@ -27,6 +28,15 @@ class RunKeys(ProfileKeys, EngineKeys):
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Of every prompt; lines of a .jsonl file may set their own."""
+    priority: int = 0
+    """Of every prompt, for schedulers that heed it; lower is more urgent. Lines may set their own, of the next three
+    too."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """What to call the requests by, e.g. tags.tenant=acme; at most 8. A line's tags are added to these."""
+    deadline_s: float | None = None
+    """Seconds after its arrival by which each should be done: a wish that schedulers may heed."""
+    cache_salt: str | None = None
+    """At most 256 characters: only prefixes of requests with the same salt are found in the cache."""
     prompt: str | None = None
     """One prompt, raw text."""
     prompts: list[str] | None = None
@@ -47,13 +57,14 @@ RUN_KEYS = (*KINDS, *(one.name for one in fields(RunKeys)))
 class RunConfig:
     """A validated run.
 
-    params: one for each prompt. output: a .jsonl file; None prints text. usage: say what it took. profile: the steps to
-    trace; None traces none.
+    params: one for each prompt. infos: for each, its INFO_KEYS as they were given. output: a .jsonl file; None prints
+    text. usage: say what it took. profile: the steps to trace; None traces none.
     """
 
     config: Config
     prompts: list[Any]
     params: list[SamplingParams]
+    infos: list[Mapping[str, Any]]
     output: Path | None = None
     usage: bool = False
     profile: Profile | None = None
@@ -70,7 +81,9 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     if not isinstance(sampling, Mapping):
         raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
     output, profile = _checked_output(tree.get("output")), Profile.of(tree)
-    prompts = read_prompts(tree, SamplingParams.of(sampling), stdin)
+    infos = {key: tree[key] for key in INFO_KEYS if tree.get(key) is not None}
+    RequestInfo.validated(**infos, tag_keys=config.engine.tag_keys)
+    prompts = read_prompts(tree, SamplingParams.of(sampling), stdin, infos)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
@@ -79,10 +92,12 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     )
 
     processing = Processing.of(host.registry)
-    for _, params in prompts:
-        processing.check(params)
-    each = [params for _, params in prompts]
-    return RunConfig(config, [prompt for prompt, _ in prompts], each, output, usage, profile)
+    for one in prompts:
+        processing.check(one.params)
+    each = [one.params for one in prompts]
+    return RunConfig(
+        config, [one.prompt for one in prompts], each, [one.info for one in prompts], output, usage, profile
+    )
 
 
 def _checked_output(value: Any) -> Path | None:

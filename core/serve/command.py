@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hookline.core.cli.command import guarded, is_sweep
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from hookline.core.plugin.host import PluginHost
+    from hookline.core.serve.api_keys import ApiKeys
     from hookline.core.serve.settings import ServeRun
+
+    Announce = Callable[[Sequence[str], int], None]
 
 NEEDED = ("starlette", "uvicorn", "msgspec", "zmq")
 """What the extra brings."""
+ENGINE = "hookline.core.serve.engine_main:main"
+"""What the engine's process runs."""
+LOCAL = ("127.0.0.1", "::1", "localhost")
+"""Addresses that only this machine reaches."""
+_log = logging.getLogger("hookline")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    return guarded(_run, arguments)
+def main(arguments: Sequence[str] | None = None, *, engine: str = ENGINE) -> int:
+    """Run the command line and return its exit code. engine: what the engine's process runs, as "module:function"."""
+    return guarded(partial(_run, engine=engine), arguments)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], engine: str) -> int:
     from hookline.core.config.compose import compose
     from hookline.core.errors import ConfigError
     from hookline.core.plugin.host import PluginHost
@@ -35,7 +47,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     run = validate_serve(jobs[0].tree, host)
     _check_extra()
-    return _serve(run, host)
+    return _serve(run, host, engine)
 
 
 def _check_extra() -> None:
@@ -49,22 +61,69 @@ def _check_extra() -> None:
         raise ConfigError(f"hookline serve needs {', '.join(missing)}: pip install 'hookline[serve]'")
 
 
-def _serve(run: ServeRun, host: PluginHost) -> int:
+def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
+    from hookline.core.serve.api_keys import read_keys
+    from hookline.core.serve.http_server import check_tls, listening_sockets
+    from hookline.core.serve.settings import num_front_ends
+
+    keys = read_keys(run.serve.api_key_file)  # a mistake here costs no start-up
+    check_tls(run.serve)
+    if run.serve.host not in LOCAL and not len(keys):
+        _log.warning("serve.host=%s lets others in, and no API key is set: docs/serving.md", run.serve.host)
+    count = num_front_ends(run.serve)
+    sockets = listening_sockets(run.serve, max(1, count))
+    port = sockets[0].getsockname()[1]
+
+    def announce(names: Sequence[str], max_model_len: int) -> None:
+        from hookline.core.serve.announce import start_message
+
+        print(start_message(run.serve, port, names, max_model_len, has_keys=len(keys) > 0), flush=True)
+
+    if count:
+        return _serve_from_processes(run, sockets, announce, engine)
+    return _serve_here(run, host, sockets, keys, announce)
+
+
+def _serve_from_processes(run: ServeRun, sockets: list[socket], announce: Announce, engine: str) -> int:
     import asyncio
 
-    import uvicorn
+    from hookline.core.serve.supervisor import Supervisor
+
+    supervisor = Supervisor(run, sockets, lambda ready: announce(ready["names"], ready["max_model_len"]), engine)
+    return asyncio.run(supervisor.serve())
+
+
+def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: ApiKeys, announce: Announce) -> int:
+    """Engine and HTTP in this process."""
+    import asyncio
+    import signal
 
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.serve.app import make_app
+    from hookline.core.serve.front_main import run_loop
+    from hookline.core.serve.http_server import serve_http
     from hookline.core.serve.in_process import InProcessClient
 
-    async def serve() -> None:
-        client = InProcessClient(AsyncLLM.from_config(run.config, host), run.serve)
+    llm = AsyncLLM.from_config(run.config, host)
+
+    async def serve() -> int:
+        client = InProcessClient(llm, run.serve)
+        loop = asyncio.get_running_loop()
+        stopping: asyncio.Future[float] = loop.create_future()
+
+        def stop() -> None:
+            if not stopping.done():
+                stopping.set_result(run.serve.drain_s)
+            else:  # told again: at once
+                client.closing = loop.create_task(client.aclose())
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        announce(client.facts.names, client.facts.max_model_len)
         try:
-            settings = uvicorn.Config(make_app(client, run.serve), run.serve.host, run.serve.port, log_level="warning")
-            await uvicorn.Server(settings).serve()
+            await serve_http(make_app(client, run.serve, keys), sockets, run.serve, stopping)
         finally:
             await client.aclose()
+        return 0
 
-    asyncio.run(serve())
-    return 0
+    return run_loop(serve())

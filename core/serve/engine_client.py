@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from hookline.core.requests.admission import checked_timeout_s
+
 if TYPE_CHECKING:
     from hookline.core.outputs import Delta
     from hookline.core.sampling_params import SamplingParams
@@ -46,6 +48,17 @@ class Load:
     num_blocks: int = 0
     prompt_tokens_s: float = 0.0
     tokens_s: float = 0.0
+
+
+def limited_timeout_s(asked_s: float | None, limit_s: float | None) -> float | None:
+    """The shorter of what a request asks for and what the server allows; None: no limit.
+
+    Raises: RequestError if it is no number of seconds.
+    """
+    checked_s = checked_timeout_s(asked_s)
+    if checked_s is None or limit_s is None:
+        return limit_s if checked_s is None else checked_s
+    return min(checked_s, limit_s)
 
 
 class DeltaStream(Protocol):

@@ -111,5 +111,3 @@ class Usage:
 def finish_reason(output: RequestOutput, *, has_calls: bool = False) -> str:
     """Why a completion ended, in OpenAI's words."""
     return "tool_calls" if has_calls and output.finish_reason is FinishReason.STOP else output.finish_reason.value
-
-

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import hookline
-from hookline.core.serve.engine_client import Load, ServedModel
+from hookline.core.errors import QueueFullError
+from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM, RequestStream
@@ -38,7 +39,10 @@ class InProcessClient:
 
     def __init__(self, llm: AsyncLLM, settings: ServeConfig) -> None:
         self._llm, self.facts = llm, served_model(llm.llm, settings)
+        self._settings = settings
         self._is_closed = False
+        self.closing: Awaitable[None] | None = None
+        """What closes it at once, while it drains."""
 
     def stream(
         self,
@@ -52,8 +56,11 @@ class InProcessClient:
         timeout_s: float | None = None,
     ) -> RequestStream:
         """See EngineClient."""
+        if self._llm.num_open >= self._settings.max_requests:
+            raise QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
         options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         given = {name: value for name, value in options.items() if value is not None}
+        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
         return self._llm.stream(prompt, params, priority=priority, timeout_s=timeout_s, **given)
 
     def load(self) -> Load:

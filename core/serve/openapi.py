@@ -82,7 +82,11 @@ def document(settings: ServeConfig, version: str) -> Values:
         if path != "/tokenizer_info" or settings.tokenizer_info:
             answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
             paths[path] = {"get": {"summary": summary, "operationId": _operation(path), "responses": answers}}
-    about = {"title": "Hookline", "version": version or "0", "description": "A server of OpenAI's and Anthropic's APIs."}
+    about = {
+        "title": "Hookline",
+        "version": version or "0",
+        "description": "A server of OpenAI's and Anthropic's APIs.",
+    }
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}}
 
 

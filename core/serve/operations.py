@@ -6,17 +6,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from hookline.core.errors import HooklineError
 from hookline.core.serve.engine_client import EngineClient
+from hookline.core.serve.errors import response_of
+from hookline.core.serve.gate import Life
 
 
-def operations(client: EngineClient) -> list[Route]:
+def operations(client: EngineClient, life: Life) -> list[Route]:
     """/health, /ping: 200 while the engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
 
     async def health(request: Request) -> Response:
         return Response(status_code=503 if client.is_dead else 200)
 
     async def ready(request: Request) -> Response:
-        return Response(status_code=200 if client.is_ready else 503)
+        return Response(status_code=200 if client.is_ready and not life.is_draining else 503)
 
     async def version(request: Request) -> Response:
         return JSONResponse({"version": client.facts.version})
@@ -36,7 +39,11 @@ def operations(client: EngineClient) -> list[Route]:
         )
 
     async def metrics(request: Request) -> Response:
-        return Response(await client.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        try:
+            text = await client.metrics()
+        except HooklineError as error:
+            return response_of(error)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [
         Route("/health", health, methods=["GET"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,10 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.util.ranges import bounded, check_ranges
 
 MIB = 2**20
+CORES_PER_PROCESS = 4
+"""Cores of the machine for each front end: with fewer, one process does it all."""
+MAX_DEFAULT_PROCESSES = 4
+"""Front ends unless more are asked for; each writes tens of thousands of chunks a second."""
 REASONING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "both": ("reasoning_content", "reasoning"),
     "reasoning": ("reasoning",),
@@ -44,11 +49,16 @@ class ServeConfig:
     timeout_s: float | None = bounded(None, above=0)
     """Longest that a request may take, in seconds; None: no limit."""
     max_requests: int = bounded(4096, 1)
-    """Most prompts that are served or wait at once; further ones are refused with status 429."""
+    """Most completions that are made or wait at once; further ones are refused with status 429."""
     max_body_bytes: int = bounded(32 * MIB, 1)
     """Largest body of a request."""
     max_header_bytes: int = bounded(64 * 1024, 1024)
-    """Largest head of a request."""
+    """Largest head of a request: its line and its headers."""
+    receive_s: float = bounded(60.0, above=0)
+    """Longest that a client may take to send a request, in seconds; then its connection is closed."""
+    unread_s: float = bounded(30.0, above=0)
+    """Longest that a client may read nothing while something waits for it, in seconds; then its connection is closed
+    and its requests end."""
     api_key_file: str | None = None
     """File with the keys that clients must send, one a line; HOOKLINE_API_KEY in the environment is one more."""
     tls_certificate: str | None = None
@@ -92,6 +102,8 @@ class ServeRun:
 
     config: Config
     serve: ServeConfig
+    tree: Mapping[str, Any]
+    """The keys of `config` as plain values, for other processes."""
 
 
 def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
@@ -100,5 +112,13 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
     Raises: ConfigError or PluginError naming the key, the value and the fix.
     """
     check_keys(tree, (*ENGINE_KEYS, "serve"))
-    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
-    return ServeRun(config, build(ServeConfig, tree.get("serve") or {}, "serve"))
+    engine = {key: tree[key] for key in ENGINE_KEYS if key in tree}
+    return ServeRun(validate(engine, host), build(ServeConfig, tree.get("serve") or {}, "serve"), engine)
+
+
+def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:
+    """Front ends beside the engine's process: as asked for, else as many as the cores allow."""
+    if settings.processes is not None:
+        return settings.processes
+    cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+    return min(cores // CORES_PER_PROCESS, MAX_DEFAULT_PROCESSES)

@@ -70,7 +70,9 @@ class Surface:
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
         if len(asked) > self.settings.max_requests:
-            raise invalid(f"prompt holds {len(asked)} prompts; at most {self.settings.max_requests} are allowed", "prompt")
+            raise invalid(
+                f"prompt holds {len(asked)} prompts; at most {self.settings.max_requests} are allowed", "prompt"
+            )
         options = request_options(fields, headers, self.settings.timeout_s)
         streams: list[DeltaStream] = []
         try:

@@ -55,6 +55,7 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
         overlap=bool(origin.get("overlap", False)) if engine.overlap is None else engine.overlap,
         max_queued_requests=engine.max_queued_requests,
         max_queued_tokens=engine.max_queued_tokens,
+        tag_keys=engine.tag_keys,
     )
     entry = config.scheduler.entry
     assert entry is not None, "a scheduler is always chosen by name"

@@ -56,7 +56,14 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 def objective_value(metrics: Mapping[str, Any], name: str) -> float | None:
     """The figure that an objective names, `ttft_s.p99` say; None if the run has none."""
-    value: Any = metrics
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = _found(metrics, name)
     return None if value is None else float(value)
+
+
+def _found(tree: Any, name: str) -> Any:
+    """What a mapping holds under a name whose parts are joined by dots; keys, tags for instance, may hold dots too."""
+    if not name or not isinstance(tree, Mapping):
+        return None if name else tree
+    keys = [key for key in tree if name == key or name.startswith(f"{key}.")]
+    found = (_found(tree[key], name[len(key) + 1 :]) for key in keys)
+    return next((value for value in found if value is not None), None)

@@ -153,6 +153,7 @@ def fake_engine(
     overlap: bool = False,
     max_queued_requests: int | None = None,
     max_queued_tokens: int | None = None,
+    tag_keys: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Engine:
     """An engine over a FakeExecutor."""
@@ -169,6 +170,7 @@ def fake_engine(
             overlap=overlap,
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
+            tag_keys=tag_keys,
         ),
         **options,
     )

@@ -7,8 +7,9 @@ import pytest
 
 from hookline.core.bench.driver import drive
 from hookline.core.bench.files import read_recording, write_recording
-from hookline.core.bench.metrics import DISTRIBUTIONS, NUMBERS, STATISTICS, check_objective, spread, summarise
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.latencies import STATISTICS, spread
+from hookline.core.bench.metrics import DISTRIBUTIONS, NUMBERS, check_objective, summarise
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import Load, LoadRequest, WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError
 from hookline.core.sampling_params import SamplingParams

@@ -4,9 +4,14 @@ import json
 
 import pytest
 
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.trace import read_trace
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.errors import ConfigError
+from hookline.core.request_info import PLAIN as NOTHING_SAID
+from hookline.core.request_info import RequestInfo
+
+PLAIN = {"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 1}
 
 
 @pytest.fixture
@@ -33,6 +38,13 @@ def test_prompts_come_as_ids_as_text_and_as_a_number_of_tokens(trace):
     assert drawn.params.ignore_eos and drawn.params.temperature == workload.temperature
 
 
+def test_a_line_says_whose_the_request_is_and_what_it_must_keep(trace):
+    said = {"priority": 1, "tags": {"tenant": "acme"}, "deadline_s": 2, "cache_salt": "s", "slo": {"ttft_s": 0.5}}
+    full, plain = read_trace(trace(PLAIN | said, PLAIN | dict.fromkeys(said)), 100).requests
+    assert full.info == RequestInfo(1, {"tenant": "acme"}, 2.0, "s")
+    assert (full.slo, plain.slo, plain.info) == (Slo(ttft_s=0.5), Slo(), NOTHING_SAID)
+
+
 def test_drawn_prompts_differ_from_repetition_to_repetition(trace):
     workload = trace({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 8})
     assert read_trace(workload, 100).requests == read_trace(workload, 100).requests
@@ -56,6 +68,14 @@ def test_drawn_prompts_differ_from_repetition_to_repetition(trace):
         ({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 0}, "prompt_tokens=0 must be"),
         ({"arrival_s": 0, "output_tokens": 1, "prompt_token_ids": [1.5]}, "must be a list of whole numbers"),
         ({"arrival_s": 0, "output_tokens": 1, "prompt": "x"}, "a prompt as text needs a tokenizer"),
+        (PLAIN | {"tags": {"Tenant": "a"}}, "tags.Tenant: a tag's key is at most 32 characters"),
+        (PLAIN | {"tags": "acme"}, "tags='acme' must be a mapping of keys to texts"),
+        (PLAIN | {"deadline_s": -1}, "deadline_s=-1 must be a finite number of seconds above 0"),
+        (PLAIN | {"cache_salt": "x" * 257}, "cache_salt has 257 characters; at most 256 are allowed"),
+        (PLAIN | {"priority": "high"}, "priority='high' must be a whole number"),
+        (PLAIN | {"slo": 3}, "slo=3 must be a mapping of ttft_s, tpot_s or e2e_s to seconds"),
+        (PLAIN | {"slo": {"ttft": 3}}, "unknown key 'slo.ttft'. Did you mean 'ttft_s'?"),
+        (PLAIN | {"slo": {"ttft_s": -3}}, "slo.ttft_s=-3"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(trace, line, message):

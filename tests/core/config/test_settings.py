@@ -50,6 +50,14 @@ def message(tree: dict[str, Any], host: PluginHost) -> str:
 # --- what comes out
 
 
+def test_tag_keys_are_a_tuple_of_valid_keys(host: PluginHost) -> None:
+    assert validate({"engine": {"tag_keys": ["tenant", "class"]}}, host).engine.tag_keys == ("tenant", "class")
+    assert message({"engine": {"tag_keys": ["tenant", "Class"]}}, host) == (
+        "engine.tag_keys=['tenant', 'Class']: tags.Class: a tag's key is at most 32 characters of a-z, 0-9, '_', '.' "
+        "and '-', and begins with a letter"
+    )
+
+
 def test_an_empty_tree_takes_the_defaults(host: PluginHost) -> None:
     config = validate({}, host)
     assert (config.model.name, config.scheduler.name, config.sampler.name, config.kernels.name) == tuple(

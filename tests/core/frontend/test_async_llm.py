@@ -376,19 +376,25 @@ def test_a_request_arrives_by_the_engines_clock_when_it_is_handed_in():
     run(check)
 
 
-def test_priority_reaches_the_scheduler():
+def test_what_a_request_says_of_itself_reaches_the_scheduler_and_the_output():
     seen = []
 
     class Watching(PlainScheduler):
         def plan(self, view):
-            seen.extend(request.priority for request in view.waiting)
+            requests = [*view.waiting, *view.running]
+            seen.extend((one.priority, dict(one.tags), one.deadline_s, one.first_token_s) for one in requests)
             return super().plan(view)
 
     async def check(llm):
-        await llm.generate(PROMPT, params(1), priority=-3)
+        ticks = itertools.count(7.0)
+        llm.llm.output_processor.engine.clock = lambda: float(next(ticks))
+        return await llm.generate(PROMPT, params(2), priority=-3, tags={"tenant": "acme"}, deadline_s=2)
 
-    run(check, async_llm(Watching()))
-    assert set(seen) == {-3}
+    output = run(check, async_llm(Watching()))
+    assert (output.priority, output.tags, output.deadline_s) == (-3, {"tenant": "acme"}, 2.0)
+    assert all(one[:2] == (-3, {"tenant": "acme"}) for one in seen)
+    assert len({one[2] - output.timings.arrival_s for one in seen} - {2.0}) == 0
+    assert [one[3] for one in seen] == [None, output.timings.first_token_s]
 
 
 def test_a_bug_in_one_request_is_not_everybodys():
@@ -590,7 +596,18 @@ def test_texts_that_take_long_to_make_ready_do_so_in_a_thread_beside_the_engines
     assert all(name.startswith("hookline-tokenizer") for name in threads)
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 10**400}, {"timeout_s": float("nan")}, {"priority": 2**64}])
+REFUSED = [
+    {"timeout_s": 10**400},
+    {"timeout_s": float("nan")},
+    {"priority": 2**64},
+    {"deadline_s": -1},
+    {"tags": {"Tenant": "acme"}},
+    {"tags": 7},
+    {"cache_salt": "x" * 257},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=str)
 def test_an_argument_that_is_refused_leaves_nothing_in_the_engine(options):
     async def check(llm):
         with pytest.raises(RequestError):

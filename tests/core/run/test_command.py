@@ -98,6 +98,7 @@ class FakeLLM:
     """Notes what it is asked; returns `outputs` or raises what it finds there."""
 
     calls: list[tuple[list[Any], list[SamplingParams]]]
+    infos: list[dict[str, Any]]
     outputs: Any
 
     @classmethod
@@ -110,8 +111,9 @@ class FakeLLM:
     def __exit__(self, *details: object) -> None:
         pass
 
-    def generate(self, prompts: list[Any], params: list[SamplingParams], progress: Any) -> Any:
+    def generate(self, prompts: list[Any], params: list[SamplingParams], progress: Any, **infos: Any) -> Any:
         self.calls.append((prompts, params))
+        self.infos.append(infos)
         if isinstance(self.outputs, BaseException):
             raise self.outputs
         return self.outputs if self.outputs is not None else [output(index) for index in range(len(prompts))]
@@ -119,7 +121,7 @@ class FakeLLM:
 
 @pytest.fixture
 def llm(host: PluginHost, monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    fake = type("Fresh", (FakeLLM,), {"calls": [], "outputs": None})
+    fake = type("Fresh", (FakeLLM,), {"calls": [], "infos": [], "outputs": None})
     module = ModuleType("hookline.core.frontend.llm")
     vars(module)["LLM"] = fake
     monkeypatch.setitem(sys.modules, "hookline.core.frontend.llm", module)
@@ -311,7 +313,77 @@ def test_standard_input_is_left_alone_when_there_is_a_source() -> None:
     def read() -> str:
         raise AssertionError("read")
 
-    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [("x", SamplingParams())]
+    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [("x", SamplingParams(), {})]
+
+
+def test_what_is_said_on_the_command_line_is_of_every_prompt(llm: type[FakeLLM]) -> None:
+    said = ["priority=2", "tags.tenant=007, it's", "tags.class=1e3", "deadline_s=1.5", "cache_salt=${HOME}, 'x'"]
+    assert main([*CHOSEN, "prompts=[a,b]", *said]) == 0
+    assert llm.infos == [
+        {
+            "priority": [2, 2],
+            "tags": [{"tenant": "007, it's", "class": "1e3"}] * 2,
+            "deadline_s": [1.5, 1.5],
+            "cache_salt": ["${HOME}, 'x'"] * 2,
+        }
+    ]
+
+
+def test_lines_say_their_own_and_keep_the_other_tags(llm: type[FakeLLM]) -> None:
+    rows = [
+        {"prompt": "a", "priority": 1, "tags": {"tenant": "acme"}, "deadline_s": 2, "cache_salt": "s"},
+        {"prompt": "b", "tags": {"class": "chat"}},
+        {"prompt": "c", "deadline_s": -1, "tags": {"Tenant": 3}, "cache_salt": ["s"], "priority": "high"},
+    ]
+    Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*CHOSEN, "prompts_file=p.jsonl", "tags.class=batch", "deadline_s=9"]) == 0
+    assert llm.infos == [
+        {
+            "priority": [1, 0, "high"],
+            "tags": [
+                {"class": "batch", "tenant": "acme"},
+                {"class": "chat"},
+                {"class": "batch", "Tenant": 3},
+            ],
+            "deadline_s": [2, 9, -1],
+            "cache_salt": ["s", None, ["s"]],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["priority=high"], "priority='high' must be a whole number; lower is more urgent"),
+        (["deadline_s=-2"], "deadline_s=-2 must be a finite number of seconds above 0, or None"),
+        ([f"cache_salt={'x' * 257}"], "cache_salt has 257 characters; at most 256 are allowed"),
+        (["tags=acme"], "tags='acme' must be a mapping of keys to texts"),
+        (["tags={tenant: 3}"], "tags.tenant=3 must be a text of 1 to 128 printable characters"),
+        (["tags.tenant="], "tags.tenant='' must be a text of 1 to 128 printable characters"),
+        (
+            ["tags.Tenant=acme"],
+            "tags.Tenant: a tag's key is at most 32 characters of a-z, 0-9, '_', '.' and '-', and begins with a letter",
+        ),
+        (
+            ["tags.tennant=acme", "engine.tag_keys=[tenant]"],
+            "unknown tag 'tennant'. Did you mean 'tenant'? engine.tag_keys allows: tenant",
+        ),
+    ],
+)
+def test_what_no_request_can_say_is_refused_before_anything_starts(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert fails(["prompt=a", *arguments], capsys) == message
+    assert not llm.calls
+
+
+def test_results_tell_what_requests_said(llm: type[FakeLLM]) -> None:
+    said = output(0)
+    said.tags, said.priority, said.deadline_s = {"tenant": "acme"}, 2, 1.5
+    llm.outputs = [said]
+    assert main([*CHOSEN, "prompt=a", "output=out.jsonl"]) == 0
+    line = json.loads(Path("out.jsonl").read_text())
+    assert (line["tags"], line["priority"], line["deadline_s"]) == ({"tenant": "acme"}, 2, 1.5)
 
 
 def test_a_text_file_holds_one_prompt_a_line(llm: type[FakeLLM]) -> None:

@@ -15,7 +15,7 @@ def ask(
     client: FakeEngineClient, method: str, path: str, settings: ServeConfig | None = None, **options: Any
 ) -> httpx.Response:
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(client, settings or ServeConfig()))
+        transport = httpx.ASGITransport(make_app(client, settings or ServeConfig()).app)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
             return await http.request(method, path, **options)
 

@@ -1,0 +1,66 @@
+"""The keys that clients must send, if any are set. Compared in constant time, and never shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hookline.core.errors import ConfigError
+
+VARIABLE = "HOOKLINE_API_KEY"
+_log = logging.getLogger("hookline")
+
+
+class ApiKeys:
+    """Digests of the keys; all are looked at, whichever fits."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a request's headers have one of the keys: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."""
+        given = b""
+        for name, value in headers:
+            if name == b"authorization" and value[:7].lower() == b"bearer ":
+                given = value[7:].strip()
+            elif name == b"x-api-key" and not given:
+                given = value.strip()
+        digest = _digest(given)
+        return bool(given) and sum(hmac.compare_digest(digest, one) for one in self._digests) > 0
+
+
+def read_keys(path: str | None, environ: Mapping[str, str] | None = None) -> ApiKeys:
+    """The keys of a file, one a line, and of the environment.
+
+    Raises: ConfigError if the file cannot be read or holds none.
+    """
+    keys = [value for value in [(os.environ if environ is None else environ).get(VARIABLE, "").strip()] if value]
+    if path is not None:
+        keys += _keys_of(Path(path))
+    return ApiKeys(keys)
+
+
+def _keys_of(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"serve.api_key_file={path} cannot be read: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"serve.api_key_file={path} holds no key; write one a line")
+    if mode & stat.S_IROTH:
+        _log.warning("serve.api_key_file=%s can be read by everybody on this machine: chmod 600 %s", path, path)
+    return keys
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,202 @@
+"""What front ends and the engine's process tell each other: MessagePack, one message per step and front end.
+
+Plain arrays of plain values, checked against these types when they are read; nothing is pickled. A completion has a
+`handle`, a number that its front end gave it and never gives again; the n completions of a prompt have n in a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from hookline.core.outputs import FinishReason, RequestOutput, Timings, TokenLogprob
+from hookline.core.util.arrays import IntArray
+
+Scored: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A TokenLogprob."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a front end must know of the model; see ServedModel. Goes by way of the supervisor, as JSON.
+
+    folder: of its tokenizer; None: as the model's own source has it.
+    """
+
+    root: str
+    folder: str | None
+    max_model_len: int
+    vocab_size: int
+    generation_defaults: dict[str, float | int]
+    created_s: int
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+    """Base of all: an array whose first item is the type's name."""
+
+
+class Hello(Message, frozen=True, gc=False):
+    """First message of a front end. Answered by LoadReport."""
+
+
+class Submit(Message, frozen=True, gc=False):
+    """Queue a prompt. params: the fields of SamplingParams that are not their defaults. arrival_s: time.monotonic's."""
+
+    handle: int
+    token_ids: bytes
+    params: dict[str, Any]
+    options: dict[str, Any]
+    arrival_s: float
+
+
+class Cancel(Message, frozen=True, gc=False):
+    """End these completions; nothing more is told of them."""
+
+    handles: list[int]
+
+
+class Finish(Message, frozen=True, gc=False):
+    """End these completions, in whose text a stop string was found. Answered by their ends."""
+
+    handles: list[int]
+
+
+class Gone(Message, frozen=True, gc=False):
+    """From the supervisor: a front end has ended; so do its completions."""
+
+    name: str
+
+
+class Stop(Message, frozen=True, gc=False):
+    """From the supervisor: end everything in good order."""
+
+
+class AskMetrics(Message, frozen=True, gc=False):
+    """Answered by Metrics with the same number."""
+
+    number: int
+
+
+class Metrics(Message, frozen=True, gc=False):
+    """Metrics in Prometheus' text format."""
+
+    number: int
+    text: str
+
+
+class Refused(Message, frozen=True, gc=False):
+    """A prompt that is not served. error: the name of the error's class; queue: QueueFullError's arguments."""
+
+    handle: int
+    message: str
+    error: str
+    queue: tuple[str, int, int, int] | None = None
+
+
+class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The end of a completion, whose tokens have been sent. timings: the four moments."""
+
+    handle: int
+    reason: str
+    stop_reason: int | None
+    num_cached_tokens: int
+    num_preemptions: int
+    error: str | None
+    timings: tuple[float, float | None, float | None, float] | None
+    prompt_logprobs: list[Scored | None] | None = None
+
+
+class Step(Message, frozen=True, gc=False):
+    """What a step brought one front end.
+
+    handles, token_ids: int64, in pairs. last: of those whose last token is among them, why they end. scored: the
+    tokens' log-probabilities, of those that asked for them. ends: completions of which nothing more comes.
+    """
+
+    handles: bytes
+    token_ids: bytes
+    last: dict[int, str]
+    scored: dict[int, list[Scored]]
+    ends: list[End]
+
+
+class LoadReport(Message, frozen=True, gc=False):
+    """The fields of engine_client.Load."""
+
+    values: tuple[int, int, int, int, float, float]
+
+
+class Broken(Message, frozen=True, gc=False):
+    """The engine broke off: all completions end with this. is_dead: it serves nothing more."""
+
+    reason: str
+    is_dead: bool
+
+
+ToEngine = Hello | Submit | Cancel | Finish | Gone | Stop | AskMetrics
+FromEngine = Step | Refused | LoadReport | Metrics | Broken
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def packed(ids: Any) -> bytes:
+    """Token ids or handles as bytes.
+
+    Raises: ValueError, TypeError or OverflowError if one of them is no int64.
+    """
+    array = np.asarray(ids)
+    if len(array) and array.dtype.kind not in "iu":
+        raise TypeError("token ids must be whole numbers")
+    return array.astype(np.int64).tobytes()
+
+
+def unpacked(data: bytes) -> IntArray:
+    """What `packed` was given."""
+    return np.frombuffer(data, dtype=np.int64)
+
+
+def scored(one: TokenLogprob) -> Scored:
+    """A TokenLogprob as it is sent."""
+    return (one.token_id, one.logprob, one.top)
+
+
+def end_of(handle: int, output: RequestOutput) -> End:
+    """The end of a completion as it is sent."""
+    times = output.timings
+    prompt = output.prompt_logprobs
+    return End(
+        handle,
+        output.finish_reason.value,
+        output.stop_reason if isinstance(output.stop_reason, int) else None,
+        output.num_cached_tokens,
+        output.num_preemptions,
+        output.error,
+        None if times is None else (times.arrival_s, times.scheduled_s, times.first_token_s, times.finished_s),
+        None if prompt is None else [None if one is None else scored(one) for one in prompt],
+    )
+
+
+def output_of(end: End, prompt: str | None, prompt_ids: list[int], token_ids: list[int], index: int) -> RequestOutput:
+    """A RequestOutput from what was sent; the caller adds text and log-probabilities."""
+    prompt_logprobs = end.prompt_logprobs
+    return RequestOutput(
+        end.handle,
+        prompt,
+        prompt_ids,
+        token_ids,
+        FinishReason(end.reason),
+        num_cached_tokens=end.num_cached_tokens,
+        num_preemptions=end.num_preemptions,
+        error=end.error,
+        stop_reason=end.stop_reason,
+        timings=None if end.timings is None else Timings(*end.timings),
+        prompt_logprobs=None
+        if prompt_logprobs is None
+        else [None if one is None else TokenLogprob(*one) for one in prompt_logprobs],
+        index=index,
+    )

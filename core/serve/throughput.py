@@ -1,0 +1,53 @@
+"""Tokens a second over the last few seconds, from what steps count."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hookline.core.contracts import StepStats
+
+WINDOW_S = 5.0
+"""What the rates look back on."""
+
+
+class Throughput:
+    """Prompt tokens computed and tokens generated, and when they were last told of."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stats: StepStats | None = None
+        self._num_prompt = self._num_generated = 0
+        self._marks: deque[tuple[float, int, int]] = deque([(clock(), 0, 0)])
+        self._reported_s = clock()
+        self._was_busy = self._had_work = False
+
+    def count(self, stats: StepStats | None) -> None:
+        """Add a step, once."""
+        if stats is None or stats is self._stats:
+            return
+        self._stats = stats
+        self._num_prompt += stats.num_prefill_tokens
+        self._num_generated += stats.num_generated_tokens
+
+    def is_due(self, every_s: float, *, has_work: bool) -> bool:
+        """Whether it is time for a report: while there is work, when it is over, and then until the rates are 0."""
+        now_s, had_work = self._clock(), self._had_work
+        self._had_work = has_work
+        is_over = had_work and not has_work
+        if not is_over and (now_s - self._reported_s < every_s or not (has_work or self._was_busy)):
+            return False
+        self._reported_s, self._was_busy = now_s, has_work or any(self.rates())
+        return True
+
+    def rates(self) -> tuple[float, float]:
+        """Prompt tokens and generated tokens a second since the mark that is WINDOW_S old."""
+        now_s = self._clock()
+        self._marks.append((now_s, self._num_prompt, self._num_generated))
+        while len(self._marks) > 2 and self._marks[1][0] <= now_s - WINDOW_S:
+            self._marks.popleft()
+        since_s, num_prompt, num_generated = self._marks[0]
+        seconds = max(now_s - since_s, 1e-3)
+        return (self._num_prompt - num_prompt) / seconds, (self._num_generated - num_generated) / seconds

@@ -1,0 +1,114 @@
+"""A server whose engine has no model: all processes, sockets and the step loop are real, its tokens are made up.
+
+`python -c "from hookline.core.testing.serving import main; main()" serve.port=0 ...` takes the keys of `core.serve`.
+With `exact`, tokens are those of `core.testing.fakes.completion`, so that a test knows what each stream must bring.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hookline.core.checkpoint.locate import locate
+from hookline.core.config.settings import Config, validate
+from hookline.core.contracts import Limits
+from hookline.core.engine.engine import Engine
+from hookline.core.frontend.llm import LLM
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.plugin.host import PluginHost
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.serve.engine_main import run
+from hookline.core.simulate.executor import BlankExecutor
+from hookline.core.step.executor import Executor
+from hookline.core.step.message import Step
+from hookline.core.step.timing import Clock
+from hookline.core.testing.fakes import FakeExecutor
+from hookline.core.util.arrays import IntArray
+
+VARIABLE = "HOOKLINE_MOCK"
+"""Options of mock_llm as JSON, for the engine's process."""
+ENGINE = "hookline.core.testing.serving:engine_main"
+BLOCK_SIZE = 16
+
+
+class PacedExecutor(Executor):
+    """Another executor's tokens, so many seconds after a step's launch; fails with what `fail_at` asks for."""
+
+    def __init__(self, inner: Executor, step_s: float, fail_after: int | None = None) -> None:
+        self._inner, self._step_s, self._steps_left = inner, step_s, fail_after
+
+    def launch(self, step: Step) -> Any:
+        """See Executor."""
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            if self._steps_left < 0:
+                raise RuntimeError("the mock engine was asked to fail")
+        handle = time.monotonic() + self._step_s, self._inner.launch(step)
+        if isinstance(self._inner, FakeExecutor):
+            self._inner.steps.clear()  # a test of a server lasts long
+        return handle
+
+    def collect(self, handle: Any) -> IntArray:
+        """See Executor."""
+        ready_s, inner = handle
+        time.sleep(max(0.0, ready_s - time.monotonic()))
+        return self._inner.collect(inner)
+
+    def time_steps(self) -> Clock:
+        """See Executor."""
+        return self._inner.time_steps()
+
+    def close(self) -> None:
+        """See Executor."""
+        self._inner.close()
+
+
+def mock_llm(
+    config: Config,
+    *,
+    step_s: float = 0.0,
+    exact: bool = False,
+    vocab_size: int = 1000,
+    max_num_seqs: int = 2048,
+    fail_after: int | None = None,
+    dies: bool = False,
+) -> LLM:
+    """What the server's process of the engine uses of an LLM, with the bundled tokenizer.
+
+    fail_after: steps after which each further one raises. dies: as if the device did nothing more then.
+    """
+    limits = Limits(max_num_seqs, max(16384, max_num_seqs), config.engine.max_model_len, BLOCK_SIZE, num_blocks=65536)
+    inner = FakeExecutor(limits, vocab_size) if exact else BlankExecutor(vocab_size)
+    assert config.scheduler.entry is not None
+    engine = Engine(
+        config.scheduler.entry.load()(config.scheduler.config),
+        PacedExecutor(inner, step_s, fail_after),
+        BlockPool(limits.num_blocks, BLOCK_SIZE),
+        EngineLimits(limits, vocab_size, 30.0, max_queued_requests=config.engine.max_queued_requests),
+        model_name="mock",
+    )
+    folder = locate(config.model.config.checkpoint)
+    mock = SimpleNamespace(engine=engine, observers={}, tokenizer_folder=folder, close=engine.close)
+    mock.device_works = lambda: not dies
+    return cast(LLM, mock)
+
+
+def engine_main() -> int:
+    """What the engine's process runs: `core.serve.engine_main` around a mock."""
+    return run(_load)
+
+
+def _load(tree: dict[str, Any]) -> LLM:
+    return mock_llm(validate(tree, PluginHost.load()), **json.loads(os.environ.get(VARIABLE, "{}")))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a server with such an engine, and end the process with its exit code."""
+    from hookline.core.serve.command import main as serve
+
+    sys.exit(serve(arguments, engine=ENGINE))
