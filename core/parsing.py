@@ -1,4 +1,4 @@
-"""What parsers of a model's text are made of: tags that come in pieces, and the end of a JSON value. Knows no parser."""
+"""What parsers of a model's text are made of: tags that come in pieces, and the end of JSON values. Knows no parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that other people wrote, unmodified, against a running server: the SDKs of OpenAI and Anthropic, llm, Agents."""
+"""Other people's clients, unmodified, against a running server: the SDKs of OpenAI and Anthropic, llm, Agents."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def test_openai_calls_tools_whole_and_streamed(client: Any) -> None:
     assert (streamed.function.name, streamed.function.arguments) == ("get_weather", WEATHER)
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     messages = [*asked["messages"], message.model_dump(exclude_none=True), result]
-    assert client.chat.completions.create(**{**asked, "messages": messages}).choices[0].message.content == "It is sunny in Paris."
+    assert (
+        client.chat.completions.create(**{**asked, "messages": messages}).choices[0].message.content
+        == "It is sunny in Paris."
+    )
 
 
 HAS_STRUCTURED = "structured_outputs" in SamplingParams.__dataclass_fields__
@@ -147,7 +150,9 @@ def test_openai_forces_a_call(choice: Any, serve: Callable[..., LiveServer], ope
     server = serve(reply=listed if choice == "required" else WEATHER)
     asked = {"model": "fake", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
     calls = openai_of(server).chat.completions.create(**asked).choices[0].message.tool_calls
-    assert [(call.function.name, call.function.arguments) for call in calls] == [("get_weather", WEATHER)] * (2 if choice == "required" else 1)
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("get_weather", WEATHER)] * (
+        2 if choice == "required" else 1
+    )
     with openai_of(server).chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion().choices[0]
     assert [call.function.arguments for call in final.message.tool_calls] == [call.function.arguments for call in calls]
@@ -224,7 +229,9 @@ def test_anthropic_answers_streams_counts_and_calls(server: LiveServer) -> None:
             assert stream.get_final_message().content[1].input == {"city": "Paris"}
         result = {"type": "tool_result", "tool_use_id": called.content[1].id, "content": "sunny"}
         messages += [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
-        assert client.messages.create(**asked, messages=messages, tools=tools).content[0].text == "It is sunny in Paris."
+        assert (
+            client.messages.create(**asked, messages=messages, tools=tools).content[0].text == "It is sunny in Paris."
+        )
         with pytest.raises(anthropic.BadRequestError, match="temperature"):
             client.messages.create(**asked, messages=MESSAGES, extra_body={"temperature": -1})
         with pytest.raises(anthropic.NotFoundError):

@@ -65,7 +65,7 @@ def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
 
 
 class PartsReader:
-    """One completion's text as it comes, and the parts it is made of: the reasoning parser's first, its text the next's.
+    """One completion's text as it comes, and the parts it is made of. A parser gets the text that the one before left.
 
     Raises: PluginError that names a parser which fails.
     """

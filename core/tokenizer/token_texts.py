@@ -48,7 +48,7 @@ class TokenTexts:
 
 @cache
 def byte_values() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes as (Radford et al. 2019): printable ones stand for themselves."""
+    """The letters that byte-level tokenizers write bytes as (Radford et al. 2019): printable bytes as themselves."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

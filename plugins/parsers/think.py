@@ -18,7 +18,7 @@ class _At(Enum):
 
 
 class Think(OutputParser):
-    """Reasoning is what stands between the tags, if the completion begins with the first one or the prompt ends with it.
+    """Reasoning is what stands between the tags, if the completion begins with the first or the prompt ends with it.
 
     White space around the tags is left out. Reasoning that never ends is reasoning.
     """

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.body import read
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.generation import Generation, Usage, finish_reason
@@ -44,13 +44,13 @@ class Completions:
             asked.append((ids, fields.params(len(ids), max_len)))
         prompts = [ids for ids, _ in asked]
         work = _Answer(surface, fields, prompts, new_id("cmpl-", request), name)
-        generation = surface.open(asked, fields, request.headers)
+        generation = await surface.open(asked, fields, request.headers)
         if fields.stream:
             events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
             return EventStream(
                 events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
             )
-        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+        return await closing(work.whole(generation, headers), generation.aclose)
 
 
 class _Answer:
