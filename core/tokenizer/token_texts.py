@@ -21,7 +21,7 @@ class TokenTexts:
         """A token's text; bytes that are no characters read as U+FFFD."""
         return self._both(token_id)[0]
 
-    def bytes(self, token_id: int) -> bytes:
+    def data(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; of several tokens they make characters that no single one has."""
         return self._both(token_id)[1]
 

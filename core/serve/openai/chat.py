@@ -188,7 +188,7 @@ class _ChoiceStream:
     def frames(self, delta: Delta, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
         """The frames of a Delta: one for each part, an empty content for tokens without a part, and the end."""
         is_simple = not choice and not rest
-        if self._reader is None and is_simple and delta.output is None:
+        if is_simple and delta.output is None and (self._reader is None or self._reader.is_plain):
             return self._frames.plain(delta.text)
         parts = self._parts(delta)
         found = []

@@ -74,7 +74,7 @@ class _Answer:
         status, event = "in_progress", self._events.event
         begun = False
         async for _, delta in generation:
-            frames = []
+            frames: list[bytes] = []
             if not begun:
                 begun = True
                 started = self._response(status)
@@ -97,7 +97,7 @@ class _Answer:
             self._usage.add_end(delta.output)
         if any(isinstance(part, Reasoning) for part in parts):
             self._usage.num_reasoning_tokens += len(delta.token_ids)
-        frames = []
+        frames: list[bytes] = []
         for part in parts:
             frames += self._items.push(part, logprobs or [])
             logprobs = []
