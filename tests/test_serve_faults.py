@@ -39,9 +39,9 @@ def test_killed_parts_are_replaced_and_a_sigterm_under_load_loses_nothing() -> N
         os.kill(running.pid_of(what), signal.SIGKILL)
         killed_s = time.monotonic()
 
-    with server("serve.processes=2", "serve.restart=true", mock={"step_s": 0.01}) as running:
+    with server("serve.processes=2", "serve.restart=true", mock={"step_s": 0.005}) as running:
         fronts = fronts_of(running)
-        body = {**LONG, "max_tokens": 300}
+        body = {**LONG, "max_tokens": 250}
         streams = asyncio.run(streams_of(running, [body] * 16, lambda _: kill("front_main")))
         broken = [one for one in streams if one.is_broken]
         assert broken and all(one.ended_s - killed_s < MOST_S for one in broken)

@@ -12,7 +12,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from hookline.core.errors import clipped, one_short_line
 from hookline.core.serve.api_keys import ApiKeys
 from hookline.core.serve.errors import OPENAI_ERRORS, ApiError, error_response, response
+from hookline.core.serve.loop_watch import LoopWatch
 from hookline.core.serve.settings import ServeConfig
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -40,6 +41,8 @@ class Life:
 
     is_draining: bool = False
     """Whether it is about to end: what came before is answered, further requests to make something are not."""
+    watch: LoopWatch = field(default_factory=LoopWatch)
+    """How long its event loop was kept busy."""
 
 
 class Gate:

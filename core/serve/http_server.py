@@ -53,6 +53,7 @@ async def serve_http(
         ssl_keyfile=settings.tls_key,
     )
     server = HttpServer(config)
+    served.life.watch.start()
     running = asyncio.ensure_future(server.serve(list(sockets)))
     await first_of(running, stopping)
     if not running.done():
