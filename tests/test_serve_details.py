@@ -114,7 +114,9 @@ def test_4_echoed_logprobs_are_those_of_prompt_and_completion(http: httpx.Client
     assert logprobs["token_logprobs"][0] is None is logprobs["top_logprobs"][0]
     assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:i])) for i in range(len(logprobs["tokens"]))]
     assert "".join(logprobs["tokens"]) == found["choices"][0]["text"]
-    for token, value, top in list(zip(*(logprobs[key] for key in ("tokens", "token_logprobs", "top_logprobs")), strict=True))[1:]:
+    for token, value, top in list(
+        zip(*(logprobs[key] for key in ("tokens", "token_logprobs", "top_logprobs")), strict=True)
+    )[1:]:
         assert top[token] == value <= max(top.values())
     assert logprobs["token_logprobs"][-1] == max(logprobs["top_logprobs"][-1].values())  # it was drawn greedily
 
@@ -126,7 +128,9 @@ def test_5_usage_comes_last_without_choices_or_always(http: httpx.Client) -> Non
     counts = {name: last["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     assert counts["completion_tokens"] == 4 and counts["total_tokens"] == counts["prompt_tokens"] + 4
     options["continuous_usage_stats"] = True
-    *chunks, last = events(http, "/v1/chat/completions", messages=CHAT, max_tokens=4, ignore_eos=True, stream_options=options)
+    *chunks, last = events(
+        http, "/v1/chat/completions", messages=CHAT, max_tokens=4, ignore_eos=True, stream_options=options
+    )
     seen = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert seen == sorted(seen) and seen[-1] == last["usage"]["completion_tokens"] == 4
     refused = http.post("/v1/completions", json={"prompt": CODE, "stream_options": {"include_usage": True}})
@@ -144,12 +148,16 @@ def test_6_role_id_and_name_come_once_and_calls_have_their_index(fake: Callable[
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     for index in (0, 1):
         mine = [call for call in calls if call["index"] == index]
-        assert [("id" in call, "name" in call["function"]) for call in mine] == [(True, True)] + [(False, False)] * (len(mine) - 1)
+        assert [("id" in call, "name" in call["function"]) for call in mine] == [(True, True)] + [(False, False)] * (
+            len(mine) - 1
+        )
         assert json.loads("".join(call["function"]["arguments"] for call in mine)) == {"a": 1}
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "tool_calls"
 
 
-def test_7_a_completion_has_a_chunk_for_each_token_and_a_chat_an_empty_content(fake: Callable[..., httpx.Client]) -> None:
+def test_7_a_completion_has_a_chunk_for_each_token_and_a_chat_an_empty_content(
+    fake: Callable[..., httpx.Client],
+) -> None:
     http = fake(reply=" Hello world", pause_s=0.005)
     chunks = events(http, "/v1/completions", prompt="x", max_tokens=3)
     assert len(chunks) == 3 and chunks[-1]["choices"][0]["finish_reason"] == "length"
@@ -187,12 +195,18 @@ def test_8_a_model_card_is_whole_and_another_name_is_404(http: httpx.Client) -> 
 def test_9_what_is_invalid_is_400_and_nested(http: httpx.Client, fields: dict[str, Any]) -> None:
     response = http.post("/v1/completions", json=fields)
     error = response.json()["error"]
-    assert response.status_code == 400 and error["type"] == "invalid_request_error" and set(error) == {"message", "type", "param", "code"}
+    assert (
+        response.status_code == 400
+        and error["type"] == "invalid_request_error"
+        and set(error) == {"message", "type", "param", "code"}
+    )
     assert "\n" not in error["message"] and "sampling." not in error["message"]
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [("x " * 20_000, 1), ("x", MAX_LEN), ("x " * 300, 1)])
-def test_9_an_overflow_says_so_in_the_words_that_clients_look_for(http: httpx.Client, prompt: str, max_tokens: int) -> None:
+def test_9_an_overflow_says_so_in_the_words_that_clients_look_for(
+    http: httpx.Client, prompt: str, max_tokens: int
+) -> None:
     response = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": max_tokens})
     error = response.json()["error"]
     assert response.status_code == 400 and error["code"] == "context_length_exceeded"

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hookline.core.serve.answering import Endpoint, endpoint
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.messages import Messages
-from hookline.core.serve.answering import Endpoint, endpoint
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.errors import OPENAI_ERRORS, ApiError
 from hookline.core.serve.openai.chat import Chat
@@ -21,7 +21,6 @@ from hookline.core.serve.openai.tokens import Tokens
 from hookline.core.serve.openapi import Documents
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.surface import Surface
-
 
 Handler: TypeAlias = tuple[str, str, Endpoint]
 """Method, path, and who answers."""

@@ -7,7 +7,9 @@ API_VERSION = 2
 
 @hookimpl
 def register_reasoning_parsers(register: Registrar) -> None:
-    register("think", "hookline.plugins.parsers.think:Think", help="<think>...</think> in front of the answer: Qwen3, R1")
+    register(
+        "think", "hookline.plugins.parsers.think:Think", help="<think>...</think> in front of the answer: Qwen3, R1"
+    )
 
 
 @hookimpl

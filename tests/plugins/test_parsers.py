@@ -80,7 +80,7 @@ def test_arguments_are_given_before_the_call_ends() -> None:
         st.sampled_from(
             ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": ', "{", "}", '"']
         )
-        | st.text("<>/tkhin{}\" \n\\:,", max_size=6),
+        | st.text('<>/tkhin{}" \n\\:,', max_size=6),
         max_size=12,
     )
 )

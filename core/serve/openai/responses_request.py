@@ -148,7 +148,9 @@ def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str)
 
 def _output(item: dict[str, Any], place: str) -> str:
     output = item.get("output")
-    return text_of(output, f"{place}.output") if output is None or isinstance(output, str | list) else json.dumps(output)
+    return (
+        text_of(output, f"{place}.output") if output is None or isinstance(output, str | list) else json.dumps(output)
+    )
 
 
 def _function(tool: Any, index: int) -> Any:
