@@ -65,41 +65,54 @@ def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
 
 
 class PartsReader:
-    """One completion's text as it comes, and the parts it is made of: the reasoning parser's first, its text the next's.
+    """One completion's text as it comes, and the parts it is made of. A parser gets the text that the one before left.
 
     Raises: PluginError that names a parser which fails.
     """
 
     def __init__(self, parsers: Sequence[tuple[OutputParser, Entry | None]]) -> None:
-        self._parsers = parsers
+        blames = (Blaming((), "while it parses an answer", otherwise=entry) for _, entry in parsers)
+        self._levels = list(zip((parser for parser, _ in parsers), blames, strict=True))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all further text goes out as it comes."""
+        return not self._levels
 
     def push(self, text: str) -> Sequence[ParsedPart]:
         """The parts that are certain now."""
-        if not self._parsers:
-            return [Text(text)] if text else ()
-        return self._through(text, 0) if text else ()
+        if not text:
+            return ()
+        if not self._levels:
+            return [Text(text)]
+        parts = self._through(text, 0)
+        if self._levels[0][0].is_done:
+            self._levels = [level for level in self._levels if not level[0].is_done]
+        return parts
 
     def finish(self) -> Sequence[ParsedPart]:
         """What was kept back."""
         found: list[ParsedPart] = []
-        for level, (parser, entry) in enumerate(self._parsers):
-            with Blaming((), "while it parses an answer", otherwise=entry):
+        for place, (parser, blame) in enumerate(self._levels):
+            with blame:
                 parts = parser.finish()
-            found += self._handed_on(parts, level + 1)
+            found += self._handed_on(parts, place + 1)
         return found
 
-    def _through(self, text: str, level: int) -> list[ParsedPart]:
-        if level == len(self._parsers):
+    def _through(self, text: str, place: int) -> list[ParsedPart]:
+        if place == len(self._levels):
             return [Text(text)]
-        parser, entry = self._parsers[level]
-        with Blaming((), "while it parses an answer", otherwise=entry):
+        parser, blame = self._levels[place]
+        with blame:
             parts = parser.push(text)
-        return self._handed_on(parts, level + 1)
+        return self._handed_on(parts, place + 1)
 
-    def _handed_on(self, parts: Sequence[ParsedPart], level: int) -> list[ParsedPart]:
+    def _handed_on(self, parts: Sequence[ParsedPart], place: int) -> list[ParsedPart]:
+        if place == len(self._levels):
+            return list(parts)
         found: list[ParsedPart] = []
         for part in parts:
-            found += self._through(part.text, level) if isinstance(part, Text) else [part]
+            found += self._through(part.text, place) if isinstance(part, Text) else [part]
         return found
 
 

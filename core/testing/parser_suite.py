@@ -50,6 +50,18 @@ class ParserSuite:
                     check(not is_empty, f"{pieces} gives an empty {type(part).__name__}")
                     check(has_call or not isinstance(part, Arguments), f"{pieces} gives arguments without a call")
 
+    def test_a_parser_that_is_done_changes_nothing_any_more(self) -> None:
+        """What follows is text as it comes, and nothing was kept back."""
+        for text in self._texts():
+            parser = self._new()
+            for index, letter in enumerate(text):
+                parser.push(letter)
+                if parser.is_done:
+                    rest = text[index + 1 :] + " more"
+                    found = merged([*parser.push(rest), *parser.finish()])
+                    check(found == [Text(rest)], f"a parser that is done makes {found} of {rest!r}")
+                    break
+
     def test_two_completions_do_not_know_each_other(self) -> None:
         """A parser in the middle of one text changes nothing for another."""
         for text, wanted in self.examples.items():
