@@ -17,6 +17,7 @@ from hookline.core.serve.engine_link import EngineLink
 from hookline.core.serve.engine_main import facts_of
 from hookline.core.serve.engine_server import EngineServer
 from hookline.core.serve.front_main import served_model
+from hookline.core.serve.messages import Stop
 from hookline.core.serve.remote_client import RemoteClient
 from hookline.core.serve.settings import ServeConfig
 
@@ -63,6 +64,8 @@ def over_the_socket(llm: LLM, folder: Path, prompt: str, params: SamplingParams)
             assert "".join(delta.text for delta in mine) == output.text
             assert [one for delta in mine for one in delta.token_ids] == output.token_ids
             assert [one for delta in mine for one in delta.logprobs or ()] == (output.logprobs or [])
+        link.send(Stop())
+        await asyncio.to_thread(thread.join)
         link.close()
         return sorted((delta.output for delta in deltas if delta.output is not None), key=lambda one: one.index)
 
