@@ -36,7 +36,9 @@ VALUES = st.recursive(
 
 @few
 @given(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), st.text('}]"x', max_size=5), st.data())
-def test_the_end_of_an_object_is_found_wherever_it_is_cut(value: dict[str, object], rest: str, data: st.DataObject) -> None:
+def test_the_end_of_an_object_is_found_wherever_it_is_cut(
+    value: dict[str, object], rest: str, data: st.DataObject
+) -> None:
     text = json.dumps(value)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
