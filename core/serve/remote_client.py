@@ -20,10 +20,10 @@ from hookline.core.errors import (
     RequestError,
     one_short_line,
 )
-from hookline.core.frontend.async_llm import takes_long
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
+from hookline.core.serve.errors import ApiError
 from hookline.core.serve.messages import (
     AskMetrics,
     Broken,
@@ -41,6 +41,7 @@ from hookline.core.serve.messages import (
 )
 from hookline.core.serve.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
+from hookline.core.tokenizer.duration import takes_long
 
 if TYPE_CHECKING:
     from hookline.core.serve.settings import ServeConfig
@@ -157,7 +158,7 @@ class RemoteClient:
     async def aclose(self) -> None:
         """See EngineClient."""
         self.is_accepting = False
-        self.break_off("the server is stopping", is_dead=False)
+        self.end_all()
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------------------------- from the engine
@@ -181,19 +182,27 @@ class RemoteClient:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(message.text)
 
+    def end_all(self) -> None:
+        """End all streams since the server is about to end."""
+        self._fail_all(lambda: ApiError(503, "the server is stopping", "server_error", code="stopping"))
+
     def break_off(self, reason: str, *, is_dead: bool) -> None:
         """End all streams with an error. is_dead: the engine serves nothing more, until `revive`."""
         if is_dead:
             self.death = reason
             self._load = Load()
+        self._fail_all(lambda: EngineError(reason))
+
+    def _fail_all(self, error: Callable[[], HooklineError]) -> None:
+        """error: makes one for each, since tracebacks are not shared."""
         streams = {id(one.stream): one.stream for one in self._open.values()}
         handles, self._open = list(self._open), {}
         for stream in streams.values():
-            stream.fail(EngineError(reason))
+            stream.fail(error())
         for waiting in self._metrics.values():
             if not waiting.done():
-                waiting.set_exception(EngineError(reason))
-        if not is_dead and handles:
+                waiting.set_exception(error())
+        if self.death is None and handles:
             self._send(Cancel(handles))
 
     def revive(self) -> None:
