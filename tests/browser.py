@@ -72,20 +72,31 @@ class Browser:
         return json.loads(message)
 
     def open(self, path, width=390, height=844, dark=False):
-        """Show a file, as a phone or a desktop of that width does, and wait until it is loaded."""
+        """Show a file or an address, as a phone or a desktop of that width does, and wait until it is loaded."""
         self.events.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=Path(path).resolve().as_uri())
+        self.call("Page.navigate", url=path if "://" in str(path) else Path(path).resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
     def evaluate(self, expression):
         """The value of an expression of JavaScript."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def wait_for(self, expression, seconds=10):
+        """Until an expression of JavaScript is true: the page looks at each frame, and this waits for it."""
+        waiting = f"""new Promise((done, fail) => {{
+            const end = performance.now() + {1000 * seconds};
+            const late = () => performance.now() > end;
+            const look = () => ({expression}) ? done(true) : late() ? done(false) : setTimeout(look, 10);
+            look();
+        }})"""
+        found = self.call("Runtime.evaluate", expression=waiting, awaitPromise=True, returnByValue=True)["result"]
+        assert found.get("value") is True, (expression, found)
 
     def complaints(self):
         """Errors and warnings on the console since the page was opened."""

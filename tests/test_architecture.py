@@ -34,6 +34,7 @@ BARE = (
     "hookline.core.simulate.command",
     "hookline.core.info.command",
     "hookline.core.serve.command",
+    "hookline.core.batch.command",
     "hookline.core.config.settings",
     "hookline.core.config.compose",
     "hookline.core.sweep.sweep",

@@ -1,7 +1,7 @@
 """`python -m core.bench workload=NAME`: the speed of a configuration under a load, as a table and one JSON line.
 
-Bare at import. Start-up and a warm-up request are measured apart; the best of the timed repetitions counts. A prompt
-is a list of token ids and no text is made, so the engine alone is timed.
+With `url=`, of a server. Bare at import. Start-up and a warm-up request are measured apart; the best of the timed
+repetitions counts. A prompt is a list of token ids and no text is made, so the engine alone is timed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.bench.facts import describe, describe_engine, first_token_s, peak_memory
+from hookline.core.bench.facts import ENGINE_FACTS, describe, describe_engine, first_token_s, peak_memory
 
 if TYPE_CHECKING:
     from hookline.core.bench.recorder import Recording
+    from hookline.core.bench.remote.settings import Address, ClientConfig
     from hookline.core.bench.settings import BenchKeys
     from hookline.core.bench.slo import Slo
     from hookline.core.bench.workload import Load, WorkloadConfig
@@ -105,6 +106,9 @@ class Bench:
     objective: str
     repeats: int
     profile: Profile | None
+    client: ClientConfig
+    address: Address | None = None
+    """Of the server that is measured in place of an engine."""
 
 
 def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], Recording]:
@@ -113,10 +117,13 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
     from hookline.core.bench.metrics import summarise
-    from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
 
     bench = validate_bench(tree, host)
+    if bench.address is not None:
+        return measure_server(tree, bench, bench.address)
+    from hookline.core.frontend.llm import LLM
+
     with LLM.from_config(bench.config, host) as llm:
         start_s, encode = first_token_s(llm), encoder(llm)
         runs = [run_load(llm.engine, bench.workload, repetition, encode) for repetition in range(bench.repeats)]
@@ -126,6 +133,29 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
                 run_load(llm.engine, bench.workload, bench.repeats, encode)
         metrics = {**summarise(best, bench.slo), "start_to_first_token_s": round(start_s, 3), **peak_memory(llm)}
         return {**describe(tree), **describe_engine(llm), **outcome(bench, metrics)}, best
+
+
+def measure_server(tree: Mapping[str, Any], bench: Bench, address: Address) -> tuple[dict[str, Any], Recording]:
+    """Load a server and return the result line and the best repetition's record. Imports no torch.
+
+    Raises: HooklineError if it does not answer or every request failed.
+    """
+    from hookline.core.bench.metrics import MACHINE
+    from hookline.core.bench.remote.command import serve_load
+    from hookline.core.bench.remote.recording import figures
+
+    def load_of(vocab_size: int, repetition: int) -> Load:
+        return make_load(bench.workload, vocab_size, repetition)
+
+    served = serve_load(address, bench.client, bench.workload, load_of, bench.repeats)
+    metrics = {**figures(served.recording, bench.slo), **dict.fromkeys(MACHINE)}
+    facts = {
+        "device": str(tree["url"]),
+        **dict.fromkeys(ENGINE_FACTS),
+        "server": served.server,
+        "client": served.client,
+    }
+    return {**describe(tree), **facts, **outcome(bench, metrics)}, served.recording
 
 
 def outcome(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +174,7 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     from dataclasses import fields
 
     from hookline.core.bench.metrics import check_objective
+    from hookline.core.bench.remote.settings import ClientConfig
     from hookline.core.bench.settings import BenchKeys
     from hookline.core.bench.slo import Slo
     from hookline.core.bench.workload import WorkloadConfig
@@ -172,7 +203,33 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
     check_objective(objective, slo, workload)
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
-    return Bench(config, workload, slo, objective, repeats, Profile.of(tree))
+    client: ClientConfig = build(ClientConfig, tree.get("client") or {}, "client")
+    bench = Bench(config, workload, slo, objective, repeats, Profile.of(tree), client, _server_address(tree, client))
+    if bench.address is not None:
+        _refuse_engine_keys(bench, validate({}, host))
+    return bench
+
+
+def _server_address(tree: Mapping[str, Any], client: ClientConfig) -> Address | None:
+    from hookline.core.bench.remote.settings import Address, ClientConfig
+    from hookline.core.errors import ConfigError
+
+    if tree.get("url") is not None:
+        return Address.of(tree["url"])
+    if client != ClientConfig():
+        raise ConfigError("client has no effect without url=, the server that it asks")
+    return None
+
+
+def _refuse_engine_keys(bench: Bench, default: Config) -> None:
+    """Refuse what is set and cannot matter, since the server has an engine of its own."""
+    from hookline.core.errors import ConfigError
+
+    for name, value in vars(default).items():
+        if getattr(bench.config, name) != value:
+            raise ConfigError(f"{name} has no effect beside url=, whose server has its own; leave it out")
+    if bench.profile is not None:
+        raise ConfigError("profile has no effect beside url=: another process computes")
 
 
 def run_load(engine: Engine, workload: WorkloadConfig, repetition: int = 0, encode: Encode | None = None) -> Recording:
@@ -220,6 +277,8 @@ def print_result(record: Mapping[str, Any]) -> None:
     metrics = record["metrics"]
     rows = {"device": record["device"], "kernels": record["kernels"], "scheduler": record["scheduler"]}
     rows |= {key: metrics[key] for key in (*SHOWN, "start_to_first_token_s")}
+    if metrics["refused"]:
+        rows["refused"] = metrics["refused"]
     for key, value in rows.items():
         if value is not None:
             print(f"{key:24} {value}")

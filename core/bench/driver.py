@@ -40,7 +40,7 @@ class _Drive:
     def run(self) -> Recording:
         self.next_turns: dict[int, list[int]] = defaultdict(list)
         for place, request in enumerate(self.load.requests):
-            self.records.append(_record(request))
+            self.records.append(record_of(request))
             if request.follows is None:
                 self.due.append((request.arrival_s, place))
             else:
@@ -97,7 +97,8 @@ class _Drive:
             heapq.heappush(self.due, (now_s + self.load.requests[turn].arrival_s, turn))
 
 
-def _record(request: LoadRequest) -> RequestRecord:
+def record_of(request: LoadRequest) -> RequestRecord:
+    """The record of a request that has not arrived yet."""
     said = {**request.info.as_options(), "tags": dict(request.info.tags)}
     slo = request.slo.bounds or None
     return RequestRecord(request.arrival_s, len(request.tokens), follows=request.follows, slo=slo, **said)

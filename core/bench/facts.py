@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
 
 
+ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "vocab_size", "overlap")
+"""What `describe_engine` says beside the device."""
+
+
 def revision() -> str | None:
     """The commit's hash, with "-dirty" if files were changed since; None without a clone or without git."""
     root = Path(__file__).resolve().parents[2]
@@ -69,7 +73,8 @@ def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
     from hookline.core.config.settings import ENGINE_KEYS
     from hookline.core.sweep.results import FORMAT
 
-    config = {key: tree.get(key) for key in (*ENGINE_KEYS, "workload", "slo", "repeats")}
+    measured = ENGINE_KEYS if tree.get("url") is None else ("url", "client")
+    config = {key: tree.get(key) for key in (*measured, "workload", "slo", "repeats")}
     if isinstance(config["workload"], Mapping) and not config["workload"].get("classes"):
         config["workload"] = {key: value for key, value in config["workload"].items() if key != "classes"}
     versions = {name: version(name) for name in ("hookline", "torch")}

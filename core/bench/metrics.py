@@ -89,12 +89,20 @@ def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
         "itl_s": spread(gaps_s(times_s, starts)),
         "running": spread(recording.steps["running"]),
         "waiting": spread(recording.steps["waiting"]),
-        "pool_usage": spread(1 - recording.steps["free_blocks"] / recording.num_blocks),
+        "pool_usage": spread(pool_usage(recording)),
         **{name: spread(recording.steps[name]) for name in ("busy_s", *TIMES)},
         "step_times": _step_times(recording),
         **_if_any("deadlines_met", deadlines_met(recording.requests)),
         **_if_any("by_tag", by_tag(recording, slo)),
     }
+
+
+def pool_usage(recording: Recording) -> Column:
+    """Part of the blocks that is held after each step; empty if the blocks are unknown."""
+    if not recording.num_blocks:
+        return np.empty(0)
+    used: Column = 1 - recording.steps["free_blocks"] / recording.num_blocks
+    return used
 
 
 def _if_any(name: str, value: Any) -> dict[str, Any]:

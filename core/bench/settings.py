@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hookline.core.bench.remote.settings import ClientConfig
 from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.run.settings import RunKeys
@@ -14,6 +15,10 @@ from hookline.core.util.ranges import bounded
 class BenchKeys(RunKeys):
     """Root keys of a benchmark, beside the kinds; those of the prompts have no effect."""
 
+    url: str | None = None
+    """Address of an OpenAI-compatible server, http://host:port, which is measured in place of an engine."""
+    client: ClientConfig = field(default_factory=ClientConfig)
+    """How that server is asked."""
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     """The load; a preset of conf/workload sets what it cares about."""
     slo: Slo = field(default_factory=Slo)

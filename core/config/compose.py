@@ -170,6 +170,15 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
     Raises: ConfigError for a flag that does not exist.
     """
+    flags, pairs = flags_and_pairs(arguments)
+    return [*flags, *pairs]
+
+
+def flags_and_pairs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments as flags, each with its value behind it, and the rest.
+
+    Raises: ConfigError for a flag that does not exist.
+    """
     from hydra._internal.utils import get_args_parser
 
     def refuse(message: str) -> NoReturn:
@@ -181,7 +190,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     flags = list(arguments)
     for pair in pairs:
         flags.remove(pair)
-    return [*flags, *pairs]
+    return flags, pairs
 
 
 def _refuse_name_overrides(arguments: Sequence[str]) -> None:

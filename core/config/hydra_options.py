@@ -15,8 +15,8 @@ RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "sav
 """Keys whose value is raw text, always: what follows the first = is taken as it is; so is a single tag's."""
 
 _TAG = "tags."
-_FREE = ("sampling.extra_args.", _TAG)
-"""What keys below a mapping begin with whose keys conf/config.yaml cannot know: the installed processors', and tags."""
+_FREE = ("sampling.extra_args.", "client.body.", _TAG)
+"""What keys begin with that stand below a mapping of any keys: the installed processors', a server's, and tags."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
 
 
@@ -43,7 +43,8 @@ def _quoted(argument: str) -> str:
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
     """The arguments with free keys, those below _FREE, as additions, since Hydra refuses keys that it does not know.
 
-    Which processors and fields exist, and their types, is checked of every request, wherever it comes from.
+    Which processors and fields exist, and their types, is checked of every request, wherever it comes from; a body's
+    members are the server's to check.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
 

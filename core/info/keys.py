@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from hookline.core.batch.settings import BatchKeys
 from hookline.core.bench.settings import BenchKeys
 from hookline.core.info.sources import field_facts
 from hookline.core.run.settings import RunKeys
 from hookline.core.serve.settings import ServeKeys
 from hookline.core.simulate.settings import SimulateKeys
 
-COMMANDS = {"run": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys}
+COMMANDS = {"run": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys, "batch": BatchKeys}
 """Each command's keys: those of a later one are added to those before."""
 
 

@@ -102,7 +102,9 @@ def _section(report: Report, group: Group) -> Mapping[str, Any]:
         "curves": [draw(chart) for chart in curves(report, group.jobs, of_load=False)],
         "distributions": [draw(chart) for chart in distributions(report, group)],
         "tags": [(table, [draw(chart) for chart in table.charts]) for table in tag_tables(report, group)],
-        "timelines": [(job, [draw(top), draw(below, LOW)]) for job, (top, below) in timelines(report, group)],
+        "timelines": [
+            (job, [draw(top), *(draw(one, LOW) for one in below)]) for job, (top, *below) in timelines(report, group)
+        ],
     }
 
 

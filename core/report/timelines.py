@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hookline.core.bench.metrics import pool_usage
 from hookline.core.bench.recorder import Column as Array
 from hookline.core.bench.recorder import Recording
 from hookline.core.report.charts import Chart, Line
@@ -22,11 +23,14 @@ def timelines(report: Report, group: Group) -> list[tuple[Job, list[Chart]]]:
         return []
     seconds_high = max(recording.seconds for _, recording in recorded)
     requests_high = max(float(max(r.steps["running"].max(), r.steps["waiting"].max())) for _, r in recorded)
-    pool_high = max(float(_pool_percent(recording).max()) for _, recording in recorded)
+    pool_high = max(float(_pool_percent(recording).max(initial=0)) for _, recording in recorded)
     return [
-        (job, [_queue_chart(r, seconds_high, requests_high), _pool_chart(r, seconds_high, pool_high)])
+        (job, [
+            _queue_chart(r, seconds_high, requests_high),
+            *([_pool_chart(r, seconds_high, pool_high)] if r.num_blocks else []),
+        ])
         for job, r in recorded
-    ]
+    ]  # fmt: skip
 
 
 def _queue_chart(recording: Recording, x_high: float, y_high: float) -> Chart:
@@ -51,7 +55,7 @@ def _pool_chart(recording: Recording, x_high: float, y_high: float) -> Chart:
 
 
 def _pool_percent(recording: Recording) -> Array:
-    return 100 * (1 - recording.steps["free_blocks"] / recording.num_blocks)
+    return 100 * pool_usage(recording)
 
 
 def _over_time(times_s: Array, values: Array) -> tuple[list[float], list[float]]:

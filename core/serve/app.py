@@ -11,6 +11,7 @@ from hookline.core.serve.api_keys import ApiKeys
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.gate import Asgi, Gate, Life
 from hookline.core.serve.operations import operations
+from hookline.core.serve.page import page_routes
 from hookline.core.serve.routes import routes
 from hookline.core.serve.settings import ServeConfig
 
@@ -28,7 +29,7 @@ class Served:
 def make_app(client: EngineClient, settings: ServeConfig, keys: ApiKeys | None = None) -> Served:
     """The application around a client, which whoever made it closes. keys: those that clients must send."""
     life = Life()
-    inner = Router([*routes(client, settings), *operations(client, life)])
+    inner = Router([*routes(client, settings), *operations(client, life), *page_routes(client)])
     gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life)
     app: Asgi = gate
     if settings.cors_origins:

@@ -54,6 +54,8 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     bench = validate_bench(tree, host, SimulateKeys)
     if bench.profile is not None:
         raise ConfigError("profile has no effect in a simulation: nothing is computed that could be traced")
+    if bench.address is not None:
+        raise ConfigError("url has no effect in a simulation: no server is asked; python -m core.bench does")
     cost = cost_model(tree)
     check_machine(tree, bench.config, cost, host)
     with closing(simulated_engine(bench.config, cost, host)) as engine:

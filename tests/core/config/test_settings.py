@@ -8,6 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from hookline.core.batch.settings import BatchKeys
 from hookline.core.bench.settings import BenchKeys
 from hookline.core.config import settings as config_module
 from hookline.core.config.compose import compose
@@ -315,7 +316,7 @@ def test_a_composed_tree_holds_the_dataclasses_defaults_and_makes_the_same_confi
     assert validate(engine, PluginHost.load()) == validate({}, PluginHost.load())
 
 
-@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys, ServeKeys])
+@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys, ServeKeys, BatchKeys])
 def test_every_key_of_a_command_is_explained(keys: type) -> None:
     lines = list(documented(keys))
     named = dict(zip(lines[::2], lines[1::2], strict=True))
@@ -324,9 +325,13 @@ def test_every_key_of_a_command_is_explained(keys: type) -> None:
 
 
 def test_no_yaml_of_a_command_repeats_a_default() -> None:
-    for name in ("config", "bench", "simulate", "serve"):
-        own = {"observers", "serve"} if name == "serve" else set()  # plugins' names, which core does not know
-        assert set(yaml.safe_load((CONF / f"{name}.yaml").read_text())) == {"defaults", "hydra"} | own
+    commands = {"config": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys, "batch": BatchKeys}
+    for name, keys in commands.items():
+        tree = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+        assert {"defaults", "hydra"} <= set(tree) <= {"defaults", "hydra", "observers", name}
+        own, defaults = tree.get(name, {}), plain_defaults(keys)
+        assert all(defaults[name][key] != value for key, value in own.items())
+        assert "observers" not in tree or tree["observers"] != defaults["observers"]
 
 
 def test_a_configuration_without_defaults_list_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""From a command line to a file of answers: what `core.batch` does. Bare at import, as its package says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from hookline.core.cli.command import guarded, is_sweep
+
+if TYPE_CHECKING:
+    from hookline.core.batch.rows import Done, Line
+    from hookline.core.batch.runner import Tally
+    from hookline.core.batch.settings import BatchRun
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.serve.engine_client import EngineClient
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    from hookline.core.batch.settings import BatchKeys, split_files, validate_batch
+    from hookline.core.config.compose import compose
+    from hookline.core.errors import ConfigError
+    from hookline.core.plugin.host import PluginHost
+
+    host = PluginHost.load()
+    host.log_problems()
+    files, others = split_files(arguments)
+    if is_sweep(others):
+        raise ConfigError("a batch runs one configuration; leave out -m (--multirun)")
+    jobs = compose(others, host, BatchKeys, "batch")
+    return execute(validate_batch(files, jobs[0].tree, host), host) if jobs else 0
+
+
+def execute(run: BatchRun, host: PluginHost) -> int:
+    """Answer what the output does not answer yet; returns the exit code.
+
+    Raises: HooklineError for whatever keeps the engine from starting or running.
+    """
+    from hookline.core.batch.rows import Done, num_lines
+
+    _check_extra()
+    with _opened(run) as (input, output):
+        done, total = Done.read(output, run.output), num_lines(run.input)
+        if done.count:
+            _say(f"{run.output} has the answers of {done.count} lines already")
+        left = _open_lines(input, done)
+        first = next(left, None)
+        if first is None:
+            return 0
+        tally = _answer(run, host, chain([first], left), output.fileno(), max(total - done.count, 0))
+    _say(f"{tally.num_answered} rows answered with {tally.num_tokens} tokens, {tally.num_failed} failed: {run.output}")
+    for line in tally.told:
+        _say(line)
+    if tally.num_failed > len(tally.told):
+        _say(f"and {tally.num_failed - len(tally.told)} more, each with its reason in {run.output}")
+    return 2 if tally.num_failed else 0
+
+
+def _open_lines(input: BinaryIO, done: Done) -> Iterator[Line]:
+    from hookline.core.batch.rows import lines_of
+
+    return (line for line in lines_of(input) if not done.holds(line))
+
+
+def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int, total: int) -> Tally:
+    import asyncio
+
+    from hookline.core.frontend.async_llm import AsyncLLM
+    from hookline.core.serve.in_process import InProcessClient
+
+    async def answer() -> Tally:
+        client = InProcessClient(AsyncLLM.from_config(run.config, host), run.serve)
+        try:
+            return await answer_lines(client, run, lines, output, total)
+        finally:
+            await client.aclose()
+
+    try:
+        return asyncio.run(answer())
+    except BaseExceptionGroup as group:  # of the task group: the first is the cause
+        raise group.exceptions[0] from None
+
+
+async def answer_lines(client: EngineClient, run: BatchRun, lines: Iterator[Line], output: int, total: int) -> Tally:
+    """Answer lines by a client's endpoints. total: how many there are, for the bar."""
+    from starlette.applications import Starlette
+    from tqdm import tqdm
+
+    from hookline.core.batch.endpoints import posting
+    from hookline.core.batch.runner import run_rows
+    from hookline.core.serve.routes import routes
+
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    bar: Any = tqdm(total=total, unit="row", dynamic_ncols=True, leave=False, file=sys.stderr, disable=not is_shown)
+
+    def progress(tally: Tally) -> None:
+        bar.update(1)
+        bar.set_postfix_str(f"{tally.num_tokens} tokens, {tally.num_failed} failed", refresh=False)
+
+    post = posting(Starlette(routes=routes(client, run.serve)))
+    try:
+        return await run_rows(lines, post, output, run.max_rows, lambda: client.death, progress)
+    finally:
+        bar.close()
+
+
+@contextmanager
+def _opened(run: BatchRun) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The two files; the output locked, so that two batches do not answer the same lines."""
+    import fcntl
+
+    from hookline.core.errors import ConfigError
+
+    try:
+        descriptor = os.open(run.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise ConfigError(f"{run.output} cannot be written: {error.strerror}") from error
+    with run.input.open("rb") as input, os.fdopen(descriptor, "r+b", buffering=0) as output:
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{run.output} is being written by another batch; wait, or take another") from error
+        yield input, output
+
+
+def _check_extra() -> None:
+    from hookline.core.serve.command import _check_extra
+
+    _check_extra()
+
+
+def _say(message: str) -> None:
+    print(f"hookline: {message}", file=sys.stderr, flush=True)

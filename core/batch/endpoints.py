@@ -1,0 +1,70 @@
+"""The server's endpoints without a server: the application of core.serve, called in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from hookline.core.batch.rows import Row
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+"""An ASGI application."""
+
+
+def posting(app: App) -> Callable[[Row], Awaitable[tuple[int, str, Any]]]:
+    """What asks an application's endpoints."""
+
+    async def post(row: Row) -> tuple[int, str, Any]:
+        request_id = secrets.token_hex(12)
+        sent: list[MutableMapping[str, Any]] = []
+        received = iter([{"type": "http.request", "body": row.body, "more_body": False}])
+
+        async def receive() -> MutableMapping[str, Any]:
+            return next(received, None) or await _never()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        await app(_scope(row, request_id), receive, send)
+        data = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
+        return sent[0]["status"], request_id, _parsed(data)
+
+    return post
+
+
+async def _never() -> MutableMapping[str, Any]:
+    """The client of a batch does not go away."""
+    future: asyncio.Future[MutableMapping[str, Any]] = asyncio.get_running_loop().create_future()
+    return await future
+
+
+def _scope(row: Row, request_id: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": row.path,
+        "raw_path": row.path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(row.body)).encode()),
+            (b"x-request-id", request_id.encode()),
+        ],
+        "client": None,
+        "server": None,
+        "state": {"request_id": request_id},
+    }
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return {"error": {"message": data.decode(errors="replace")}}

@@ -1,0 +1,171 @@
+"""The lines of OpenAI's batch files: a request of the input, read and checked, and an answer of the output.
+
+A line's id in the output holds its number and a checksum of its text, so that a second run knows what is done, and that
+it is of the same input. Knows no engine and no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hookline.core.errors import ConfigError, shown
+from hookline.core.util.json_lines import json_object
+
+PATHS = ("/v1/chat/completions", "/v1/completions")
+"""Endpoints that a row may name."""
+MAX_LINE_BYTES = 32 * 2**20
+_ID = re.compile(rb'\{"id": "batch_req_(\d{1,12})_([0-9a-f]{8})"')
+
+
+class RowError(Exception):
+    """A line that holds no request; the message says why. code: the kind."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the input. number: from 1. text: None if it is too long to be kept."""
+
+    number: int
+    text: bytes | None
+    checksum: int
+
+    @property
+    def id(self) -> str:
+        """Of its answer."""
+        return f"batch_req_{self.number}_{self.checksum:08x}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request. body: as JSON."""
+
+    custom_id: str
+    path: str
+    body: bytes
+
+
+def lines_of(file: BinaryIO) -> Iterator[Line]:
+    """The lines that hold something, one at a time; a line that is too long is passed over and told."""
+    number = 0
+    while text := file.readline(MAX_LINE_BYTES):
+        number, checksum, is_whole = number + 1, zlib.crc32(text), True
+        while not text.endswith(b"\n") and (more := file.readline(MAX_LINE_BYTES)):
+            checksum, is_whole, text = zlib.crc32(more, checksum), False, more
+        if text.strip() or not is_whole:
+            yield Line(number, text if is_whole else None, checksum or 1)
+
+
+def num_lines(path: Path) -> int:
+    """How many lines a file has, at most one too many."""
+    with path.open("rb") as file:
+        return sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b"")) + 1
+
+
+def parse(line: Line) -> Row:
+    """The request of a line.
+
+    Raises: RowError saying what it must be.
+    """
+    if line.text is None:
+        raise RowError("invalid_line", f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        values = json_object(line.text.decode())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RowError("invalid_line", str(error)) from None
+    custom_id, path, body = (values.get(name) for name in ("custom_id", "url", "body"))
+    if not isinstance(custom_id, str) or not custom_id:
+        raise RowError("invalid_line", f"custom_id={shown(custom_id)} must be a text that is not empty")
+    if values.get("method") != "POST":
+        raise RowError("invalid_line", f"method={shown(values.get('method'))} must be POST")
+    if path == "/v1/embeddings":
+        raise RowError("unsupported_url", "url=/v1/embeddings: the model that is loaded makes texts, not embeddings")
+    if path not in PATHS:
+        raise RowError("unsupported_url", f"url={shown(path)} is not one of {', '.join(PATHS)}")
+    if not isinstance(body, dict):
+        raise RowError("invalid_line", f"body={shown(body)} must be an object")
+    if body.get("stream"):
+        raise RowError("invalid_line", "body.stream=true: a batch gives whole answers; leave it out")
+    return Row(custom_id, path, json.dumps({**body, "stream": None, "stream_options": None}).encode())
+
+
+def custom_id_of(line: Line) -> str | None:
+    """The custom_id of a line that is no request, if it has one."""
+    try:
+        found = json_object((line.text or b"").decode()).get("custom_id")
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def answer_line(
+    line: Line, custom_id: str | None, response: dict[str, Any] | None, error: RowError | None = None
+) -> bytes:
+    """A line of the output."""
+    told = None if error is None else {"code": error.code, "message": f"line {line.number}: {error}"}
+    answer = {"id": line.id, "custom_id": custom_id, "response": response, "error": told}
+    return json.dumps(answer).encode() + b"\n"
+
+
+class Done:
+    """The lines that an output answers already: four bytes for each line of the input, however long the answers are."""
+
+    def __init__(self) -> None:
+        self._checksums = array("I")
+        self.count = 0
+
+    @classmethod
+    def read(cls, file: BinaryIO, path: Path) -> Done:
+        """Those of a file, whose last line is taken off if it is not whole.
+
+        Raises: ConfigError if the file is no output of a batch.
+        """
+        found, end = cls(), 0
+        file.seek(0)
+        while head := file.readline(MAX_LINE_BYTES):
+            text = head
+            while not text.endswith(b"\n") and (more := file.readline(MAX_LINE_BYTES)):
+                text = more
+            if not text.endswith(b"\n"):
+                break
+            known = _ID.match(head)
+            if known is None:
+                raise ConfigError(f"{path} holds a line that no batch wrote: {shown(head[:60])}; take another output")
+            found._add(int(known[1]), int(known[2], 16))
+            end = file.tell()
+        file.truncate(end)
+        return found
+
+    def holds(self, line: Line) -> bool:
+        """Whether a line is answered.
+
+        Raises: ConfigError if another line of this number is: the output is of another input.
+        """
+        checksum = self._checksums[line.number] if line.number < len(self._checksums) else 0
+        if checksum and checksum != line.checksum:
+            raise ConfigError(
+                f"line {line.number} of the input is not the one that the output answers: the input was changed; "
+                "take another output"
+            )
+        return bool(checksum)
+
+    def _add(self, number: int, checksum: int) -> None:
+        if number >= len(self._checksums):
+            self._checksums.extend(bytes_of_zeros(number + 1 - len(self._checksums)))
+        self.count += not self._checksums[number]
+        self._checksums[number] = checksum
+
+
+def bytes_of_zeros(count: int) -> array[int]:
+    """So many zeros."""
+    return array("I", bytes(count * array("I").itemsize))

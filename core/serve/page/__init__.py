@@ -1,0 +1,71 @@
+"""The page at /: a playground and the engine's state, in one document that needs nothing from elsewhere.
+
+page.html, style.css and the scripts are put together once, when the application is made. The browser is told to run
+that script and that style alone, and to talk to this server alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hookline.core.serve.engine_client import EngineClient
+
+HERE = Path(__file__).parent
+SCRIPTS = ("stream.js", "answer.js", "engine.js", "playground.js")
+"""In the order in which they are put together."""
+
+
+def page_routes(client: EngineClient) -> list[Route]:
+    """/: the page. It is the same for everybody and holds no secret: its requests bring the key."""
+    body, policy = make_page(client.facts.names[0], has_chat=_has_chat(client))
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    async def page(request: Request) -> Response:
+        return Response(body, media_type="text/html; charset=utf-8", headers=headers)
+
+    return [Route("/", page, methods=["GET"])]
+
+
+def make_page(model: str, *, has_chat: bool) -> tuple[bytes, str]:
+    """The document, and the Content-Security-Policy that lets it work and nothing else."""
+    style = _read("style.css")
+    script = '"use strict";\n{\n' + "\n".join(_read(name) for name in SCRIPTS) + "}\n"
+    text = _read("page.html")
+    for mark, value in (
+        ("{{model}}", html.escape(model)),
+        ("{{mode}}", "chat" if has_chat else "completion"),
+        ("{{style}}", style),
+        ("{{script}}", script),
+    ):
+        assert text.count(mark) == 1, mark
+        text = text.replace(mark, value)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+def _has_chat(client: EngineClient) -> bool:
+    return bool(getattr(client.facts.codec.tokenizer, "chat_template", None))
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

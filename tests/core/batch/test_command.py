@@ -1,0 +1,152 @@
+"""A batch over endpoints without an engine, and once with one that is killed."""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
+
+from hookline.core.batch.command import answer_lines, main
+from hookline.core.batch.rows import lines_of
+from hookline.core.batch.settings import validate_batch
+from hookline.core.errors import EngineError, QueueFullError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.serve.testing import FakeEngineClient
+
+
+def row(number, url="/v1/completions", **body):
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in url else {"prompt": f"p{number}"}
+    body = {**prompt, "max_tokens": 4, **body}
+    return json.dumps({"custom_id": f"row {number}", "method": "POST", "url": url, "body": body})
+
+
+@pytest.fixture
+def files(tmp_path):
+    return tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+
+def answer(files, client, tree=None):
+    """Answer all lines of the input by a client."""
+    run = validate_batch([str(one) for one in files], tree or {}, PluginHost.load())
+    descriptor = os.open(run.output, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+    async def work():
+        with run.input.open("rb") as input:
+            return await answer_lines(client, run, lines_of(input), descriptor, 1)
+
+    try:
+        return asyncio.run(work())
+    finally:
+        os.close(descriptor)
+
+
+def answers(path):
+    return {line["custom_id"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+def test_rows_are_answered_as_a_server_would(files):
+    files[0].write_text("\n".join([row(1), row(2, "/v1/chat/completions"), row(3, temperature=-1), "nonsense"]))
+    tally = answer(files, FakeEngineClient())
+    found = answers(files[1])
+    assert (tally.num_answered, tally.num_failed) == (2, 2)
+    whole, chat, bad = (found[f"row {number}"]["response"] for number in (1, 2, 3))
+    assert whole["status_code"] == 200 and whole["body"]["choices"][0]["text"] == " Hello w"
+    assert whole["request_id"] in whole["body"]["id"]
+    assert chat["body"]["object"] == "chat.completion" and chat["body"]["choices"][0]["message"]["content"]
+    assert bad["status_code"] == 400 and "temperature" in bad["body"]["error"]["message"]
+    assert found[None]["response"] is None and found[None]["error"]["message"].startswith("line 4: not JSON")
+    assert found["row 1"]["error"] is None
+
+
+def test_no_more_rows_are_read_than_are_in_flight(files):
+    files[0].write_text("\n".join(row(number) for number in range(40)))
+    open_at_once = []
+
+    class Watched(FakeEngineClient):
+        def stream(self, prompt, params, **options):
+            found = super().stream(prompt, params, **options)
+            open_at_once.append(self.num_open)
+            return found
+
+    answer(files, Watched(pause_s=0.001), {"batch": {"max_rows": 5}})
+    assert max(open_at_once) == 5 and len(answers(files[1])) == 40
+
+
+def test_a_full_queue_is_waited_for(files):
+    files[0].write_text("\n".join(row(number) for number in range(3)))
+    full = iter([True, True])
+
+    class Full(FakeEngineClient):
+        def stream(self, prompt, params, **options):
+            if next(full, False):
+                raise QueueFullError("engine.max_queued_requests", 1, 1, 1)
+            return super().stream(prompt, params, **options)
+
+    assert answer(files, Full()).num_answered == 3
+
+
+def test_a_dead_engine_ends_the_batch_and_what_it_did_not_answer_is_not_written(files):
+    files[0].write_text("\n".join(row(number) for number in range(6)))
+
+    class Mortal(FakeEngineClient):
+        def stream(self, prompt, params, **options):
+            if len(self.asked) == 3:
+                self.death = "the device is lost"
+            return super().stream(prompt, params, **options)
+
+    with pytest.raises(ExceptionGroup) as group:
+        answer(files, Mortal(), {"batch": {"max_rows": 1}})
+    assert isinstance(group.value.exceptions[0], EngineError) and "device is lost" in str(group.value.exceptions[0])
+    assert len(answers(files[1])) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["in.jsonl"], "a batch has two files, and 1 are given"),
+        (["nowhere.jsonl", "out.jsonl"], "nowhere.jsonl is not there"),
+        (["in.jsonl", "in.jsonl"], "in.jsonl is the input"),
+        (["in.jsonl", "no/such/folder.jsonl"], "cannot be written"),
+        (["in.jsonl", "locked.jsonl"], "is being written by another batch"),
+        (["in.jsonl", "out.jsonl", "-m"], "leave out -m"),
+        (["in.jsonl", "out.jsonl", "batch.max_rows=0"], "batch.max_rows=0 must be at least 1"),
+        (["in.jsonl", "out.jsonl", "port=3"], "port"),
+    ],
+)
+def test_a_mistake_is_one_line(names, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text(row(1))
+    with (tmp_path / "locked.jsonl").open("w") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert main(names) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("hookline: error: ") and message in last
+
+
+@pytest.mark.slow
+def test_a_batch_that_was_killed_is_finished_by_the_next_run(files, capsys):
+    files[0].write_text("".join(row(number, max_tokens=12, ignore_eos=True) + "\n" for number in range(40)))
+    arguments = [*map(str, files), "batch.max_rows=2"]
+    command = [sys.executable, "-m", "hookline", "batch", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as first:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (files[1].exists() and files[1].read_bytes().count(b"\n") >= 4):
+            assert first.poll() is None, first.stderr.read()
+            time.sleep(0.005)
+        first.send_signal(signal.SIGKILL)
+    before = files[1].read_bytes()
+    assert 4 <= before.count(b"\n") < 40
+    with files[1].open("ab") as file:
+        file.write(b'{"id": "batch_req_39_')  # as if it had been in the middle of a line
+    assert main(arguments) == 0
+    assert f"has the answers of {before.count(bytes([10]))} lines already" in capsys.readouterr().err
+    after = files[1].read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == 40 == len(answers(files[1]))
+    assert main(arguments) == 0 and files[1].read_bytes() == after
