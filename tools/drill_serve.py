@@ -59,7 +59,7 @@ class Drill:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 14 if is_slow else 1 << 16)
         try:
             writer.write(request(prompt, seed, num_tokens))
-            found, is_done, num_chunks = [], False, 0
+            found, is_done, num_chunks = list[int](), False, 0
             async for line in reader:
                 if not line.startswith(b"data: "):
                     continue
