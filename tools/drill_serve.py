@@ -47,20 +47,19 @@ class Drill:
         """Ask for one stream after the other."""
         while time.monotonic() < self._ends_s:
             kind = self._random.random()
-            leaves_after = self._random.randrange(1, self.arguments.tokens) if kind < 1 / 3 else None
-            is_slow = 1 - kind < self.arguments.slow
             try:
-                await self._stream(self._random.randrange(2**31), leaves_after, is_slow)
+                await self._stream(leaves=kind < 1 / 3, is_slow=1 - kind < self.arguments.slow)
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self.faults.append(f"a stream broke off: {error!r}")
 
-    async def _stream(self, seed: int, leaves_after: int | None, is_slow: bool) -> None:
-        prompt = [self._random.randrange(VOCAB_SIZE) for _ in range(8)]
-        num_tokens = self._random.randrange(1, self.arguments.tokens)
+    async def _stream(self, *, leaves: bool, is_slow: bool) -> None:
+        seed, prompt = self._random.randrange(2**31), [self._random.randrange(VOCAB_SIZE) for _ in range(8)]
+        num_tokens = self._random.randrange(2, self.arguments.tokens)
+        leaves_after = self._random.randrange(1, num_tokens) if leaves else None
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 14 if is_slow else 1 << 16)
         try:
             writer.write(request(prompt, seed, num_tokens))
-            found, is_done, num_chunks = [], False, 0
+            found, is_done, num_chunks = list[int](), False, 0
             async for line in reader:
                 if not line.startswith(b"data: "):
                     continue

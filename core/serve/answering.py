@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -76,7 +76,8 @@ class EventStream(Response):
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async for event in self._events:
-                await self._start(send)
+                if not self._is_started:
+                    await self._start(send)
                 self._is_silent = False
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
@@ -116,13 +117,22 @@ async def guarded(making: Awaitable[Response], form: ErrorForm, max_model_len: i
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def endpoint(handler: Endpoint, form: ErrorForm, max_model_len: int) -> Any:
-    """An endpoint for a Route: what its handler raises becomes a response in the API's form."""
+@dataclass(frozen=True)
+class Answers:
+    """An endpoint for a Route: what its handler raises becomes a response in the API's form.
 
-    async def handle(request: Request) -> Response:
-        return await guarded(handler(request), form, max_model_len)
+    An ASGI application, and not a function of a request, which Starlette would wrap: that costs each event of a stream.
+    """
 
-    return handle
+    handler: Endpoint
+    form: ErrorForm
+    max_model_len: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        request = Request(scope, receive, send)
+        made = await guarded(self.handler(request), self.form, self.max_model_len)
+        await made(scope, receive, send)
 
 
 async def closing(making: Awaitable[Response], close: Close) -> Response:

@@ -134,7 +134,6 @@ class _Answer:
             "tools": fields.tools or [],
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": 1.0 if params.top_p is None else params.top_p,
-            "truncation": "disabled",
             "usage": _usage(usage) if is_over else None,
             "user": fields.user,
         }
