@@ -156,6 +156,14 @@ def test_6_role_id_and_name_come_once_and_calls_have_their_index(fake: Callable[
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "tool_calls"
 
 
+def test_6_a_client_that_wants_one_call_gets_the_first(fake: Callable[..., httpx.Client]) -> None:
+    http, fields = fake(reply=CALL * 3), {"messages": CHAT, "tools": TOOLS, "parallel_tool_calls": False}
+    message = http.post("/v1/chat/completions", json=fields).json()["choices"][0]["message"]
+    deltas = [one["choices"][0]["delta"] for one in events(http, "/v1/chat/completions", **fields)]
+    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["".join(pieces)] == ['{"a": 1}']
+
+
 def test_7_a_completion_has_a_chunk_for_each_token_and_a_chat_an_empty_content(
     fake: Callable[..., httpx.Client],
 ) -> None:
