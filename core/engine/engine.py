@@ -196,7 +196,7 @@ class Engine:
 
     def abort(self, ids: Iterable[int]) -> list[RequestOutput]:
         """End requests wherever they stand and give their blocks back; unknown ids are ignored."""
-        live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
+        live = [self.queue.live[id_] for id_ in dict.fromkeys(ids) if id_ in self.queue.live]
         outputs = [self._end(request, FinishReason.ABORT) for request in live]
         self._notify_ends(outputs)
         self._tell_ended()
