@@ -275,7 +275,7 @@ class Engine:
 
         reason: STOP if the caller found a stop string in the text.
         """
-        live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
+        live = [self.queue.live[id_] for id_ in dict.fromkeys(ids) if id_ in self.queue.live]
         outputs = [self._end(request, reason) for request in live]
         self._notify_ends(outputs)
         self._tell_ended()
