@@ -245,7 +245,7 @@ class Engine:
         """The plan of the step after the one in flight; None if that one must be committed first.
 
         Planning knows lengths and not values, so a preempted request, which computes its last token again, has to wait
-        for it. So does a policy that lacks blocks, since a request about to end may hold them.
+        for it. And what is about to end may hold just the blocks that the policy misses.
         """
         if not self.queue.waiting and not self.queue.running:
             return None
