@@ -160,6 +160,7 @@ PRINTED = {
     "QueueFullError": "Usage(num_prompt_tokens=",
     "llm.observers": "hookline:generation_tokens_total",
     '["import"]': "length",
+    "StructuredOutputs(regex": "-",
     "[delta.text async": "[[",
 }
 """What names a snippet of the library -> something it prints."""
