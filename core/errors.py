@@ -6,6 +6,7 @@ import os
 import reprlib
 import sys
 import traceback
+from collections.abc import Iterable
 from math import log10
 
 TRACEBACK_VARIABLE = "HOOKLINE_TRACEBACK"
@@ -56,6 +57,36 @@ class PlanError(PluginError):
 
 class CapacityError(HooklineError):
     """Memory that does not suffice; the message holds the arithmetic and the key to change."""
+
+
+class LostStep(HooklineError):
+    """A step that broke off before anything of it was kept: its requests end, and the engine goes on with the others.
+
+    ended: ids of the requests that it ended. ends_engine: whoever computes the steps cannot compute another one, so all
+    requests end.
+    """
+
+    ended: frozenset[int] = frozenset()
+    ends_engine = False
+
+
+class StepFault(LostStep, PluginError):
+    """A plugin whose code failed in a step; the message names it, the method and the step."""
+
+
+class StepCapacityError(LostStep, CapacityError):
+    """Memory that did not suffice for a step."""
+
+
+class RequestFault(StepFault):
+    """A plugin whose code failed for some requests of a step; they alone end, and the others compute it again.
+
+    rows: theirs in the request table. processors: bits of the logits processors that failed, whose users they are.
+    """
+
+    def __init__(self, message: str, *, rows: Iterable[int] = (), processors: int = 0) -> None:
+        super().__init__(message)
+        self.rows, self.processors = frozenset(rows), processors
 
 
 class RankError(HooklineError):

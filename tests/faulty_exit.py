@@ -14,6 +14,8 @@ from hookline.plugins.models import Qwen3Config
 
 API_VERSION = 2
 VARIABLE = "FAULTY_EXIT"
+RANK_0 = "FAULTY_RANK_0"
+"""The pid of rank 0, for those who are not told their rank."""
 
 
 class Own(BaseException):
@@ -41,6 +43,10 @@ def act(place, rank=None):
     if what == "_exit":
         os._exit(0)
     raise ERRORS[what]("on purpose")
+
+
+def this_rank():
+    return 0 if os.environ.get(RANK_0) == str(os.getpid()) else 1
 
 
 act("import")

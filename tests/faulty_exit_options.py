@@ -9,7 +9,7 @@ from hookline.plugins.models.qwen3 import Qwen3
 from hookline.plugins.samplers.gumbel import Gumbel
 from hookline.plugins.schedulers import PrefillFirstConfig
 from hookline.plugins.schedulers.prefill_first import PrefillFirst
-from tests.faulty_exit import act
+from tests.faulty_exit import act, this_rank
 
 
 class Scheduler(PrefillFirst):
@@ -90,10 +90,10 @@ class Processor(LogitsProcessor):
         return [1]
 
     def load(self, row, values_X):
-        act("processor.load")
+        act("processor.load", this_rank())
 
     def process(self, logits_NV, rows):
-        act("processor.process")
+        act("processor.process", this_rank())
         return logits_NV
 
 

@@ -1,6 +1,7 @@
 """A plugin that calls sys.exit(0), or raises anything else, has failed: one line that names it, and exit code 2."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from hookline.core.info import command as core_info
 from hookline.core.run.command import main
 from hookline.core.simulate import command as core_simulate
 from hookline.core.sweep.results import read_results
-from tests.faulty_exit import VARIABLE
+from tests.faulty_exit import RANK_0, VARIABLE
 
 ROOT = Path(__file__).parents[1]
 ORIGIN = "of plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -)"
@@ -45,6 +46,9 @@ PLACES = {
     "observer.on_request_end": "on_request_end of observer 'faulty' raised",
     "observer.on_engine_stop": "on_engine_stop of observer 'faulty' raised",
 }
+OF_ONE_REQUEST = {"processor.__init__", "processor.load", "processor.process"}
+AFTERWARDS = {"observer.on_step_end", "observer.on_request_end", "observer.on_engine_stop"}
+"""Where an exit is reported when all requests are done."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +56,16 @@ def faulty(monkeypatch, tmp_path):
     """Sets where a plugin raises what, and forgets it, for plugins are imported once."""
     monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_exit")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv(RANK_0, str(os.getpid()))
     monkeypatch.chdir(tmp_path)
     yield lambda what: monkeypatch.setenv(VARIABLE, what)
     for name in [name for name in sys.modules if name.startswith("tests.faulty_exit")]:
         del sys.modules[name]
 
 
-def make(kind=LLM, **options):
+def make(kind=LLM, engine=None, **options):
     chosen = dict.fromkeys(("model", "scheduler", "sampler", "kernels"), "faulty")
-    return kind(device="cpu", engine=dict(num_blocks=50), **{**chosen, **options})
+    return kind(device="cpu", engine=dict(num_blocks=50, **(engine or {})), **{**chosen, **options})
 
 
 def error_line(capsys):
@@ -71,13 +76,19 @@ def error_line(capsys):
     return errors[0].removeprefix("hookline: error: ")
 
 
+def refusal_line(capsys):
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown and "error:" not in shown
+    return shown.splitlines()[-1].partition("request 1/1 was refused: request 0: ")[2]
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_plugin_that_exits_is_no_success(place, faulty, capsys):
     faulty(f"{place}:exit")
     assert main([*RUN, "output=out.jsonl"]) == 2
-    line = error_line(capsys)
+    line = refusal_line(capsys) if place in OF_ONE_REQUEST else error_line(capsys)
     assert line.startswith(PLACES[place]) and "SystemExit: 0" in line
-    assert Path("out.jsonl").exists() == (place == "observer.on_engine_stop")
+    assert Path("out.jsonl").exists() == (place in OF_ONE_REQUEST or place in AFTERWARDS)
 
 
 @pytest.mark.parametrize("error", ["GeneratorExit", "CancelledError", "StopIteration", "Own", "ValueError"])
@@ -107,7 +118,9 @@ def test_a_processor_that_exits_on_arrival_ends_that_request_alone(place, faulty
         faulty(f"{place}:exit")
         refused, done = llm.generate([[1, 2], [1, 2]], [PROCESSED, PARAMS])
     assert refused.finish_reason.value == "error" and len(done.token_ids) == 3
-    assert refused.error.startswith(f"processor 'faulty' {ORIGIN} fails while a request's arguments are prepared: Sys")
+    method = place.partition(".")[2]
+    named = f"processor 'faulty' {ORIGIN} fails in {method} while a request's arguments are prepared: SystemExit: 0"
+    assert refused.error.startswith(named)
 
 
 def test_a_refusal_of_a_processor_stays_as_it_said_it(monkeypatch):
@@ -169,8 +182,8 @@ def test_kernels_of_a_wrong_shape_are_named_with_the_step_in_one_line(faulty, ca
     faulty("kernels.silu_mul:ValueError")
     assert main(RUN) == 2
     line = error_line(capsys)
-    assert f"{ORIGIN} fails in " in line and "RuntimeError: " in line
-    assert "during a step with model=faulty, kernels=faulty, sampler=faulty" in line
+    assert line.startswith(f"kernels 'faulty' {ORIGIN} breaks its contract in silu_mul: it returned shape (")
+    assert " of float32; the step had 0 decodes and 2 prompt tokens. The requests of this step have ended" in line
 
 
 def test_the_traceback_is_printed_when_it_is_asked_for(faulty, monkeypatch, capsys):
@@ -226,7 +239,7 @@ def test_who_asks_hydra_to_show_something_has_success(flags, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", ["sampler.sample", "processor.load", "model.weight_targets"])
+@pytest.mark.parametrize("place", ["sampler.sample", "model.weight_targets"])
 def test_with_several_ranks_it_is_named_all_the_same(place, faulty, capsys):
     faulty(f"{place}:exit")
     assert main([*RUN, "tp=2", "engine.num_blocks=50"]) == 2
@@ -241,7 +254,8 @@ def test_another_rank_that_exits_has_not_ended_well(place, faulty, capfd):
         with make(tp=2) as llm:
             llm.generate([[1, 2]], PARAMS)
     message = str(caught.value)
-    assert message.startswith("rank 1 of 2 (pid ") and f"PluginError: {PLACES[place]}" in message
+    kind = "StepFault" if place == "model.forward" else "PluginError"
+    assert message.startswith("rank 1 of 2 (pid ") and f"{kind}: {PLACES[place]}" in message
     assert "SystemExit: 0" in message and "in act\n" not in capfd.readouterr().err
 
 
@@ -251,7 +265,7 @@ def test_an_error_of_rank_0s_plugin_is_the_callers_and_ends_the_others(faulty):
         with pytest.raises(PluginError, match=r"model 'faulty' .* fails in forward during a step") as caught:
             llm.generate([[1, 2]], PARAMS)
         assert isinstance(caught.value.__cause__, SystemExit)
-        with pytest.raises(RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: model 'faulty'"):
+        with pytest.raises(RankError, match=r"rank 0 \(this process\) broke off a step: StepFault: model 'faulty'"):
             llm.generate([[1, 2]], PARAMS)
 
 
@@ -267,3 +281,95 @@ def test_jobs_whose_plugin_exits_have_failed(error, faulty, tmp_path):
             assert record["error"].startswith(PLACES["scheduler.plan"])
         else:
             assert record["error"] == "exit code 0, but it wrote no output.jsonl"
+
+
+@pytest.mark.parametrize("place", ["processor.__init__", "processor.load", "processor.process"])
+@pytest.mark.parametrize(
+    "engine", [{}, {"overlap": True}, {"max_num_batched_tokens": 4, "max_num_seqs": 4, "overlap": True}]
+)
+def test_of_three_requests_the_one_whose_processor_raises_ends_alone(place, engine, faulty):
+    prompts, params = [[1, 2, 3], list(range(9)), [7] * 6], [PARAMS, PROCESSED, PARAMS]
+    with make(engine=engine) as llm:
+        expected = [output.token_ids for output in llm.generate(prompts, PARAMS)]
+        faulty(f"{place}:ValueError")
+        first, ended, last = llm.generate(prompts, params)
+        assert [first.token_ids, last.token_ids] == expected[::2]
+        assert ended.finish_reason.value == "error"
+        named = f"request {ended.request_id}: {PLACES[place]}: ValueError: on purpose ("
+        assert ended.error.startswith(named) and "\n" not in ended.error
+        faulty("")
+        assert [output.token_ids for output in llm.generate(prompts, params)] == expected
+
+
+def test_completions_of_one_prompt_end_by_a_processor_and_say_so(faulty):
+    with make() as llm:
+        faulty("processor.process:ValueError")
+        (output,) = llm.generate([[1, 2]], SamplingParams(max_tokens=3, n=2, extra_args={"faulty": {"amount": 1.0}}))
+        assert [one.finish_reason.value for one in output.completions] == ["error", "error"]
+        assert not llm.engine.has_work
+
+
+def test_the_caller_whose_processor_raises_in_a_step_gets_it_as_its_end(faulty):
+    async def check(llm):
+        faulty("processor.process:ValueError")
+        broken, done = await asyncio.wait_for(
+            asyncio.gather(llm.generate([1, 2], PROCESSED), llm.generate([1, 2], PARAMS)), 60
+        )
+        assert broken.finish_reason.value == "error" and PLACES["processor.process"] in broken.error
+        assert len(done.token_ids) == 3
+        await llm.aclose()
+
+    asyncio.run(check(make(AsyncLLM)))
+
+
+def test_a_request_that_waits_is_served_after_a_step_that_a_sampler_lost(faulty):
+    async def check(llm):
+        engine = llm.llm.engine
+        launch = engine.executor.launch
+
+        def fail_once(step):
+            faulty("sampler.sample:ValueError")
+            try:
+                return launch(step)
+            finally:
+                faulty("")
+                engine.executor.launch = launch
+
+        engine.executor.launch = fail_once
+        calls = [llm.generate([1, 2, number], PARAMS) for number in range(4)]
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+        broken = [one for one in results if isinstance(one, HooklineError)]
+        assert len(broken) == 1 and PLACES["sampler.sample"] in str(broken[0])
+        assert "the step had 0 decodes and 3 prompt tokens" in str(broken[0])
+        assert all(len(one.token_ids) == 3 for one in results if one not in broken)
+        await llm.aclose()
+
+    asyncio.run(check(make(AsyncLLM, engine=dict(max_num_seqs=1))))
+
+
+@pytest.mark.slow
+def test_over_several_ranks_a_processor_that_fails_on_all_of_them_ends_its_request_alone(faulty):
+    prompts, params = [[1, 2, 3], list(range(9)), [7] * 6], [PARAMS, PROCESSED, PARAMS]
+    faulty("processor.process:ValueError")
+    with make(tp=2, engine={"overlap": True}) as llm:
+        expected = [output.token_ids for output in llm.generate(prompts, PARAMS)]
+        for _ in range(2):
+            first, ended, last = llm.generate(prompts, params)
+            assert [first.token_ids, last.token_ids] == expected[::2]
+            assert ended.finish_reason.value == "error" and PLACES["processor.process"] in ended.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["processor.load", "processor.process"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_processor_that_fails_on_one_rank_alone_ends_the_engine(place, rank, faulty):
+    faulty(f"{place}:ValueError:{rank}")
+    with make(tp=2, engine={"step_timeout_s": 3.0}) as llm:
+        for _ in range(2):
+            with pytest.raises(RankError) as caught:
+                llm.generate([[1, 2, 3], [4, 5]], [PROCESSED, PARAMS])
+            assert str(caught.value).startswith(f"rank {rank} of 2 (") and " alone failed in a step: " in str(
+                caught.value
+            )
+            assert f"{PLACES[place]}: ValueError: on purpose (" in str(caught.value)
+            assert str(caught.value).endswith("The engine has ended; make a new one")

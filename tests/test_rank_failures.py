@@ -48,7 +48,7 @@ def assert_gone(processes):
             "2:3:raise",
             4,
             {},
-            r"rank 2 of 4 \(pid \d+\) failed: PluginError: model 'faulty' of .* ValueError: a bug in this rank",
+            r"rank 2 of 4 \(pid \d+\) failed: StepFault: model 'faulty' of .* ValueError: a bug in this rank",
         ),
         ("1:3:exit", 2, {}, r"rank 1 of 2 \(pid \d+\) ended with exit code 3"),
         (
@@ -115,6 +115,25 @@ def test_rank_0_stuck_in_a_thread_of_its_own_is_broken_off_there(make):
     assert len(found) == 1 and "rank 0 of 2 (this process) got no further in a step" in found[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_while_starting_is_named_with_where_it_is(make, rank, monkeypatch):
+    judge = Monitor._judge_start
+
+    def judge_once_it_hangs(monitor, passed_s):
+        if (rank == 0 and not monitor._awaited) or "faulty_rank_model" in monitor._places.get(rank, ""):
+            judge(monitor, passed_s)
+
+    monkeypatch.setattr(Monitor, "_judge_start", judge_once_it_hangs)
+    who = (
+        r"rank 1 of 2 \(pid \d+\), at .*faulty_rank_model.py:\d+, in act," if rank else r"rank 0 of 2 \(this process\)"
+    )
+    with pytest.raises(
+        RankError, match=rf"{who} kept the others waiting for 1 s \(engine.start_timeout_s\) while start"
+    ):
+        make(f"{rank}:0:hang", start_timeout_s=1.0)
+
+
 def test_nobody_waits_for_a_rank_0_that_sleeps_in_the_engine_s_own_thread(make):
     """Nothing gets that thread out of a call that never returns, so those who wait are told without it."""
 
@@ -168,7 +187,7 @@ def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
         with pytest.raises(PluginError, match=r"model 'faulty' of .* ValueError: a bug in this rank"):
             llm.generate([[1, 2, 3]], PARAMS)
         with pytest.raises(
-            RankError, match=r"rank 0 \(this process\) broke off a step: PluginError: .* ValueError: a bug in this rank"
+            RankError, match=r"rank 0 \(this process\) broke off a step: StepFault: .* ValueError: a bug in this rank"
         ):
             llm.generate([[1, 2, 3]], PARAMS)
     assert_gone(processes)

@@ -19,7 +19,7 @@ from hookline.core.contracts import Limits
 from hookline.core.distributed.process_group import connect
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import CapacityError, RankError
+from hookline.core.errors import CapacityError, Interrupted, RankError
 from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
 from hookline.core.executor.multiproc import MultiprocExecutor, RankLinks
 from hookline.core.kv_cache.block_pool import BlockPool
@@ -145,10 +145,11 @@ def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocEx
         links.send(no_ints())  # each child waits for it before it joins the group
         built = ranks = connect(links.store, resolved.ranks, resolved.device, links.heartbeat)
         monitor.release = ranks.abort
-        built = worker = build_worker(replace(resolved, ranks=ranks), processing)
+        with monitor.interrupter.region():
+            built = worker = build_worker(replace(resolved, ranks=ranks), processing)
         monitor.wait_until_all("ready")
     except BaseException as error:
-        if isinstance(error, RankError):
+        if isinstance(error, RankError | Interrupted):
             error = monitor.verdict(error)
         if isinstance(error, CapacityError):
             error = RankError(f"rank 0 of {resolved.ranks.size} (this process) failed while starting: {error}")
@@ -162,4 +163,4 @@ def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocEx
 def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
     """How long ranks may take. A GPU's marks come often enough that all of them being silent is no better than one."""
     all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
-    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s)
+    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s, engine.start_timeout_s)

@@ -6,21 +6,27 @@ The same for the only rank and for each of several; knows no processes.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights
-from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime
+from hookline.core.checkpoint.locate import locate
+from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime, TokenTexts
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
-from hookline.core.errors import CapacityError
+from hookline.core.errors import CapacityError, StepFault
 from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
+from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.token_texts import token_texts
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
@@ -97,7 +103,8 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
             ranks=resolved.ranks,
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
-            pipeline=Pipeline(processing.stages, processor_spec(resolved)),
+            pipeline=Pipeline(processing.stages, processor_spec(resolved), partial(rank_token_texts, resolved)),
+            checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
         )
         return Worker(runner, blaming=blaming)
 
@@ -116,9 +123,15 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
 
 def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
     """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
-    entries = [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
+    entries = entries_in_steps(resolved)
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
-    return Blaming([*entries, *(stage.entry for stage in processing.stages)], f"during a step with {part}")
+    everybody = [*entries, *(stage.entry for stage in processing.stages)]
+    return Blaming(everybody, f"during a step with {part}", kind=StepFault)
+
+
+def entries_in_steps(resolved: ResolvedConfig) -> list[Entry]:
+    """Whose code every step runs."""
+    return [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
 
 
 def profile_extra_sampling(resolved: ResolvedConfig) -> None:
@@ -131,6 +144,13 @@ def processor_spec(resolved: ResolvedConfig) -> ProcessorSpec:
     """Sizes for the logits processors; the last row of theirs is for padding."""
     sizes = resolved.attention
     return ProcessorSpec(sizes.max_num_seqs + 1, resolved.spec.vocab_size, sizes.max_model_len, sizes.device)
+
+
+def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:
+    """The tokenizer for this rank's processors."""
+    checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
+    folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
+    return token_texts(Codec(folder, source=source), resolved.spec.vocab_size)
 
 
 def _out_of_memory(resolved: ResolvedConfig, error: torch.OutOfMemoryError) -> str:

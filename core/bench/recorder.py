@@ -105,6 +105,11 @@ class StepRecorder:
     def __exit__(self, *details: object) -> None:
         self.engine.executor = self._executor
 
+    @property
+    def progress(self) -> int:
+        """Pass it on."""
+        return self._executor.progress
+
     def launch(self, step: Step) -> Any:
         """Pass a step on and note what it computes, for whom."""
         started = self.now()

@@ -69,13 +69,18 @@ class EngineConfig:
     max_queued_tokens: int | None = bounded(None, 1, MAX_COUNT)
     """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
     stall_timeout_s: float = bounded(30.0, above=0)
-    """Seconds without progress after which the engine ends with an error."""
+    """Seconds without progress after which a scheduler policy is broken off with an error: while it waits without
+    computing anything, or in one call of it."""
     rank_timeout_s: float = bounded(5.0, above=0)
     """tp > 1: seconds without a sign of life from a rank's process after which the engine ends with an error."""
     step_timeout_s: float = bounded(5.0, above=0)
     """tp > 1: seconds for which ranks wait for one of them in a step, beyond what they took themselves to get there,
     after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of compiling
-    do not count. Raise it to stop a rank in a debugger."""
+    do not count. Raise it to stop a rank in a debugger. tp = 1: a step that gets no further is broken off after 12
+    times as long."""
+    start_timeout_s: float = bounded(300.0, above=0)
+    """tp > 1: seconds for which ranks wait for one of them while they start, importing, building or loading, after
+    which the start ends with an error; compiling does not count."""
 
     def __post_init__(self) -> None:
         check_ranges(EngineConfig, vars(self), "engine")

@@ -27,6 +27,7 @@ from hookline.core.contracts.processor import (
     LogitsRows,
     ProcessorSpec,
     RequestFacts,
+    TokenTexts,
 )
 from hookline.core.contracts.ranks import Ranks
 from hookline.core.contracts.sampler import Sampler, SamplingBatch
@@ -93,6 +94,7 @@ __all__ = [
     "SchedulerView",
     "StepStats",
     "StructuredOutputs",
+    "TokenTexts",
     "WeightTarget",
     "bounded",
     "hookimpl",

@@ -166,7 +166,8 @@ def on_step_end(stats: StepStats) -> None:
     """Observe one step.
 
     When:    after each step's tokens are committed; skipped entirely when nobody implements it.
-    Errors:  an exception ends the engine and names the plugin.
+    Errors:  an exception switches this observer off: it is told nothing more but on_engine_stop. One line names it
+             then, requests go on, and closing the engine raises it.
     """
 
 
@@ -175,7 +176,7 @@ def on_request_end(output: RequestOutput) -> None:
     """Observe a request that finished, was refused or was aborted. Its output has no text: the engine knows tokens.
 
     When:    once per request and completion, after its blocks are given back.
-    Errors:  an exception ends the engine and names the plugin.
+    Errors:  as on_step_end.
     """
 
 

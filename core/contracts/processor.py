@@ -16,18 +16,36 @@ if TYPE_CHECKING:
     from torch import Tensor, device
 
 
+class TokenTexts(Protocol):
+    """What a processor may know of the tokenizer."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The text of each token by itself, special ones as they are written; empty for ids without one.
+
+        A token that is a part of a character has a replacement character (U+FFFD) in it. Made once, when asked for.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of several tokens, special ones included."""
+        ...
+
+
 @dataclass(frozen=True)
 class ProcessorSpec:
     """The sizes a logits processor is built for.
 
     num_rows: rows of the request table, the padding row included: whatever a processor keeps per request it keeps in
-    tensors of that many rows. max_model_len: longest request, in tokens of prompt and output.
+    tensors of that many rows. max_model_len: longest request, in tokens of prompt and output. tokenizer: only for
+    processors that set `reads_texts`; None if the checkpoint has none.
     """
 
     num_rows: int
     vocab_size: int
     max_model_len: int
     device: device
+    tokenizer: TokenTexts | None = None
 
 
 @dataclass
@@ -40,7 +58,7 @@ class FromSamplingParams:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What `encode` and `num_draws` may know of a request beside their own arguments."""
+    """What the methods on the host may know of a request beside their own arguments."""
 
     num_prompt_tokens: int
     temperature: float
@@ -48,6 +66,12 @@ class RequestFacts:
     stop_ids: frozenset[int]
     """End-of-sequence and stop tokens that end it."""
     vocab_size: int
+    has_logprobs: bool = False
+    """Whether the log-probabilities of its tokens are computed: sampling.logprobs is set."""
+    tokenizer: TokenTexts | None = None
+    """See ProcessorSpec."""
+    state: Any = None
+    """What `start` made of it, for `encode`; None without `start`."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +105,12 @@ class LogitsProcessor(Protocol):
 
     reads_tokens: bool = False
     """Whether rows come with their tokens."""
+    reads_texts: bool = False
+    """Whether its spec and its requests come with the tokenizer."""
+    follows_tokens: bool = False
+    """Whether a draw depends on what `on_token` made of the token before it: `encode` is then asked again after each
+    token and `load` gets its values before the next draw, so no step is launched while such a request's token is
+    unknown. Otherwise they come when the request is admitted, also again after a preemption."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
         """Allocate what is kept per row, and nothing later: a captured graph would not see it."""
@@ -124,3 +154,27 @@ class LogitsProcessor(Protocol):
         before the first draw.
         """
         return
+
+    @staticmethod
+    @optional
+    def start(arguments: Any, request: RequestFacts) -> Any:
+        """A request's state on the host, which `on_token` changes and `encode` reads as `request.state`.
+
+        Made when the request arrives, of each of n completions its own, and kept until it ends: preemptions do not
+        touch it. A class that has it or `on_token` follows its requests' tokens; others cost nothing by it.
+        Raises: RequestError for arguments that the request cannot have.
+        """
+        return None
+
+    @staticmethod
+    @optional
+    def on_token(state: Any, token_id: int, logprob: float | None) -> str | None:
+        """A token of the request became known: change the state. A text ends the request with this token.
+
+        Called once for each of its tokens, in order, on the thread that plans, so it must be quick. The text becomes
+        the output's stop_reason and the token counts as a stop token: it is in token_ids and not in the text. Before
+        min_tokens nothing ends. With overlap the device may have drawn one more token, which is discarded.
+        logprob: of the token among the unprocessed logits at temperature 1; None unless the request asks for logprobs.
+        Raises: whatever it raises ends the request with an error that names the processor.
+        """
+        return None

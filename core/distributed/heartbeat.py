@@ -77,8 +77,9 @@ class DeviceMarks:
 
 BEAT_S = 0.2
 """Seconds between two beats."""
-HEARTBEAT_WORDS = 4
-"""Words of shared memory for each rank: beats, progress of the host, progress of its device, whether it compiles."""
+HEARTBEAT_WORDS = 6
+"""Words of shared memory for each rank: beats, progress of the host, progress of its device, whether it compiles, steps
+that ended, and the last of them in which something failed that ends single requests."""
 
 
 class Marks(Protocol):
@@ -110,6 +111,23 @@ class Heartbeat:
     def advance(self) -> None:
         """Say that the work has got further: a step ended, or `reach_collective`."""
         self._words[1] += 1
+
+    def end_step(self, *, failed: bool = False) -> None:
+        """Say that a step ended, and whether something failed in it that ends single requests."""
+        if failed:
+            self._words[5] = self._words[4] + 1
+        self._words[4] += 1
+        self.advance()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that ended."""
+        return int(self._words[4])
+
+    @property
+    def last_failed(self) -> int:
+        """The last step that failed for single requests, counted from 1; 0 if none did."""
+        return int(self._words[5])
 
     def reach_collective(self) -> None:
         """Say that the next collective is reached; a device behind the host says so when it gets there."""

@@ -7,8 +7,7 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -17,7 +16,15 @@ from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
-from hookline.core.errors import PASSES, HooklineError, PlanError, PluginError, RequestError
+from hookline.core.errors import (
+    PASSES,
+    HooklineError,
+    LostStep,
+    PlanError,
+    RequestError,
+    RequestFault,
+    show_traceback,
+)
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.manager import KVCacheManager
@@ -98,6 +105,8 @@ class Engine:
         """Outputs of requests that ended outside a commit; the next step returns them."""
         self._in_flight: _InFlight | None = None
         self._fruitless = 0
+        self._lost_for_nobody = False
+        """Whether the last lost step ended nobody; if the next one does no better, it ends all its requests."""
         self._idle_s = 0.0
         self._is_closed = False
         self._notify("on_engine_start", engine=self)
@@ -233,8 +242,9 @@ class Engine:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
         Returns the requests that ended since the step before.
-        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. Any other error ends
-        all requests; the next step returns them with finish_reason "error".
+        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. LostStep if the step
+        could not be computed: its requests end. Any other error ends all requests. The next step returns those that
+        ended, with finish_reason "error". What fails for single requests ends them alone, and nothing is raised.
         """
         if self._deadlines:
             self._end_late_ones()
@@ -264,6 +274,7 @@ class Engine:
             return self._collect()
         if not plan.computes and not plan.preempt:
             return []
+        outputs: list[RequestOutput] = []
         try:
             launched = self._launch(plan)
             outputs = self._collect() if before is not None else []
@@ -272,6 +283,13 @@ class Engine:
                 outputs += ended
             self._in_flight = launched
             return outputs if self.limits.overlap else outputs + self._collect()
+        except LostStep as error:
+            if not error.ends_engine:
+                self._ended += outputs
+                return self._lose(plan, error)
+            self._abandon(error)
+            error.args = (f"{error}. The engine has ended; make a new one",)
+            raise
         except BaseException as error:
             self._abandon(error)
             raise
@@ -280,9 +298,10 @@ class Engine:
         """The plan of the step after the one in flight; None if that one must be committed first.
 
         Planning knows lengths and not values, so a preempted request, which computes its last token again, has to wait
-        for it. And what is about to end may hold just the blocks that the policy misses.
+        for it, and so has one whose processors follow its tokens. And what is about to end may hold just the blocks
+        that the policy misses.
         """
-        if not self.queue.waiting and not self.queue.running:
+        if self.dispatcher.arguments.awaited or not (self.queue.waiting or self.queue.running):
             return None
         try:
             plan = self.plan(may_wait=False)
@@ -297,7 +316,8 @@ class Engine:
             self._check_progress(dispatched)
         with self.watch.part("launch"):
             handle = self.executor.launch(dispatched.step) if plan.computes else None
-            self.dispatcher.expect(dispatched.sampled)
+            if not len(dispatched.step.masked_draws):
+                self.dispatcher.expect(dispatched.sampled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take())
 
     def _release(self, launched: _InFlight) -> tuple[_InFlight, list[RequestOutput]]:
@@ -313,6 +333,7 @@ class Engine:
             constraints = [None if request is None else request.constraint for request in requests]
             self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
             self.executor.release(launched.handle, len(ids))
+            self.dispatcher.expect(self.queue.table.still_there(sampled))
         faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
         outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
         self._notify_ends(outputs)
@@ -363,6 +384,41 @@ class Engine:
             if request is not None and request.first_token_s is None:
                 request.first_token_s = self.clock()
 
+    def _lose(self, plan: CheckedPlan, error: LostStep) -> list[RequestOutput]:
+        """A plan was launched in vain: end those that its fault concerns, and have the others compute it again.
+
+        Returns the requests that ended. Raises: the error, unless it concerns single requests.
+        """
+        self.watch.take()
+        inside = self.dispatcher.lose(plan)
+        outputs = self._collect() if self._in_flight is not None else []
+        if self.watch.clock is not None:
+            self.watch.clock.clear()
+        inside = [request for request in inside if request.id in self.queue.live]
+        concerned = [request for request in inside if _concerns(error, request)]
+        if not concerned and self._lost_for_nobody:
+            concerned = inside
+        self._lost_for_nobody = not concerned
+        text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
+        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
+        again = {request.id for request in inside} | set(self._users(error))
+        self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
+        self._notify_ends(ended)
+        if isinstance(error, RequestFault):
+            show_traceback(error)
+            return outputs + ended
+        self._ended += outputs + ended
+        error.args = (f"{error}. The requests of this step have ended, the engine goes on",)
+        error.ended = frozenset(output.request_id for output in ended)
+        raise error
+
+    def _users(self, error: LostStep) -> Iterator[int]:
+        """Running requests that use a processor that failed: it may have been made anew, so they load theirs again."""
+        if isinstance(error, RequestFault) and error.processors:
+            for id_, request in self.queue.running.items():
+                if request.prepared.bits & error.processors:
+                    yield id_
+
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
         self._in_flight = None
@@ -372,8 +428,7 @@ class Engine:
         broken = [self._end(request, FinishReason.ERROR, cause) for request in list(self.queue.live.values())]
         self._ended += broken
         self.pool.reset_cache()
-        with suppress(PluginError):  # the error that led here is the one to see
-            self._notify_ends(broken)
+        self._notify_ends(broken)
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -429,7 +484,7 @@ class Engine:
         return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
 
     def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
-        """Why a request ends with this token, after its watcher saw it."""
+        """Why a request ends with this token, after its processors and its watcher saw it."""
         reason = self._end_of(request, token_id)
         if request.constraint is not None and reason is not FinishReason.STOP:
             assert self.structured_output is not None
@@ -437,10 +492,28 @@ class Engine:
             if reason is FinishReason.ERROR:
                 request.num_known_tokens -= 1  # the token that does not fit is not part of the answer
                 return reason
+        if request.followers is not None and reason is None:
+            reason = self._followed_end_of(request, token_id)
         if request.watcher is None:
             return reason
-        request.stop_string = request.watcher.see(token_id, reason)
-        return reason if request.stop_string is None else FinishReason.STOP
+        stop = request.watcher.see(token_id, reason)
+        if stop is None or reason is FinishReason.ERROR:
+            return reason
+        request.stop_string = stop
+        return FinishReason.STOP
+
+    def _followed_end_of(self, request: Request, token_id: int) -> FinishReason | None:
+        assert request.followers is not None
+        try:
+            text = request.followers.see(token_id, None if request.scores is None else request.scores.last_logprob)
+        except HooklineError as error:
+            show_traceback(error)
+            request.fault = f"request {request.id}: {error}"
+            return FinishReason.ERROR
+        if text is None or request.num_known_outputs < request.params.min_tokens:
+            return None
+        request.stop_string = text
+        return FinishReason.STOP
 
     def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
         if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:
@@ -491,7 +564,10 @@ class Engine:
         self.executor.tell_if_stuck(tell)
 
     def close(self) -> None:
-        """Abort what is left and release everything; a second call does nothing."""
+        """Abort what is left and release everything; a second call does nothing.
+
+        Raises: PluginError for an observer that raised meanwhile, once all is released.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -502,6 +578,8 @@ class Engine:
             if self.structured_output is not None:
                 self.structured_output.close()
             self.executor.close()
+        if self.observers is not None:
+            self.observers.check()
 
     def _notify(self, hook: str, **arguments: Any) -> None:
         if self.observers is not None:
@@ -509,5 +587,13 @@ class Engine:
 
 
 def _fault_of(request: Request) -> str | None:
-    """What its grammar, or the plugin behind it, ends a request for."""
-    return None if request.constraint is None else request.constraint.fault
+    """What its processors, its grammar, or the plugin behind that, ends a request for."""
+    return request.fault if request.constraint is None else request.fault or request.constraint.fault
+
+
+def _concerns(error: LostStep, request: Request) -> bool:
+    """Whether a request ends by what failed in a step that it was part of."""
+    if not isinstance(error, RequestFault):
+        return True
+    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
+    return request.row in error.rows or used & error.processors != 0

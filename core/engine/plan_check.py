@@ -6,9 +6,11 @@ nothing has changed by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -54,9 +56,11 @@ class _Checker:
         if not isinstance(plan, Plan):
             raise self.error(f"returned a {type(plan).__name__}, not a Plan")
         try:
-            preempt = [self.preempted(id_) for id_ in plan.preempt]
-            decode = self.decoding() if plan.decode is ALL else self.decodes(list(plan.decode))
-            prefill = [self.prefilling(id_, index(num_tokens)) for id_, num_tokens in plan.prefill]
+            preempt = [self.preempted(id_) for id_ in self.part(plan.preempt, "preempt")]
+            decode = self.decoding() if plan.decode is ALL else self.decodes(self.part(plan.decode, "decode"))
+            prefill = [
+                self.prefilling(id_, index(num_tokens)) for id_, num_tokens in self.part(plan.prefill, "prefill")
+            ]
         except (TypeError, ValueError) as error:
             raise self.error(f"returned a malformed plan ({error})") from error
         if not isinstance(plan.idle_s, int | float):
@@ -64,6 +68,14 @@ class _Checker:
         self.check_limits(prefill, decode, preempt)
         self.check_budget(prefill, decode, preempt)
         return CheckedPlan(prefill, decode, preempt)
+
+    def part(self, named: Iterable[Any], part: str) -> list[Any]:
+        """What a part of the plan names, as far as there are requests to name: it may have no end."""
+        limit = len(self.queue)
+        found = list(islice(named, limit + 1))
+        if len(found) > limit:
+            raise self.error(f"names more requests in {part} than the {limit} that there are")
+        return found
 
     def error(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' {message}; nothing of this plan was carried out")

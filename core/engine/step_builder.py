@@ -27,10 +27,18 @@ class ArgumentWriter:
     def __init__(self, num_rows: int) -> None:
         self._loaded = [0] * num_rows
         self._running: set[int] = set()
+        self._ever = 0
+        self.awaited: set[int] = set()
+        """Running requests whose next draw depends on what the host makes of their last token."""
+
+    def lose(self) -> None:
+        """A step was lost: whether its arguments are in their rows is not known, so all rows are set anew."""
+        self._loaded = [self._ever] * len(self._loaded)
 
     def forget(self, request: Request) -> None:
         """The request gave its row back."""
         self._running.discard(request.id)
+        self.awaited.discard(request.id)
 
     def write(
         self, step: Step, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]
@@ -39,6 +47,9 @@ class ArgumentWriter:
         records: list[Record] = []
         for request in admitted:
             records += self._records(request)
+        if self.awaited:
+            sampled = list(sampled)
+            records += [record for request in sampled for record in self._followed(request)]
         if records:
             step.processor_rows = ints(row for row, _, _ in records)
             step.processor_ids = ints(index for _, index, _ in records)
@@ -66,15 +77,24 @@ class ArgumentWriter:
 
     def _records(self, request: Request) -> list[Record]:
         """The request's own arguments, and defaults where the row still has those of its last owner."""
-        own = request.prepared.records
+        own = request.records
+        if request.followers is not None and request.followers.is_awaited:
+            self.awaited.add(request.id)
         if own or request.scores is not None:
             self._running.add(request.id)
         if not own and not self._loaded[request.row]:
             return []
         wanted = sum(1 << index for index, _ in own)
+        self._ever |= wanted
         stale, self._loaded[request.row] = self._loaded[request.row] & ~wanted, wanted
         resets = [(request.row, index, no_ints()) for index in range(stale.bit_length()) if stale >> index & 1]
         return resets + [(request.row, index, values) for index, values in own]
+
+    def _followed(self, request: Request) -> list[Record]:
+        """What followed a running request's last token; what is new is sent with all its records."""
+        if request.id not in self.awaited or request.followers is None or not request.num_output_tokens:
+            return []
+        return [(request.row, index, values) for index, values in request.followers.records]
 
 
 def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:
@@ -135,6 +155,11 @@ class StepWriter:
 
     def __init__(self, table: RunningTable, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
         self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes
+        self._decoding, self._shared_len = no_ints(), 0
+
+    def lose(self) -> None:
+        """A step was lost: nothing of it may have reached the ranks."""
+        self.arguments.lose()
         self._decoding, self._shared_len = no_ints(), 0
 
     def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:

@@ -53,7 +53,7 @@ class Interrupter:
         with self._lock:
             thread, self._inside, self._is_signalled = self._inside, None, False
             if self._is_asked and not self._takes_signals and thread is not None:
-                _raise_in(thread, None)  # takes back what has not come yet
+                raise_in(thread, None)  # takes back what has not come yet
 
     def break_off(self) -> bool:
         """Raise Interrupted in the region, if a thread is inside; whether it will be. A second call does nothing."""
@@ -65,7 +65,7 @@ class Interrupter:
                 self._is_signalled = True
                 signal.pthread_kill(self._inside, SIGNAL)
             else:
-                _raise_in(self._inside, Interrupted)
+                raise_in(self._inside, Interrupted)
             return True
 
     def _heed(self, before: Any, number: int, frame: Any) -> None:
@@ -77,7 +77,7 @@ class Interrupter:
             before(number, frame)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise at its next bytecode; None takes it back."""
+def raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise at its next bytecode; None takes back what it has not raised yet."""
     what = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)

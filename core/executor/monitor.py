@@ -43,11 +43,12 @@ COMPILE_S = 300.0
 
 @dataclass(frozen=True)
 class Timeouts:
-    """engine.rank_timeout_s and engine.step_timeout_s; all_s: in place of the latter while no rank is ahead."""
+    """engine.rank_timeout_s, step_timeout_s and start_timeout_s; all_s: of a step, while no rank is ahead."""
 
     rank_s: float
     step_s: float
     all_s: float
+    start_s: float = 300.0
 
 
 class Monitor:
@@ -63,6 +64,13 @@ class Monitor:
         self._changed = threading.Condition()
         self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
         self._suspects: list[tuple[bool, str]] = []
+        self._places: dict[int, str] = {}
+        """Where children are while they start."""
+        self._faults: dict[int, tuple[int, str]] = {}
+        """The last step that failed on a child for single requests, counted from 1, and what failed."""
+        self._alone_s = 0.0
+        self._awaited, self._late, self._late_s = "", [0], 0.0
+        """What rank 0 waits for all children to say; the ranks that others wait for while starting, and how long."""
         self._silent_s, self._grace_s = [0.0] * len(heartbeats), 0.0
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)
@@ -88,7 +96,9 @@ class Monitor:
         Raises: RankError with what went wrong.
         """
         with self._changed:
+            self._awaited = said
             self._changed.wait_for(lambda: self.failure or len(self._said[said]) == len(self.children))
+            self._awaited = ""
         self.check()
         self._started = said == "ready"
 
@@ -134,6 +144,18 @@ class Monitor:
         await_end(self.children, KILLED_S)
         self._release()
 
+    def fail_alone(self, ranks: Sequence[int], fault: str) -> None:
+        """End the group, since these ranks failed in a step that others carried on; `fault` is rank 0's, if it did."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None or set(ranks) <= {0, *self._faults}, GRACE_S)
+            told = fault if 0 in ranks else self._faults.get(ranks[0], (0, "for an unknown cause"))[1]
+        self.fail(f"{' and '.join(map(self._name, ranks))} alone failed in a step: {told}")
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds for which ranks that failed in a step wait for the others to do so: less than these are stuck for."""
+        return min(self.timeouts.step_s, self.timeouts.rank_s) / 2
+
     def _release(self) -> None:
         try:
             self.release()
@@ -175,7 +197,13 @@ class Monitor:
         """Take a child's messages; False once it is gone."""
         messages = child.line.receive()
         for message in messages or ():
-            if "error" in message:
+            if "fault" in message:
+                with self._changed:
+                    self._faults[child.rank] = message["step"], message["fault"]
+                    self._changed.notify_all()
+            elif "place" in message:
+                self._places[child.rank] = f", {message['place']},"
+            elif "error" in message:
                 self._suspect(child, f"failed{self._when()}: {message['error']}", is_echo=message["is_echo"])
                 self._gone.add(child.rank)
             else:
@@ -200,7 +228,10 @@ class Monitor:
                 self.fail(cause)
             return
         self._judge_silence(passed_s)
+        self._judge_faults(passed_s)
         self._judge_progress(passed_s)
+        if not self._started:
+            self._judge_start(passed_s)
 
     def _judge_silence(self, passed_s: float) -> None:
         limit_s = self.timeouts.rank_s if self._started else max(START_SILENCE_S, self.timeouts.rank_s)
@@ -213,6 +244,14 @@ class Monitor:
             if self._silent_s[child.rank] > limit_s:
                 key = " (engine.rank_timeout_s)" if self._started else ""
                 self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
+
+    def _judge_faults(self, passed_s: float) -> None:
+        """A child that failed before a collective leaves rank 0 waiting there."""
+        with self._changed:
+            early = [rank for rank, (step, _) in self._faults.items() if step > self.heartbeats[0].num_steps]
+        self._alone_s = self._alone_s + passed_s if early else 0.0
+        if self._alone_s > self.alone_s:
+            self.fail_alone(early, "")
 
     def _judge_progress(self, passed_s: float) -> None:
         self.heartbeats[0].beat()
@@ -229,6 +268,19 @@ class Monitor:
         limit_s = self.timeouts.step_s + self._taken_s if is_waited_for else self.timeouts.all_s
         if self._stuck_s > limit_s:
             self._end_stuck()
+
+    def _judge_start(self, passed_s: float) -> None:
+        """While starting, ranks wait for each other in their first collectives, and rank 0 for what children say."""
+        before, progress = self._late, self._progress
+        self._late = [rank for rank, count in enumerate(progress) if count < max(progress)]
+        if self._awaited:
+            self._late = [child.rank for child in self.children if child.rank not in self._said[self._awaited]]
+        is_busy = any(heartbeat.is_compiling for heartbeat in self.heartbeats)
+        self._late_s = self._late_s + passed_s * (not is_busy) if self._late and self._late == before else 0.0
+        if self._late_s > self.timeouts.start_s:
+            who = " and ".join(f"{self._name(rank)}{self._places.get(rank, '')}" for rank in self._late)
+            what = f"kept the others waiting for {self.timeouts.start_s:g} s (engine.start_timeout_s) while starting"
+            self.fail(f"{who} {what}", breaks_off=0 in self._late)
 
     def _end_stuck(self) -> None:
         behind = [rank for rank, count in enumerate(self._progress) if count == min(self._progress)]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.process_group import listen
-from hookline.core.errors import HooklineError, Interrupted, RankError
+from hookline.core.errors import HooklineError, Interrupted, LostStep, RankError, RequestFault
 from hookline.core.executor.child import Child, end, kill
 from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
@@ -31,6 +33,8 @@ from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 
 FULL_S = 0.01
 """Between two looks for a lost rank while a socket is full."""
+AGREE_S = 5e-5
+"""Between two looks whether the other ranks have done a step."""
 CLOSE_S = 10.0
 """For processes to end by themselves."""
 
@@ -46,12 +50,13 @@ class MultiprocExecutor(SizedExecutor):
         """See Executor."""
         return self.worker.num_blocks
 
-    def launch(self, step: Step) -> Any:
+    def launch(self, step: Step) -> _Handle:
         """See Executor.
 
-        Raises: RankError if a rank is lost.
+        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
         """
-        return self._together(partial(self.worker.launch, step), pack(step))
+        own = self._together(partial(self.worker.launch, step), pack(step))
+        return _Handle(own, self.links.heartbeat.num_steps if step.processors else 0)
 
     def _together(self, ours: Callable[[], Any], message: IntArray) -> Any:
         """Send a message to the others and do our own part of what it asks for."""
@@ -62,33 +67,43 @@ class MultiprocExecutor(SizedExecutor):
                 result = ours()
             except RankError:
                 raise
+            except RequestFault as error:
+                self.links.heartbeat.end_step(failed=True)
+                self.links.agree(self.links.heartbeat.num_steps, str(error))
+                raise
             except BaseException as error:
                 monitor.check()  # it may be no more than an echo of another rank's end
                 # The others compute this step to its end, so from here on they are not where we are.
                 monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
+                if isinstance(error, LostStep):
+                    error.ends_engine = True
                 raise
-            self.links.heartbeat.advance()
+            self.links.heartbeat.end_step()
         return result
 
     def mask_rows(self, num_rows: int) -> MaskArray:
         """See Executor."""
         return self.worker.mask_rows(num_rows)
 
-    def release(self, handle: Any, num_rows: int) -> None:
+    def release(self, handle: _Handle, num_rows: int) -> None:
         """See Executor; the masks travel to the other ranks as they stand in our buffer.
 
-        Raises: RankError if a rank is lost.
+        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
         """
         masks = self.mask_rows(num_rows)
-        self._together(partial(self.worker.release, handle, num_rows), pack_masks(masks))
+        self._together(partial(self.worker.release, handle.own, num_rows), pack_masks(masks))
+        if handle.to_agree_on:
+            handle.to_agree_on = self.links.heartbeat.num_steps
 
-    def collect(self, handle: Any) -> IntArray:
+    def collect(self, handle: _Handle) -> IntArray:
         """See Executor.
 
         Raises: RankError if a rank is lost.
         """
         with self.links.monitor.in_step(), self._telling_why():
-            tokens = self.worker.collect(handle)
+            tokens = self.worker.collect(handle.own)
+            if handle.to_agree_on:
+                self.links.agree(handle.to_agree_on)
         self.links.monitor.check()
         return tokens
 
@@ -120,6 +135,14 @@ class MultiprocExecutor(SizedExecutor):
             self.links.close()
         finally:
             self.worker.close()
+
+
+@dataclass
+class _Handle:
+    """own: rank 0's. to_agree_on: the step's number, if plugins ran in it that may fail for single requests; else 0."""
+
+    own: Any
+    to_agree_on: int
 
 
 class RankLinks:
@@ -169,6 +192,23 @@ class RankLinks:
             self.monitor.check()
             select.select([], [child.connection for child in behind], [], FULL_S)
             rests = {child: child.send_some(rest) for child, rest in behind.items()}
+
+    def agree(self, number: int, fault: str = "") -> None:
+        """Wait until every rank has done this step, and make sure that all failed in it, with rank 0's fault, or none.
+
+        Raises: RankError if some did and others did not: what they hold of the step's requests differs.
+        """
+        until = time.monotonic() + self.monitor.alone_s
+        for heartbeat in self.monitor.heartbeats[1:]:
+            while heartbeat.num_steps < number:
+                self.monitor.check()
+                if fault and time.monotonic() > until:  # they wait for us, in a collective that we did not get to
+                    self.monitor.fail_alone([0], fault)
+                time.sleep(AGREE_S)
+        failed = [rank for rank, heartbeat in enumerate(self.monitor.heartbeats) if heartbeat.last_failed == number]
+        if failed and len(failed) < self.size:
+            self.monitor.fail_alone(failed, fault)
+            self.monitor.check()
 
     def close(self) -> None:
         """End the processes: by an empty message if they listen, else at once."""

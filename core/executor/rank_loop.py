@@ -11,11 +11,12 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
-from hookline.core.errors import HooklineError, RankError, show_traceback
+from hookline.core.errors import HooklineError, RankError, RequestFault, show_traceback
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import Step, masks_in, unpack
@@ -56,9 +57,10 @@ def run_rank(fd: int, build: Build) -> NoReturn:
     except ConnectionError:
         os._exit(1)
     heartbeat = Heartbeat(_shared(task), task["rank"])
-    threading.Thread(target=_live, args=(parent, heartbeat), daemon=True).start()
+    started = threading.Event()
+    threading.Thread(target=_live, args=(parent, heartbeat, started), daemon=True).start()
     try:
-        _serve(parent, task, heartbeat, build)
+        _serve(parent, task, heartbeat, build, started)
     except BaseException as error:
         _report(parent, error)
         os._exit(1)
@@ -71,16 +73,34 @@ def _shared(task: Mapping[str, Any]) -> Any:
     return SharedWords(task["memory_fd"], task["num_words"]).words
 
 
-def _live(parent: socket.socket, heartbeat: Heartbeat) -> None:
-    """Beat, and end this process at once when the parent has gone, whatever the main thread is stuck in."""
-    hang_up = select.poll()
+def _live(parent: socket.socket, heartbeat: Heartbeat, started: threading.Event) -> None:
+    """Beat, and end this process at once when the parent has gone, whatever the main thread is stuck in.
+
+    While the process starts, the parent is told where the main thread is whenever that is another place.
+    """
+    hang_up, place = select.poll(), ""
     hang_up.register(parent, 0)
     while not hang_up.poll(int(BEAT_S * 1000)):
         heartbeat.beat()
+        if not started.is_set() and (now := _place()) != place:
+            place = now
+            send_message(parent, {"place": place})
     os._exit(1)
 
 
-def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat, build: Build) -> None:
+def _place() -> str:
+    """The innermost code of the main thread that is not Python's own, else the innermost."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
+    others = [one for one in frames if not one.f_code.co_filename.startswith("<")]
+    return (
+        "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
+    )
+
+
+def _serve(
+    parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat, build: Build, started: threading.Event
+) -> None:
     import torch
 
     torch.set_num_threads(task["num_threads"])
@@ -90,6 +110,7 @@ def _serve(parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat,
         _receive(parent)
 
     worker = build(task, heartbeat, meet)
+    started.set()
     send_message(parent, {"ready": True})
     _compute(worker, parent, heartbeat)
     worker.synchronize()
@@ -100,14 +121,25 @@ def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) ->
     import torch
 
     while len(message := _receive(parent)):
-        masks_NW = masks_in(message)
-        with torch.inference_mode():
-            if masks_NW is None:
-                worker.compute(unpack(message))
-            else:
-                worker.mask_rows(len(masks_NW))[:] = masks_NW
-                worker.finish(len(masks_NW))
-        heartbeat.advance()
+        fault: RequestFault | None = None
+        try:
+            with torch.inference_mode():
+                _carry_out(worker, message)
+        except RequestFault as error:  # the engine goes on if every rank found the same
+            fault = error
+            show_traceback(error)
+            send_message(parent, {"fault": one_line(error), "step": heartbeat.num_steps + 1})
+        heartbeat.end_step(failed=fault is not None)
+
+
+def _carry_out(worker: RankWorker, message: IntArray) -> None:
+    """Compute a step, or draw from the one before by the masks that have come."""
+    masks_NW = masks_in(message)
+    if masks_NW is None:
+        worker.compute(unpack(message))
+    else:
+        worker.mask_rows(len(masks_NW))[:] = masks_NW
+        worker.finish(len(masks_NW))
 
 
 def _receive(parent: socket.socket) -> IntArray:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from hookline.core.errors import EngineError, HooklineError, RequestError
+from hookline.core.errors import EngineError, HooklineError, LostStep, RequestError
 from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
@@ -45,6 +45,8 @@ class EngineThread:
     def start(self) -> None:
         """Begin to run; the engine belongs to the thread from now on."""
         self._output_processor.engine.tell_if_stuck(self._give_up)
+        if self._output_processor.guard is not None:
+            self._output_processor.guard.tell = self._give_up
         self._thread.start()
 
     def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
@@ -111,8 +113,10 @@ class EngineThread:
             self._take_commands()
             if self._has_work:
                 self._output_processor.step()
+        except LostStep as error:
+            self._fail(error, [one for one, ids in self._open.items() if error.ends_engine or ids & error.ended])
         except BaseException as error:
-            self._fail_all(error)
+            self._fail(error, list(self._open))
         self._send()
 
     @property
@@ -128,7 +132,7 @@ class EngineThread:
             _log.error("while closing the engine: %s", error)
         finally:
             self._carry_out(self._commands.qsize())  # they find the engine closed, and their callers hear it
-            self._fail_all(HooklineError("the engine is closed"))
+            self._fail(HooklineError("the engine is closed"), list(self._open))
             self._send()
 
     def _take_commands(self) -> None:
@@ -193,13 +197,13 @@ class EngineThread:
                 for deltas, _ in items:
                     self._forget(deltas)
 
-    def _fail_all(self, error: BaseException) -> None:
-        """Tell everybody who waits, and end their requests."""
-        waiting, self._open = self._open, {}
+    def _fail(self, error: BaseException, waiting: Sequence[DeltaQueue]) -> None:
+        """Tell these, who wait, and end their requests."""
+        ids = [id_ for deltas in waiting for id_ in self._open.pop(deltas)]
         for deltas in waiting:
             self._put(deltas, _engine_error(error))  # one for each: tracebacks are not shared
         try:
-            self._output_processor.forget([id_ for ids in waiting.values() for id_ in ids])
+            self._output_processor.forget(ids)
         except Exception as further:
             _log.error("while ending requests after an error: %s", further)
 

@@ -15,16 +15,18 @@ from typing import Any
 
 from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
-from hookline.core.config.settings import Config, validate
+from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import RequestError, shown
 from hookline.core.frontend.generation import Call, ProgressBar
 from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
+from hookline.core.tokenizer.token_texts import token_texts
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -86,11 +88,13 @@ class LLM:
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         max_len = self.engine.limits.max_len
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
-        self.output_processor = OutputProcessor(self.engine, self.codec)
+        limits = self.engine.limits
+        limits.processing.load_tokenizer = partial(token_texts, self.codec, limits.vocab_size)
         if self.engine.structured_output is not None:
-            limits = self.engine.limits
             tokenizer_facts = partial(grammar_vocabulary, self.codec, limits.eos_token_ids, limits.vocab_size)
             self.engine.structured_output.make_vocabulary = tokenizer_facts
+        guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
+        self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)

@@ -12,6 +12,7 @@ from typing import Any
 
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import RequestError, shown
+from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
@@ -35,8 +36,8 @@ class _Entry:
 class OutputProcessor:
     """The open requests of one engine and their callers."""
 
-    def __init__(self, engine: Engine, codec: Codec) -> None:
-        self.engine, self.codec = engine, codec
+    def __init__(self, engine: Engine, codec: Codec, guard: StepGuard | None = None) -> None:
+        self.engine, self.codec, self.guard = engine, codec, guard
         self._entries: dict[int, _Entry] = {}
         self._new_deltas: list[TextReader] = []
 
@@ -83,7 +84,12 @@ class OutputProcessor:
 
         Raises: what Engine.step raises; requests that ended by it are delivered with the next step.
         """
-        self._hand_out(self.engine.step())
+        if self.guard is None:
+            outputs = self.engine.step()
+        else:
+            with self.guard.region():
+                outputs = self.engine.step()
+        self._hand_out(outputs)
         if self._entries and not self.engine.has_work:
             self._hand_out(self._orphan(id_) for id_ in list(self._entries))
 
@@ -101,6 +107,8 @@ class OutputProcessor:
         try:
             self.abort(list(self._entries))
         finally:
+            if self.guard is not None:
+                self.guard.stop()
             self.engine.close()
 
     def _reader(self, params: SamplingParams, follows: bool) -> TextReader:

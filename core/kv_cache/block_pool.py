@@ -116,12 +116,16 @@ class BlockPool:
         self.version += 1
         return self._next_serial - 1
 
-    def reset_cache(self) -> None:
-        """Forget all contents; holders keep their blocks."""
-        for block in reversed(range(self.num_blocks)):
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Forget what these blocks hold; holders keep them."""
+        for block in blocks:
             if self._contents[block] is not None and block in self._free:
                 self._free.move_to_end(block, last=False)
             self._forget(block)
+
+    def reset_cache(self) -> None:
+        """Forget all contents; holders keep their blocks."""
+        self.forget(reversed(range(self.num_blocks)))
 
     def check(self) -> None:
         """Assert the invariants: free or held but never both, and the index in step with the contents."""

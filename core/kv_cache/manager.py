@@ -134,3 +134,11 @@ class KVCacheManager:
             hash_ = self.block_hash(request, index)
             request.parent_serial = self.pool.cache(request.blocks[index], hash_, tokens, parent)
             request.num_cached_block_tokens += request.block_size
+
+    def uncache(self, request: Request, num_tokens: int) -> None:
+        """Let nobody find the request's blocks that hold any of its last computed `num_tokens`: they were not computed.
+
+        Only requests of the same step can share them by now.
+        """
+        first = max(0, request.num_computed_tokens - num_tokens) // request.block_size
+        self.pool.forget(request.blocks[first:])

@@ -23,11 +23,19 @@ class Blaming:
 
     entries: those that may be called inside. doing: what is done inside, as the end of "kernels 'x' fails ...".
     otherwise: the entry to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
-    Raises: PluginError from anything but an error of ours, a lack of memory, and what only PASSES through plugins.
+    Raises: PluginError, or the `kind` of it, from anything but an error of ours, a lack of memory, and what only PASSES
+    through plugins.
     """
 
-    def __init__(self, entries: Iterable[Entry], doing: str, *, otherwise: Entry | None = None) -> None:
-        self._entries, self._doing, self._otherwise = tuple(entries), doing, otherwise
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        doing: str,
+        *,
+        otherwise: Entry | None = None,
+        kind: type[PluginError] = PluginError,
+    ) -> None:
+        self._entries, self._doing, self._otherwise, self._kind = tuple(entries), doing, otherwise, kind
 
     def __enter__(self) -> None:
         pass
@@ -39,17 +47,22 @@ class Blaming:
             return
         failure = self._failure(error)
         if failure is not None:
-            raise PluginError(f"{failure} {self._doing}: {with_place(error)}") from error
+            raise self._kind(f"{failure} {self._doing}: {with_place(error)}") from error
 
     def _failure(self, error: BaseException) -> str | None:
-        """Who fails, and in which function that core or another plugin called."""
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        failure = self.whose([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
+        if failure is None and self._otherwise is not None:
+            return f"{self._otherwise} fails"
+        return failure
+
+    def whose(self, frames: list[FrameType]) -> str | None:
+        """Who fails of these frames, outermost first, and in which function that core or another plugin called."""
         for frame in reversed(frames):  # a model calls kernels: the innermost is to blame
             near = [one for one in self._entries if _is_code_of(one, frame)]
             near = near or [one for one in self._entries if _is_beside(one, frame)]
             if near:
                 return _named(near, frames)
-        return None if self._otherwise is None else f"{self._otherwise} fails"
+        return None
 
 
 def with_place(error: BaseException) -> str:

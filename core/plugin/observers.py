@@ -6,14 +6,14 @@ sees the engines whose configuration names it. Knows nothing of engines; a hook 
 
 from __future__ import annotations
 
-import traceback
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from hookline.core.contracts import is_offered
-from hookline.core.errors import PASSES, PluginError
+from hookline.core.errors import PASSES, PluginError, show_traceback
 from hookline.core.plugin.needs import unavailable
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hookline.core.plugin.registry import Option
 
 OBSERVER_HOOKS = ("on_engine_start", "on_step_end", "on_request_end", "on_engine_stop")
+_ALWAYS_TOLD = {"on_engine_start", "on_engine_stop"}
+_log = logging.getLogger("hookline")
 
 
 class Observers:
@@ -32,28 +34,44 @@ class Observers:
 
     def __init__(self, manager: pluggy.PluginManager, chosen: Mapping[str, Any] | None = None) -> None:
         self.chosen = dict(chosen or {})
+        self.faults: list[PluginError] = []
+        """Why observers were switched off, in that order."""
         calls = {hook: self._calls_of(hook, manager) for hook in OBSERVER_HOOKS}
         self._calls = {hook: found for hook, found in calls.items() if found}
 
     def _calls_of(self, hook: str, manager: pluggy.PluginManager) -> list[tuple[str, Callable[..., Any]]]:
-        caller = getattr(manager.hook, hook)
         methods = [(name, getattr(observer, hook)) for name, observer in self.chosen.items()]
         chosen = [(f"observer '{name}'", method) for name, method in methods if is_offered(method)]
-        return [*([("", caller)] if caller.get_hookimpls() else []), *chosen]
+        return [*_plugins_calls(hook, manager), *chosen]
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call everybody who implements a hook.
+        """Call everybody who implements a hook; who raises is told nothing more but that the engine stops.
 
-        Raises: PluginError naming the plugin or the observer that raised.
+        Raises: PluginError naming the plugin or the observer that raised while the engine starts or stops.
         """
-        for name, call in self._calls.get(hook, ()):
+        for who, call in tuple(self._calls.get(hook, ())):
             try:
                 call(**arguments)
             except PASSES:
                 raise
             except BaseException as error:
-                whose = name or _culprit(call, error)
-                raise PluginError(f"{hook} of {whose} raised {type(error).__name__}: {error}") from error
+                fault = PluginError(f"{hook} of {who} raised {type(error).__name__}: {error}")
+                fault.__cause__ = error
+                if hook in _ALWAYS_TOLD:
+                    raise fault from error
+                self._switch_off(who, fault)
+
+    def _switch_off(self, who: str, fault: PluginError) -> None:
+        self.faults.append(fault)
+        for hook in self._calls.keys() - _ALWAYS_TOLD:
+            self._calls[hook] = [(name, call) for name, call in self._calls[hook] if name != who]
+        show_traceback(fault)
+        _log.error("%s is switched off, the engine goes on: %s", who, " ".join(str(fault).split()))
+
+    def check(self) -> None:
+        """Raise the first fault, if an observer was switched off."""
+        if self.faults:
+            raise self.faults[0]
 
 
 def make_observers(options: Iterable[Option]) -> dict[str, Any]:
@@ -78,7 +96,12 @@ def _make(option: Option) -> Any:
         raise PluginError(f"{entry} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def _culprit(caller: Any, error: BaseException) -> str:
-    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    names = [impl.plugin_name for impl in caller.get_hookimpls() if getattr(impl.function, "__code__", None) in codes]
-    return f"plugin '{names[0]}'" if names else "a plugin"
+def _plugins_calls(hook: str, manager: pluggy.PluginManager) -> list[tuple[str, Callable[..., Any]]]:
+    """A call for each plugin that implements the hook, the last registered first as pluggy has it."""
+    impls = reversed(getattr(manager.hook, hook).get_hookimpls())
+    names = {impl.plugin_name: impl.plugin for impl in impls}
+    everybody = manager.get_plugins()
+    return [
+        (f"plugin '{name}'", manager.subset_hook_caller(hook, [one for one in everybody if one is not plugin]))
+        for name, plugin in names.items()
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import FromSamplingParams, RequestFacts, is_offered
-from hookline.core.errors import PluginError, RequestError
+from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import PROCESSOR, Entry
 from hookline.core.util.arrays import IntArray, float_bits, ints
@@ -23,7 +23,7 @@ class Stage:
         assert entry.config is not None
         self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
         self.from_params = issubclass(self.arguments, FromSamplingParams)
-        self.blaming = Blaming((), "while a request's arguments are prepared", otherwise=entry)
+        self.blaming = _blaming(entry)
         with self.blaming:
             self.defaults = self.arguments()
         fields = dataclasses.fields(self.arguments)
@@ -69,17 +69,50 @@ class Stage:
         """See LogitsProcessor."""
         if arguments == self.defaults:
             return 0
-        count: int | None = self.cls.num_draws(arguments, facts)
+        with _blaming(self.entry, "num_draws"):
+            count: int | None = self.cls.num_draws(arguments, facts)
         return count
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it is given the tokenizer."""
+        return bool(self.cls.reads_texts)
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether it follows its requests' tokens on the host."""
+        return is_offered(self.cls.start) or is_offered(self.cls.on_token)
+
+    def start(self, arguments: Any, facts: RequestFacts) -> Any:
+        """See LogitsProcessor."""
+        with _blaming(self.entry, "start"):
+            return self.cls.start(arguments, facts)
+
+    def on_token(self, state: Any, token_id: int, logprob: float | None) -> str | None:
+        """See LogitsProcessor.
+
+        Raises: PluginError, also for what is neither a text nor None.
+        """
+        with Blaming((), "in on_token", otherwise=self.entry):
+            text = self.cls.on_token(state, token_id, logprob)
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"it returned {shown(text)}, which is neither a text nor None")
+            return text
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
         """The record of a request's arguments.
 
         Raises: RequestError for a number that its column cannot hold.
         """
+        with _blaming(self.entry, "encode"):
+            encoded = [*self.cls.encode(arguments, facts)]
         try:
             with np.errstate(over="raise"):
-                return ints([*self.column_values(arguments), *self.cls.encode(arguments, facts)])
+                return ints([*self.column_values(arguments), *encoded])
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
             raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
+
+
+def _blaming(entry: Entry, method: str = "") -> Blaming:
+    return Blaming((), f"{f'in {method} ' * bool(method)}while a request's arguments are prepared", otherwise=entry)

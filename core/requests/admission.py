@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Limits, RequestFacts
-from hookline.core.errors import QueueFullError, RequestError, shown
+from hookline.core.errors import PluginError, QueueFullError, RequestError, shown
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.request import Request, TokenArray, Watcher
 from hookline.core.requests.request_queue import RequestQueue
+from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import MAX_WHOLE, SamplingParams, as_float, derived_seed
 
 
@@ -78,10 +79,15 @@ def admit(
         eos = frozenset() if params.ignore_eos else limits.eos_token_ids
         stop_ids = eos.union(params.stop_token_ids)
         _check_draws(params, stop_ids, limits.vocab_size)
-        facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size)
+        has_logprobs = params.logprobs is not None
+        facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size, has_logprobs)
         prepared = limits.processing.prepare(params, facts)
     else:
         stop_ids, prepared = like.stop_ids, like.prepared
+    try:
+        followers = TokenFollowers(prepared.followers) if prepared.followers else None
+    except PluginError as error:
+        raise RequestError(str(error)) from error
     return Request(
         id,
         tokens,
@@ -91,6 +97,7 @@ def admit(
         seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
         stop_ids=stop_ids,
         prepared=prepared,
+        followers=followers,
         prompt=prompt,
         arrival_s=arrival_s,
         priority=priority,

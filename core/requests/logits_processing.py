@@ -8,16 +8,18 @@ so that an index names one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hookline.core.config.schema import build, unknown_key
-from hookline.core.contracts import RequestFacts
+from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.errors import ConfigError, PluginError, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.processors import Stage
 from hookline.core.plugin.registry import PROCESSOR, Entry
+from hookline.core.requests.token_followers import Follower
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray
 
@@ -49,6 +51,7 @@ class Prepared:
     reads_tokens: bool = False
     bits: int = 0
     ends: bool = False
+    followers: tuple[Follower, ...] = ()
 
     def used(self, num_output_tokens: int) -> int:
         """Bits of the processors that change the draw after so many output tokens."""
@@ -65,6 +68,8 @@ class Processing:
         if len(stages) > MAX_PROCESSORS:
             raise PluginError(f"{len(stages)} logits processors are installed; at most {MAX_PROCESSORS} can be")
         self.stages = list(stages)
+        self.load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
+        """For processors that read texts; called when a request first uses one."""
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
         self._built_bytes = 0
@@ -90,17 +95,28 @@ class Processing:
             raise RequestError(str(error)) from error
 
     def _prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
-        records, num_draws, reads_tokens = [], [], False
+        records, followers, num_draws, reads_tokens = [], [], [], False
         for index, stage in enumerate(self.stages):
             with stage.blaming:
                 arguments = self._arguments(index, stage, params)
-                count = stage.num_draws(arguments, facts) if arguments is not None else 0
-                if count != 0:
-                    records.append((index, stage.encode(arguments, facts)))
-                    num_draws.append((1 << index, count))
-                    reads_tokens |= stage.reads_tokens
+                if arguments is None:
+                    continue
+                known = replace(facts, tokenizer=self._tokenizer) if stage.reads_texts else facts
+                count = stage.num_draws(arguments, known)
+                if count == 0:
+                    continue
+                if stage.is_follower:
+                    followers.append(Follower(index, stage, arguments, known))
+                else:
+                    records.append((index, stage.encode(arguments, known)))
+                num_draws.append((1 << index, count))
+                reads_tokens |= stage.reads_tokens
         bits, ends = sum(bit for bit, _ in num_draws), any(count is not None for _, count in num_draws)
-        return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends)
+        return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends, tuple(followers))
+
+    @cached_property
+    def _tokenizer(self) -> TokenTexts | None:
+        return self.load_tokenizer()
 
     def check(self, params: SamplingParams) -> None:
         """Refuse what `prepare` refuses by name, type or value alone, before any engine is there."""

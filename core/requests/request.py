@@ -7,6 +7,7 @@ block's content is a slice and never a conversion. The counts that change with e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.scores import Scores
 from hookline.core.requests.structured_output import Constraint
+from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray, ints
 
@@ -80,7 +82,9 @@ class Request:
         "constraint",
         "counts",
         "entry",
+        "fault",
         "first_token_s",
+        "followers",
         "match",
         "max_tokens",
         "num_cached_tokens",
@@ -125,7 +129,7 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether its tokens are looked at one by one: by a watcher, or by its grammar."""
+    """Whether its tokens are looked at one by one: by a watcher, by processors that follow them, or by its grammar."""
     is_constrained = _Count()
     """Whether its draws wait for masks."""
 
@@ -140,6 +144,7 @@ class Request:
         seed: int,
         stop_ids: frozenset[int] = frozenset(),
         prepared: Prepared = NOTHING,
+        followers: TokenFollowers | None = None,
         prompt: str | None = None,
         arrival_s: float = 0.0,
         priority: int = 0,
@@ -162,6 +167,9 @@ class Request:
         """The stop ids in an array, in ascending order."""
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
+        self.followers = followers
+        self.fault: str | None = None
+        """Why it ends with an error."""
         self.scores: Scores | None = None
         if params.is_scored:
             self.scores = Scores(params.logprobs, params.prompt_logprobs, len(prompt_token_ids))
@@ -175,7 +183,7 @@ class Request:
         if params.structured_outputs is not None:
             self.constraint = Constraint(params.structured_outputs, stop_ids)
         self.is_constrained = self.constraint is not None
-        self.is_watched = watcher is not None or self.constraint is not None
+        self.is_watched = watcher is not None or followers is not None or self.constraint is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
@@ -195,6 +203,11 @@ class Request:
         self.num_cached_block_tokens = 0
         self.prefill_target = self.num_tokens
         self.parent_serial = 0
+
+    @property
+    def records(self) -> Sequence[tuple[int, IntArray]]:
+        """What its processors are given: see Prepared; of those that follow its tokens, as of the last one known."""
+        return self.prepared.records if self.followers is None else [*self.prepared.records, *self.followers.records]
 
     @property
     def num_output_tokens(self) -> int:

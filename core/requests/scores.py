@@ -34,6 +34,11 @@ class Scores:
         """Keep the rows of the prompt's tokens from position `first` on."""
         self._prompt.update(enumerate(rows_PX.copy(), start=first))
 
+    @property
+    def last_logprob(self) -> float | None:
+        """Of the newest token; None if not asked for."""
+        return _floats(self._sampled[-1][1:2])[0] if self._sampled else None
+
     def sampled(self, first: int = 0) -> list[TokenLogprob] | None:
         """Of the generated tokens from number `first` on; None if not asked for."""
         if self.num_logprobs is None:

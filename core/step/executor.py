@@ -14,6 +14,11 @@ from hookline.core.util.arrays import IntArray, MaskArray
 class Executor(Protocol):
     """Computes steps: one rank, or a group of them. For classes to extend."""
 
+    @property
+    def progress(self) -> int:
+        """A number that changes while a step gets further, for those who watch from another thread."""
+        return 0
+
     def launch(self, step: Step) -> Any:
         """Start computing a step; returns a handle for `collect`."""
         ...

@@ -62,6 +62,8 @@ class StepWatch:
         self.tracer: Tracer | None = None
         self.clock: Clock | None = None
         self.num_steps = 0
+        self.doing = ""
+        """The part that was begun last."""
         self.seconds: dict[str, float] = {}
 
     def step(self) -> AbstractContextManager[Any]:
@@ -86,6 +88,7 @@ class _Part:
         self.watch, self.name, self.range = watch, name, range
 
     def __enter__(self) -> None:
+        self.watch.doing = self.name
         if self.range is not None:
             self.range.__enter__()
         self.started = self.watch.now()

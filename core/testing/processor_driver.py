@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Needs, ProcessorSpec, RequestFacts, SamplingBatch
+from hookline.core.contracts import Needs, ProcessorSpec, RequestFacts, SamplingBatch, TokenTexts
 from hookline.core.plugin.processors import Stage
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
 from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.message import Step
 from hookline.core.testing.checks import check
@@ -24,6 +25,7 @@ from hookline.core.util.arrays import ints
 from hookline.core.worker.logits_pipeline import Pipeline
 
 NUM_ROWS = 16
+LOGPROB = -4.0
 MAX_MODEL_LEN = 64
 
 
@@ -36,29 +38,50 @@ class Asked:
     num_prompt_tokens: int = 2
     temperature: float = 1.0
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    has_logprobs: bool = False
+    """Whether `on_token` is told the tokens' log-probabilities, all of them LOGPROB."""
 
 
 class ProcessorDriver:
     """A processor with rows for a few requests. Arguments that come from SamplingParams are given by those names."""
 
-    def __init__(self, processor: Any, config: type, vocab_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        processor: Any,
+        config: type,
+        vocab_size: int,
+        device: str = "cpu",
+        tokenizer: TokenTexts | None = None,
+    ) -> None:
         entry = Entry(PROCESSOR, "tested", "nowhere:Nothing", Origin("-", "-", "-", "-"), config, needs=Needs())
         stage = Stage(entry)
         stage.__dict__["cls"] = processor
         self.spec = ProcessorSpec(NUM_ROWS + 1, vocab_size, MAX_MODEL_LEN, torch.device(device))
-        self.processing, self.pipeline = Processing([stage]), Pipeline([stage], self.spec)
+        self.processing = Processing([stage])
+        self.processing.load_tokenizer = lambda: tokenizer
+        self.pipeline = Pipeline([stage], self.spec, self.processing.load_tokenizer)
         self.asked: dict[int, Asked] = {}
 
-    def admit(self, row: int, asked: Asked) -> None:
-        """Let a request take over a row."""
+    def admit(self, row: int, asked: Asked, followers: TokenFollowers | None = None) -> TokenFollowers | None:
+        """Let a request take over a row; its output tokens are shown to a processor that follows them.
+
+        followers: what an earlier call returned of the same request, which saw them then.
+        """
         stage = self.processing.stages[0]
         params = SamplingParams()
         if asked.arguments is not None:
             extra = {stage.entry.name: asked.arguments}
             params = SamplingParams(**asked.arguments) if stage.from_params else SamplingParams(extra_args=extra)
-        facts = RequestFacts(asked.num_prompt_tokens, asked.temperature, asked.stop_ids, self.spec.vocab_size)
+        facts = RequestFacts(
+            asked.num_prompt_tokens, asked.temperature, asked.stop_ids, self.spec.vocab_size, asked.has_logprobs
+        )
         prepared = self.processing.prepare(params.resolved({}), facts)
-        values = prepared.records[0][1] if prepared.records else ints(())
+        if followers is None and prepared.followers:
+            followers = TokenFollowers(prepared.followers)
+            for token_id in asked.tokens[asked.num_prompt_tokens :]:
+                followers.see(token_id, LOGPROB if asked.has_logprobs else None)
+        records = prepared.records if followers is None else followers.records
+        values = records[0][1] if records else ints(())
         step = Step(
             processor_rows=ints([row]),
             processor_ids=ints([0]),
@@ -72,6 +95,7 @@ class ProcessorDriver:
         views = {name: torch.from_numpy(np.array(getattr(step, name))).to(self.spec.device) for name in _SENT}
         self.pipeline.receive(step, views)
         self.asked[row] = asked
+        return followers
 
     def process(self, logits_NV: Tensor, rows: Sequence[int]) -> Tensor:
         """The logits of one draw for each of these rows, in this order; rows never admitted count as padding."""

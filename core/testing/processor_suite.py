@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import RequestFacts
+from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.checks import check, check_form
 from hookline.core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
@@ -23,14 +23,19 @@ VOCAB_SIZE = 64
 class ProcessorSuite:
     """`class TestMine(ProcessorSuite): processor = Mine; config = MyArguments; examples = ({"n": 2.0},)`.
 
-    examples: arguments of requests, each of which changes some logits of the suite. If the processor reads tokens:
-    the suite's requests hold tokens 1 to 12 in prompt and output.
+    examples: arguments of requests, each of which changes some logits of the suite. If the processor reads tokens, the
+    suite's requests hold `tokens`, of which the first num_prompt_tokens are the prompt; give others for one that looks
+    at repetition. If it reads texts, name a `tokenizer`; if it wants log-probabilities, set has_logprobs.
     """
 
     processor: ClassVar[Any]
     config: ClassVar[type]
     examples: ClassVar[Sequence[Mapping[str, Any]]]
     device: ClassVar[str] = "cpu"
+    tokens: ClassVar[Sequence[int]] = tuple(range(1, 13))
+    num_prompt_tokens: ClassVar[int] = 6
+    tokenizer: ClassVar[TokenTexts | None] = None
+    has_logprobs: ClassVar[bool] = False
 
     def test_every_example_changes_its_row(self) -> None:
         """And neither the form of the logits nor, if they are numbers, that they are."""
@@ -68,7 +73,7 @@ class ProcessorSuite:
         backwards_NV = driver.process(logits_NV.flip(0), range(count - 1, -1, -1)).flip(0)
         check(torch.equal(found_NV, backwards_NV), "rows in reverse order get other logits")
         for row, example in enumerate(self.examples):
-            alone = ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device)
+            alone = self._driver()
             alone.admit(NUM_ROWS - 1, self._asked(example))
             alone_NV = alone.process(logits_NV[row : row + 1], [NUM_ROWS - 1])
             check(torch.equal(alone_NV[0], found_NV[row]), f"{example} gives other logits alone than in a crowd")
@@ -87,12 +92,29 @@ class ProcessorSuite:
         plain_NV = driver.process(logits_NV, range(count))
         check(torch.equal(plain_NV, logits_NV), "a row still applies the arguments of its last owner")
 
+    def test_what_the_host_keeps_of_a_request_survives_a_preemption(self) -> None:
+        """Values made of the state that `on_token` left give the same logits in another row of another processor."""
+        driver, logits_NV = self._crowd()
+        count = len(self.examples)
+        found_NV = driver.process(logits_NV, range(count))
+        again, followers = (
+            self._driver(),
+            [driver.admit(row, self._asked(one)) for row, one in enumerate(self.examples)],
+        )
+        for row, example in enumerate(self.examples):
+            again.admit(count - row, self._asked(example), followers[row])
+        again_NV = again.process(logits_NV, range(count, 0, -1))
+        check(torch.equal(again_NV, found_NV), "a request that was preempted gets other logits than before")
+
     def _crowd(self) -> tuple[ProcessorDriver, Tensor]:
-        driver = ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device)
+        driver = self._driver()
         for row, example in enumerate(self.examples):
             driver.admit(row, self._asked(example))
         logits_NV = 3 * torch.randn(len(self.examples), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
         return driver, logits_NV.to(self.device)
 
     def _asked(self, example: Mapping[str, Any]) -> Asked:
-        return Asked(example, tokens=tuple(range(1, 13)), num_prompt_tokens=6)
+        return Asked(example, self.tokens, self.num_prompt_tokens, has_logprobs=self.has_logprobs)
+
+    def _driver(self) -> ProcessorDriver:
+        return ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device, self.tokenizer)

@@ -63,6 +63,7 @@ class DecodeGraphs:
         self.runner, self.sizes, self.max_model_len = runner, list(sizes), max_model_len
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
+        self._generation = 0
         self._shares = shares_prefixes
         self.pool: Any = None
 
@@ -76,7 +77,11 @@ class DecodeGraphs:
 
     def _extra_graph(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
         """A graph for draws that are more than plain: an earlier one, or a new one in place of the longest unused."""
-        key = (size, is_shared, extras)
+        key, pipeline = (size, is_shared, extras), self.runner.pipeline
+        if pipeline is not None and pipeline.generation != self._generation:
+            torch.cuda.synchronize(self.runner.table.device)
+            self._generation = pipeline.generation
+            self._extra_graphs.clear()
         if key not in self._extra_graphs:
             started = time.perf_counter()
             if len(self._extra_graphs) >= MAX_EXTRA_GRAPHS:
@@ -91,7 +96,9 @@ class DecodeGraphs:
     def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
         device = self.runner.table.device
         rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
-        graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self.pool, device)
+        graph, tokens_G = record(
+            partial(self.step, rows_G, is_shared, extras), self.pool, device, self.runner.checking()
+        )
         return _Graph(graph, rows_G, tokens_G)
 
     def can_replay(self, step: Step, extras: Extras) -> bool:

@@ -7,7 +7,8 @@ Legend: R rows of the request table, N rows of a step, V vocabulary, L tokens of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,16 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
+from hookline.core.errors import PASSES, RequestFault
+from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
 from hookline.core.step.message import Step
+from hookline.core.worker.step_checks import form_fault
 
 
 class Processor:
     """One processor on a rank: its object and its columns, floats_FR float32 and ints_IR int64."""
 
-    def __init__(self, stage: Stage, spec: ProcessorSpec) -> None:
-        self.stage = stage
+    def __init__(self, stage: Stage, index: int, spec: ProcessorSpec) -> None:
+        self.stage, self.index = stage, index
         self.processor: Any = stage.cls(spec)
         self.float_names = [name for name, kind in stage.columns.items() if kind is float]
         self.int_names = [name for name, kind in stage.columns.items() if kind is int]
@@ -54,9 +58,20 @@ class Processor:
 class Pipeline:
     """The processors of a rank in the order they run, and the tokens of the rows that some of them read."""
 
-    def __init__(self, stages: Sequence[Stage], spec: ProcessorSpec) -> None:
-        self.stages, self.spec = stages, spec
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        spec: ProcessorSpec,
+        load_tokenizer: Callable[[], TokenTexts | None] = lambda: None,
+    ) -> None:
+        self.stages, self.spec, self._load_tokenizer = stages, spec, load_tokenizer
         self._processors: dict[int, Processor] = {}
+        self.generation = 0
+        """Changes when a processor is made anew: graphs that hold the old one are of no use."""
+
+    @cached_property
+    def _tokenizer(self) -> TokenTexts | None:
+        return self._load_tokenizer()
 
     @cached_property
     def tokens_RL(self) -> Tensor:
@@ -69,11 +84,26 @@ class Pipeline:
         """int64 prompt lengths of the rows of tokens_RL."""
         return torch.zeros(self.spec.num_rows, dtype=torch.int64, device=self.spec.device)
 
-    def processor(self, index: int) -> Processor:
-        """One of them; made on first use, never inside a graph's capture."""
+    def processor(self, index: int, rows: Sequence[int] = ()) -> Processor:
+        """One of them; made on first use, for these rows, and never inside a graph's capture.
+
+        Raises: RequestFault if it cannot be made.
+        """
         if index not in self._processors:
-            self._processors[index] = Processor(self.stages[index], self.spec)
+            try:
+                stage = self.stages[index]
+                spec = replace(self.spec, tokenizer=self._tokenizer) if stage.reads_texts else self.spec
+                self._processors[index] = Processor(stage, index, spec)
+            except BaseException as error:
+                raise self._fault(index, "__init__", error, rows) from error
         return self._processors[index]
+
+    def _fault(self, index: int, method: str, error: BaseException, rows: Sequence[int] = ()) -> BaseException:
+        """What to raise in place of what a processor raised: the requests in these rows end, or all that use it."""
+        if isinstance(error, PASSES):
+            return error
+        message = f"{self.stages[index].entry} fails in {method} during a step: {with_place(error)}"
+        return RequestFault(message, rows=rows, processors=0 if rows else 1 << index)
 
     def running(self, processors: int) -> list[Processor]:
         """Those whose bits are set."""
@@ -91,18 +121,41 @@ class Pipeline:
         """Keep what a step brings for its new rows; `views` are its sections on the device."""
         starts = np.concatenate([[0], np.cumsum(step.processor_lens)])
         for place, (row, index) in enumerate(zip(step.processor_rows, step.processor_ids, strict=True)):
-            values_X = views["processor_values"][starts[place] : starts[place + 1]]
-            self.processor(int(index)).load(int(row), values_X)
+            self._load(int(row), int(index), views["processor_values"][starts[place] : starts[place + 1]])
         if len(step.known_rows):
             self.num_prompt_tokens_R[views["known_rows"]] = views["known_prompt_lens"]
             pieces = views["known_tokens"].to(torch.int32).split(step.known_lens.tolist())
             for row, piece in zip(step.known_rows.tolist(), pieces, strict=True):
                 self.tokens_RL[row, : len(piece)] = piece
 
+    def _load(self, row: int, index: int, values_X: Tensor) -> None:
+        if not len(values_X) and index not in self._processors:
+            return  # a new one holds nothing that was to be forgotten
+        processor = self.processor(index, [row])
+        try:
+            processor.load(row, values_X)
+        except BaseException as error:
+            if not len(values_X):  # it does not forget the row's last owner, so it is made anew, and all its users end
+                del self._processors[index]
+                self.generation += 1
+            raise self._fault(index, "load", error, [row] * bool(len(values_X))) from error
+
     def process(
-        self, logits_NV: Tensor, processors: int, rows_N: Tensor, params: SamplingBatch, max_num_tokens: int
+        self,
+        logits_NV: Tensor,
+        processors: int,
+        rows_N: Tensor,
+        params: SamplingBatch,
+        max_num_tokens: int,
+        *,
+        is_checking: bool = False,
     ) -> Tensor:
-        """Logits (N, V) float32 as the processors leave them; may overwrite its input."""
+        """Logits (N, V) float32 as the processors leave them; may overwrite its input.
+
+        is_checking: whether to look at the form of what they return, and for NaN.
+
+        Raises: RequestFault naming the processor that failed.
+        """
         for one in self.running(processors):
             reads = one.stage.reads_tokens
             rows = LogitsRows(
@@ -113,7 +166,18 @@ class Pipeline:
                 num_prompt_tokens_N=self.num_prompt_tokens_R.index_select(0, rows_N) if reads else None,
                 max_num_tokens=max_num_tokens,
             )
-            logits_NV = one.processor.process(logits_NV, rows)
+            form, was_nan = logits_NV.shape, is_checking and bool(logits_NV.isnan().any())
+            try:
+                logits_NV = one.processor.process(logits_NV, rows)
+            except BaseException as error:
+                raise self._fault(one.index, "process", error) from error
+            if is_checking:
+                fault = form_fault(logits_NV, form, [torch.float32])
+                if not fault and not was_nan and bool(logits_NV.isnan().any()):
+                    fault = "it made a logit NaN"
+                if fault:
+                    what = f"{one.stage.entry} breaks its contract in process during a step: {fault}"
+                    raise RequestFault(what, processors=1 << one.index)
         return logits_NV
 
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:

@@ -7,8 +7,9 @@ id, the bits of its float32 log-probability, the ids of the K most likely tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from hookline.core.step.message import Step
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.request_table import RequestTable, SampleRows
+from hookline.core.worker.step_checks import StepChecks
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,18 @@ class PagedAttention:
     kv_layers: Sequence[Tensor]
     batch: Batch
     rows_N: Tensor | None = None
+    progress: list[int] = field(default_factory=lambda: [0])
+    """One number: calls so far."""
 
     def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
         """See Attend."""
+        self.progress[0] += 1
         kv_2NSKE = self.kv_layers[layer]
         out_THE = self.kernels.qkv_attend(qkv_TC, kv_2NSKE, self.batch, rope, norm)
         return out_THE.reshape(qkv_TC.shape[0], -1)
 
 
+_UNCHECKED: AbstractContextManager[None] = nullcontext()
 ROWS_AT_ONCE = 256
 """Prompt tokens whose logits are held at a time."""
 
@@ -63,6 +69,11 @@ class ModelRunner:
     clock: set when steps are timed.
     """
 
+    progress: list[int]
+    """One number, which changes with each layer."""
+    is_checking = False
+    """Whether what plugins return in this step is looked at; see `checking`."""
+
     def __init__(
         self,
         model: Model,
@@ -75,7 +86,10 @@ class ModelRunner:
         vocab_size: int,
         shards_vocabulary: bool = False,
         pipeline: Pipeline | None = None,
+        checks: StepChecks | None = None,
     ) -> None:
+        self.progress = [0]
+        self.checks = StepChecks() if checks is None else checks
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_layers = list(kv_cache.unbind(1))
         self.vocab_size = vocab_size
@@ -110,8 +124,11 @@ class ModelRunner:
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and len(rows_N) >= batch.num_tokens:
             rows_N = None  # so that the number of rows says which came back
-        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N)
-        hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N, self.progress)
+        with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
+            hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+        if self.is_checking:
+            self.checks.hidden(hidden_TD, batch.num_tokens, *([] if rows_N is None else [len(rows_N)]))
         if tokens_N is None:
             return hidden_TD
         is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
@@ -119,16 +136,39 @@ class ModelRunner:
 
     def sample(self, hidden_ND: Tensor, sampled: SampleRows) -> Tensor:
         """Tokens (N,) sampled plainly from these hidden states."""
-        logits_NV = self.model.logits(hidden_ND)
+        logits_NV = self._logits(hidden_ND)
         return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
         if self.ranks.size == 1:
-            return self.sampler.sample(logits_NV[:, : self.vocab_size], params)
+            return self._draw(logits_NV[:, : self.vocab_size], params)
         if not self.shards_vocabulary:
-            return self.sampler.sample(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
+            return self._draw(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
         scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
         return self.ranks.best_tokens(scores_N, tokens_N)
+
+    def _draw(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        if not self.is_checking:
+            return self.sampler.sample(logits_NV, params)
+        with self.checks.sampling("sample", logits_NV):
+            tokens_N = self.sampler.sample(logits_NV, params)
+        self.checks.tokens("sample", tokens_N, len(logits_NV), self.vocab_size)
+        return tokens_N
+
+    def _logits(self, hidden_ND: Tensor) -> Tensor:
+        logits_NV = self.model.logits(hidden_ND)
+        if self.is_checking:
+            self.checks.logits(logits_NV, len(hidden_ND), -(-self.vocab_size // self.ranks.size))
+        return logits_NV
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Inside, all that plugins return is held against their contracts, which waits for the device."""
+        self.is_checking = True
+        try:
+            yield
+        finally:
+            self.is_checking = False
 
     def sample_extra(
         self,
@@ -155,8 +195,10 @@ class ModelRunner:
             logits_NV = forbid(logits_NV)
         if extras.processors:
             assert self.pipeline is not None
-            logits_NV = self.pipeline.process(logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens)
-        tokens_N = self.sampler.sample(logits_NV, params)
+            logits_NV = self.pipeline.process(
+                logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens, is_checking=self.is_checking
+            )
+        tokens_N = self._draw(logits_NV, params)
         if extras.processors:
             assert self.pipeline is not None
             self.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
@@ -180,7 +222,7 @@ class ModelRunner:
 
     def _whole_logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits over the whole vocabulary, on every rank: (N, V)."""
-        return self.ranks.all_gather_last(self.model.logits(hidden_ND))[:, : self.vocab_size]
+        return self.ranks.all_gather_last(self._logits(hidden_ND))[:, : self.vocab_size]
 
     def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
         score = self.sampler.score if self._scores_by_sampler and raw_NV.is_cuda else scored

@@ -78,7 +78,7 @@ class PromptGraphs:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
-            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device)
+            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device, self.runner.checking())
             self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
         return len(self._graphs)
 

@@ -6,8 +6,8 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -16,6 +16,16 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch
+from hookline.core.errors import (
+    PASSES,
+    EngineError,
+    HooklineError,
+    LostStep,
+    StepCapacityError,
+    StepFault,
+    is_out_of_memory,
+    one_short_line,
+)
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
@@ -46,12 +56,21 @@ class Worker(SizedExecutor):
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
+        self._checked: set[tuple[bool | Extras, ...]] = set()
+        """Kinds of eager steps that were looked at once: with decodes, chunks, masks, and what their draws need."""
+        self.failure: str | None = None
+        """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.masked_decodes: MaskedDecodes | None = None
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
+
+    @property
+    def progress(self) -> int:
+        """See Executor."""
+        return self.runner.progress[0]
 
     @property
     def num_blocks(self) -> int:
@@ -148,18 +167,46 @@ class Worker(SizedExecutor):
         """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
 
         None if they wait for masks: `finish` gives them.
-        Raises: PluginError naming the plugin whose code failed.
+        Raises: StepFault naming the plugin whose code failed, StepCapacityError; nothing of the step is kept then.
+        EngineError if an earlier step left the device unable to compute.
         """
+        if self.failure is not None:
+            raise EngineError(self.failure)
         self._waiting = None
-        with self.blaming:
+        with self._telling(step):
             return self._compute(step)
+
+    @contextmanager
+    def _telling(self, step: Step) -> Iterator[None]:
+        """Around a step or a half of it: what it raises says who failed, and what the step was."""
+        try:
+            with self.blaming:
+                yield
+        except PASSES:
+            raise
+        except BaseException as error:
+            cause, told = error.__cause__, _told(error, step)
+            self._check_device()
+            if isinstance(told, LostStep):
+                told.ends_engine = self.failure is not None
+            raise told from (cause if told is error or type(error) is StepFault else error)
+
+    def _check_device(self) -> None:
+        """After a step that broke off: free what it left cached, and find out whether the device still computes."""
+        if self.table.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.table.device)
+            torch.cuda.empty_cache()
+        except RuntimeError as broken:
+            self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
     def finish(self, num_rows: int) -> Tensor:
         """The sampled tokens of the step computed last, which waited for so many masks; they are in `mask_rows`."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
-        self.masks.send(num_rows)
-        with self.blaming:
+        with self._telling(waiting.device_step.step):
+            self.masks.send(num_rows)
             return self._finish(waiting)
 
     def _finish(self, waiting: WaitingStep) -> Tensor:
@@ -169,7 +216,8 @@ class Worker(SizedExecutor):
         assert waiting.sampled is not None and waiting.hidden_TD is not None
         index_N = self.masks.index(step.num_sampled, views["masked_draws"])
         forbid = partial(self.masks.forbid, index_N=index_N)
-        results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
+        with self._looking_once(step, waiting.extras):
+            results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
         self._write_back(waiting.sampled, results_N)
         return results_N
 
@@ -206,11 +254,24 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
-        sampled, hidden_TD = self._forward(device_step)
-        results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
+        with self._looking_once(step, extras):
+            sampled, hidden_TD = self._forward(device_step)
+            results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
         self._write_back(sampled, results_N)
         self.table.mirror(step)
         return results_N
+
+    @contextmanager
+    def _looking_once(self, step: Step, extras: Extras) -> Iterator[None]:
+        """Around eager work: what plugins return is held against their contracts once per kind of step."""
+        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws)
+        kind = (*(len(section) > 0 for section in sections), extras)
+        if kind in self._checked:
+            yield
+            return
+        with self.runner.checking():
+            yield
+        self._checked.add(kind)
 
     def _forward(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor]:
         """The draws of a step that no graph holds, and their hidden states; all tokens' if prompt tokens are scored."""
@@ -269,3 +330,14 @@ class Worker(SizedExecutor):
         self.runner.close()
         if self.table.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _told(error: BaseException, step: Step) -> BaseException:
+    """What broke a step off, with what the step was about."""
+    sizes = f"{len(step.decode_rows)} decodes and {len(step.token_ids_T)} prompt tokens"
+    if is_out_of_memory(error) and not isinstance(error, HooklineError):
+        return StepCapacityError(
+            f"out of memory in a step of {sizes}: {one_short_line(error)}; lower engine.max_num_batched_tokens, "
+            "engine.max_num_seqs or engine.memory_fraction"
+        )
+    return StepFault(f"{error}; the step had {sizes}") if type(error) is StepFault else error

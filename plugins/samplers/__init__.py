@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.core.contracts import FromSamplingParams, Needs, Registrar, hookimpl
+from hookline.core.contracts import FromSamplingParams, Needs, Registrar, bounded, hookimpl
 
 API_VERSION = 2
 CAPTURED = Needs(graph_safe=True)
@@ -54,6 +54,16 @@ class TruncationArguments(FromSamplingParams):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+
+@dataclass
+class MirostatArguments:
+    """SamplingParams(logprobs=0, extra_args={"mirostat": {"tau": 3.0}})."""
+
+    tau: float = bounded(0.0, 0)
+    """The surprise, in bits for each token, that the text is held near; 0 leaves it alone."""
+    eta: float = bounded(0.1, 0, 1)
+    """How fast the bound follows."""
 
 
 @hookimpl
@@ -108,4 +118,12 @@ def register_processors(register: Registrar) -> None:
         help="top_k, then top_p, then min_p, over the distribution at the request's temperature",
         needs=CAPTURED,
         priority=-100,
+    )
+    register(
+        "mirostat",
+        "hookline.plugins.samplers.mirostat:Mirostat",
+        config=MirostatArguments,
+        help="tau, eta: keep the surprise of the text near tau bits a token; needs logprobs",
+        needs=CAPTURED,
+        priority=-200,
     )

@@ -16,6 +16,7 @@ from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.sampler_suite import LEAST_P_VALUE
 from hookline.plugins.samplers import (
     GumbelConfig,
+    MirostatArguments,
     PenaltyArguments,
     TokenAllowlistArguments,
     TokenBiasArguments,
@@ -23,6 +24,7 @@ from hookline.plugins.samplers import (
     WordBanArguments,
 )
 from hookline.plugins.samplers.gumbel import Gumbel
+from hookline.plugins.samplers.mirostat import Mirostat
 from hookline.plugins.samplers.penalties import Penalties
 from hookline.plugins.samplers.token_allowlist import TokenAllowlist
 from hookline.plugins.samplers.token_bias import TokenBias
@@ -53,6 +55,11 @@ class TestPenalties(ProcessorSuite):
         {"frequency_penalty": -0.5},
         {"repetition_penalty": 0.7, "presence_penalty": -2.0, "frequency_penalty": 2.0},
     )
+
+
+class TestMirostat(ProcessorSuite):
+    processor, config, has_logprobs = Mirostat, MirostatArguments, True
+    examples = ({"tau": 1.0}, {"tau": 3.0, "eta": 0.5}, {"tau": 2.5, "eta": 0.01})
 
 
 class TestTruncation(ProcessorSuite):

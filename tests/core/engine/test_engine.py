@@ -565,16 +565,26 @@ def test_observers_see_the_start_every_step_every_end_and_the_stop():
     assert Watcher.seen == ["start", 3, FinishReason.LENGTH, 0, "stop"]
 
 
-def test_an_observer_that_raises_is_named():
+def test_an_observer_that_raises_is_switched_off_and_named_and_requests_go_on(caplog):
     class Clumsy:
+        num_calls, stopped = 0, False
+
         @hookimpl
         def on_step_end(self, stats):
+            self.num_calls += 1
             raise KeyError("oops")
 
-    engine = fake_engine(PlainScheduler(), observers=observed(Clumsy()))
-    engine.add([1], greedy())
+        @hookimpl
+        def on_engine_stop(self, engine):
+            self.stopped = True
+
+    clumsy = Clumsy()
+    engine = fake_engine(PlainScheduler(), observers=observed(clumsy))
+    assert run_one(engine, [1], greedy(4)).finish_reason is FinishReason.LENGTH
+    assert "on_step_end of plugin 'watcher' raised KeyError: 'oops'" in caplog.text and clumsy.num_calls == 1
     with pytest.raises(PluginError, match="on_step_end of plugin 'watcher' raised KeyError"):
-        engine.step()
+        engine.close()
+    assert engine.executor.is_closed and clumsy.stopped
 
 
 def test_the_same_requests_get_the_same_seeds_on_a_fresh_engine():

@@ -181,23 +181,14 @@ def test_generated_tokens_are_those_of_the_outputs_and_not_the_discarded_ones(ov
     assert made["tally"].prompt == 18
 
 
-def test_a_chosen_observer_that_raises_is_named(monkeypatch):
+def test_a_chosen_observer_that_raises_ends_no_request_and_the_others_are_told_as_before(monkeypatch):
     monkeypatch.setattr(Clumsy, "made", [1])
-    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), make_observers(chosen(["clumsy"]))))
-    engine.add([1], SamplingParams(max_tokens=1))
+    made = make_observers(chosen(["clumsy", "tally"]))
+    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), made))
+    for seed in range(3):
+        engine.add([1, 2], SamplingParams(max_tokens=2, seed=seed))
+    assert [output.finish_reason for output in drain(engine)] == [FinishReason.LENGTH] * 3
+    assert made["tally"].ends == [FinishReason.LENGTH] * 3 and made["tally"].generated == 6
     with pytest.raises(PluginError, match="on_step_end of observer 'clumsy' raised KeyError: 'oops'"):
-        engine.step()
-    engine.close()
-
-
-def test_ends_that_an_observer_made_fail_are_not_lost(monkeypatch):
-    monkeypatch.setattr(Clumsy, "made", [1])
-    engine = fake_engine(PlainScheduler(), observers=Observers(new_manager(), make_observers(chosen(["clumsy"]))))
-    engine.add([1, 2], SamplingParams(max_tokens=1, seed=1))
-    engine.add([3, 4], SamplingParams(max_tokens=9, seed=1))
-    with pytest.raises(PluginError):
-        engine.step()
-    done, broken = engine.step()
-    assert done.token_ids == completion(1, [1, 2], 1, 50) and done.finish_reason is FinishReason.LENGTH
-    assert broken.finish_reason is FinishReason.ERROR and "observer 'clumsy' raised" in broken.error
-    assert engine.step() == [] and not engine.has_work
+        engine.close()
+    assert made["tally"].is_stopped

@@ -15,7 +15,7 @@ from hookline.core.worker.model_runner import PLAIN, Extras
 def graphs(monkeypatch):
     """Graphs of 2 and 4 rows whose replay returns the rows they were given; `recorded` lists what was captured."""
     device = torch.device("cpu")
-    pipeline = SimpleNamespace(is_graph_safe=lambda processors: processors != 4)
+    pipeline = SimpleNamespace(generation=0, is_graph_safe=lambda processors: processors != 4)
     runner = SimpleNamespace(table=SimpleNamespace(padding_row=9, device=device), pipeline=pipeline, begin=lambda: None)
     graphs = DecodeGraphs(runner, [2, 4], 64)
     graphs.recorded = []

@@ -1,0 +1,52 @@
+"""The processors that follow one request's tokens on the host: their state, and what they make of each token.
+
+Requests that use none of them have no such object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hookline.core.contracts import RequestFacts
+from hookline.core.plugin.processors import Stage
+from hookline.core.util.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Follower:
+    """One processor of a request, and what the request asked of it. index: its place among the processors."""
+
+    index: int
+    stage: Stage
+    arguments: Any
+    facts: RequestFacts
+
+
+class TokenFollowers:
+    """Of one request. is_awaited: a draw depends on the token before it.
+
+    Raises: PluginError or RequestError, what a processor's `start` raises.
+    """
+
+    def __init__(self, followers: Sequence[Follower]) -> None:
+        self._states = [(one, one.stage.start(one.arguments, one.facts)) for one in followers]
+        self.is_awaited = any(bool(one.stage.cls.follows_tokens) for one in followers)
+        self.records: Sequence[tuple[int, IntArray]] = ()
+        """(processor, its values) as of the last token."""
+        self._encode()
+
+    def see(self, token_id: int, logprob: float | None) -> str | None:
+        """Show all of them a token; returns the first text with which one of them ends the request.
+
+        Raises: PluginError naming the processor that failed.
+        """
+        texts = [one.stage.on_token(state, token_id, logprob) for one, state in self._states]
+        self._encode()
+        return next((text for text in texts if text is not None), None)
+
+    def _encode(self) -> None:
+        self.records = [
+            (one.index, one.stage.encode(one.arguments, replace(one.facts, state=state))) for one, state in self._states
+        ]

@@ -1,0 +1,147 @@
+"""Whether models, kernels, samplers and processors return what their contracts say: looked at once per kind of step.
+
+The first eager step of each kind is looked at, and the run before each capture of a graph; what a graph replays is not.
+Looking at values waits for the device. Legend: as in core/contracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from hookline.core.contracts import Kernels, is_offered
+from hookline.core.errors import StepFault, shown
+
+ROWS_LOOKED_AT = 8
+"""Rows of logits that are kept to see whether a sampler wrote to them."""
+Form = Callable[..., Sequence[Sequence[int]]]
+
+
+class StepChecks:
+    """Raises StepFault naming who broke a contract, and in which method. names: by kind."""
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self._names = names or {}
+
+    def fault(self, kind: str, method: str, what: str) -> StepFault:
+        """The error for what somebody did in a method."""
+        return StepFault(f"{self._names.get(kind, f'the {kind}')} breaks its contract in {method}: {what}")
+
+    def form(self, kind: str, method: str, found: Any, shape: Sequence[int], *dtypes: torch.dtype) -> None:
+        """Hold what was returned against its shape, and its dtype if any are named."""
+        if fault := form_fault(found, shape, dtypes):
+            raise self.fault(kind, method, fault)
+
+    def hidden(self, hidden_XD: Any, *num_rows: int) -> None:
+        """What a model's forward returned: one row for each token, or for each wanted one."""
+        is_rows = isinstance(hidden_XD, Tensor) and hidden_XD.ndim == 2 and len(hidden_XD) in num_rows
+        if not is_rows or not hidden_XD.is_floating_point():
+            rows = " or ".join(str(count) for count in dict.fromkeys(num_rows))
+            raise self.fault(
+                "model", "forward", f"it returned {described(hidden_XD)}, not hidden states of {rows} rows"
+            )
+
+    def logits(self, logits_NV: Any, num_rows: int, num_columns: int) -> None:
+        """What a model's logits returned; there may be more columns than the vocabulary has tokens."""
+        is_wide = isinstance(logits_NV, Tensor) and logits_NV.ndim == 2 and logits_NV.shape[1] >= num_columns
+        if not is_wide or len(logits_NV) != num_rows or not logits_NV.is_floating_point():
+            wanted = f"({num_rows}, {num_columns})"
+            raise self.fault("model", "logits", f"it returned {described(logits_NV)}, not logits of shape {wanted}")
+
+    @contextmanager
+    def sampling(self, method: str, logits_NV: Tensor) -> Iterator[None]:
+        """Around a sampler's call: it leaves the logits as they are."""
+        before_NV = logits_NV[:ROWS_LOOKED_AT].clone()
+        yield
+        after_NV = logits_NV[:ROWS_LOOKED_AT]
+        if not bool(((before_NV == after_NV) | (before_NV.isnan() & after_NV.isnan())).all()):
+            raise self.fault("sampler", method, "it wrote to the logits")
+
+    def tokens(self, method: str, tokens_N: Any, num_rows: int, vocab_size: int) -> None:
+        """What a sampler drew: one token of the vocabulary for each row."""
+        self.form("sampler", method, tokens_N, (num_rows,), torch.int64)
+        outside = tokens_N[(tokens_N < 0) | (tokens_N >= vocab_size)]
+        if len(outside):
+            what = f"it drew token id {int(outside[0])}, which is outside the vocabulary (0 to {vocab_size - 1})"
+            raise self.fault("sampler", method, what)
+
+    @contextmanager
+    def kernels(self, kernels: Kernels) -> Iterator[None]:
+        """Around a model's forward: what its kernels return has the shapes and the dtype of what they are given.
+
+        Kernels that a model or a layer took from the object beforehand are not seen.
+        """
+        if not hasattr(kernels, "__dict__"):
+            yield
+            return
+        before = dict(vars(kernels))
+        for name in FORMS:
+            method = getattr(kernels, name, None)
+            if method is not None and (is_offered(method) or name in _BY_DEFAULT):
+                setattr(kernels, name, partial(self._checked, name, method))
+        try:
+            yield
+        finally:
+            for name in FORMS:
+                vars(kernels).pop(name, None)
+            vars(kernels).update({name: before[name] for name in FORMS if name in before})
+
+    def _checked(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        first = arguments[0] if arguments else None
+        dtypes = [first.dtype] if isinstance(first, Tensor) and first.is_floating_point() else []
+        try:
+            shapes = FORMS[name](*arguments, **named)
+        except TypeError:
+            return method(*arguments, **named)  # in another form than core's own
+        found = method(*arguments, **named)
+        parts = found if isinstance(found, tuple | list) else (found,)
+        if len(parts) != len(shapes):
+            raise self.fault("kernels", name, f"it returned {described(found)}, not {len(shapes)} tensors")
+        for part, shape in zip(parts, shapes, strict=True):
+            self.form("kernels", name, part, shape, *dtypes)
+        return found
+
+
+def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] = ()) -> str:
+    """What is wrong with the form of a result, in a few words; empty if nothing is."""
+    if isinstance(found, Tensor) and found.shape == Size(shape) and (not dtypes or found.dtype in dtypes):
+        return ""
+    dtype = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+    return f"it returned {described(found)}, not shape {tuple(shape)}{f' of {dtype}' * bool(dtype)}"
+
+
+def described(found: Any) -> str:
+    """A result by its form."""
+    if isinstance(found, Tensor):
+        return f"shape {tuple(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+    return f"{type(found).__name__} {shown(found)}"
+
+
+def _queries(qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Any, rope: Any, norm: Any) -> Sequence[Sequence[int]]:
+    num_kv_heads, head_dim = kv_2NSKE.shape[-2:]
+    return [(len(qkv_TC), qkv_TC.shape[1] // head_dim - 2 * num_kv_heads, head_dim)]
+
+
+FORMS: dict[str, Form] = {
+    "rms_norm": lambda x_TD, weight_D, eps: [x_TD.shape],
+    "add_rms_norm": lambda x_TD, residual_TD, weight_D, eps: [x_TD.shape, x_TD.shape],
+    "linear": lambda x_TD, weight_OD, bias_O: [(*x_TD.shape[:-1], len(weight_OD))],
+    "linear_silu_mul": lambda x_TD, gate_up_weight_FD: [(*x_TD.shape[:-1], len(gate_up_weight_FD) // 2)],
+    "silu_mul": lambda gate_up_TF: [(*gate_up_TF.shape[:-1], gate_up_TF.shape[-1] // 2)],
+    "qk_norm_rope": lambda q_THE, k_TKE, positions_T, rope, norm: [q_THE.shape, k_TKE.shape],
+    "qk_norm_rope_write": _queries,
+    "attend": lambda q_THE, kv_2NSKE, batch: [q_THE.shape],
+    "qkv_attend": _queries,
+    "linear_add_rms_norm": lambda x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps: (
+        [(len(x_TD), len(weight_OD))] * 2
+    ),
+    "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
+}
+"""Shapes of what kernels return, by method, from what they are given."""
+_BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm")
+"""What a class may leave out and has nevertheless."""

@@ -1,0 +1,75 @@
+"""Mirostat 2.0: keep the surprise of the text near a target. Basu et al. 2021, arXiv:2007.14966, algorithm 2.
+
+Legend: R rows of the table, N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec, RequestFacts
+from hookline.core.errors import RequestError
+from hookline.plugins.samplers import MirostatArguments
+
+UNITS = 1 << 20
+"""Values of the bound travel as whole numbers of so many parts of a bit."""
+MAX_BITS = 64.0
+"""The bound stays within this: no token is more surprising by far."""
+
+
+@dataclass
+class Bound:
+    """A request's largest surprise, in bits, and what moves it."""
+
+    bits: float
+    tau: float
+    eta: float
+
+
+class Mirostat(LogitsProcessor):
+    """Forbids tokens that are more surprising than a bound, which follows the surprise of the tokens drawn.
+
+    The bound is kept on the host, where the tokens' log-probabilities arrive, so a preempted request goes on with it.
+    """
+
+    follows_tokens = True
+
+    def __init__(self, spec: ProcessorSpec) -> None:
+        self.bits_R = torch.zeros(spec.num_rows, device=spec.device)
+
+    @staticmethod
+    def num_draws(arguments: MirostatArguments, request: RequestFacts) -> int | None:
+        return 0 if arguments.tau == 0 or request.temperature == 0 else None
+
+    @staticmethod
+    def start(arguments: MirostatArguments, request: RequestFacts) -> Bound:
+        if not request.has_logprobs:
+            raise RequestError("mirostat follows the tokens' log-probabilities: set sampling.logprobs=0 or more")
+        return Bound(min(2 * arguments.tau, MAX_BITS), arguments.tau, arguments.eta)
+
+    @staticmethod
+    def on_token(state: Bound, token_id: int, logprob: float | None) -> str | None:
+        assert logprob is not None
+        bits = state.bits - state.eta * (-logprob / math.log(2) - state.tau)
+        state.bits = min(max(bits, 0.0), MAX_BITS)
+        return None
+
+    @staticmethod
+    def encode(arguments: MirostatArguments, request: RequestFacts) -> Sequence[int]:
+        return [round(request.state.bits * UNITS)]
+
+    def load(self, row: int, values_X: Tensor) -> None:
+        self.bits_R[row] = values_X[0] / UNITS if len(values_X) else 0.0
+
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        is_used_N1 = (rows.columns["tau"] > 0).unsqueeze(1)
+        bits_N1 = self.bits_R.index_select(0, rows.rows_N).unsqueeze(1)
+        surprise_NV = logits_NV.log_softmax(1) / -math.log(2)
+        least_N1 = surprise_NV.amin(1, keepdim=True)  # some token is always left
+        is_too_much_NV = surprise_NV > torch.maximum(bits_N1, least_N1)
+        return logits_NV.masked_fill(is_used_N1 & is_too_much_NV, -torch.inf)

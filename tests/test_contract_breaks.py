@@ -1,0 +1,158 @@
+"""What a plugin returns that its contract does not allow is named with its method; looked at once per kind of step."""
+
+import itertools
+
+import pytest
+import torch
+
+from hookline import LLM, SamplingParams
+from hookline.core.contracts import Plan
+from hookline.core.errors import CapacityError, PlanError, StepFault
+
+PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+PROCESSED = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, repetition_penalty=1.5)
+GOES_ON = "The requests of this step have ended, the engine goes on"
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with LLM(device="cpu", engine=dict(num_blocks=50, overlap=True)) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared):
+    """The engine as if it had computed nothing; what a test puts in place of a method is gone afterwards."""
+    runner, worker = shared.engine.executor.runner, shared.engine.executor
+    worker._checked.clear()
+    parts = [runner.model, runner.kernels, runner.sampler, shared.engine.scheduler]
+    before = [dict(part.__dict__) for part in parts]
+    yield shared
+    for part, attributes in zip(parts, before, strict=True):
+        part.__dict__.clear()
+        part.__dict__.update(attributes)
+
+
+def replaced(part, name, change):
+    """Have a method return something else."""
+    method = getattr(part, name)
+    object.__setattr__(part, name, lambda *arguments: change(method(*arguments), *arguments))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tokens_N, *_: tokens_N.unsqueeze(1).repeat(1, 2),
+            "it returned shape (2, 2) of int64, not shape (2,) of i",
+        ),
+        (lambda tokens_N, *_: tokens_N.float(), "it returned shape (2,) of float32, not shape (2,) of int64"),
+        (lambda tokens_N, *_: None, "it returned NoneType None, not shape (2,) of int64"),
+        (lambda tokens_N, *_: tokens_N + 10**6, "which is outside the vocabulary (0 to "),
+        (lambda tokens_N, *_: tokens_N - 10**6, "which is outside the vocabulary (0 to "),
+        (lambda tokens_N, logits_NV, _: (logits_NV.fill_(torch.nan), tokens_N)[1], "it wrote to the logits"),
+    ],
+)
+def test_a_sampler_that_breaks_its_contract_is_named(llm, change, message):
+    replaced(llm.engine.executor.runner.sampler, "sample", change)
+    with pytest.raises(StepFault) as caught:
+        llm.generate(PROMPTS, PARAMS)
+    assert str(caught.value).startswith("sampler 'gumbel' of plugin 'samplers' (") and message in str(caught.value)
+    assert "breaks its contract in sample: " in str(caught.value)
+    assert str(caught.value).endswith(f"; the step had 0 decodes and 7 prompt tokens. {GOES_ON}")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "change", "message"),
+    [
+        (
+            "kernels",
+            "attend",
+            lambda out, *_: out[:, 1:],
+            "kernels 'torch' of .* contract in attend: it returned shape",
+        ),
+        ("kernels", "linear", lambda out, *_: out.double(), "contract in linear: .* of float64, not .* of float32"),
+        ("kernels", "add_rms_norm", lambda out, *_: out[0], "kernels 'torch' .* in add_rms_norm: .*, not 2 tensors"),
+        (
+            "model",
+            "forward",
+            lambda out, *_: out[1:],
+            "model 'qwen3' .* in forward: .* not hidden states of 7 or 2 rows",
+        ),
+        ("model", "logits", lambda out, *_: out[:, :9], r"model 'qwen3' .* in logits: .* \(2, 9\) of .* not logits of"),
+    ],
+)
+def test_a_model_or_kernels_of_a_wrong_form_are_named(llm, part, name, change, message):
+    replaced(getattr(llm.engine.executor.runner, part), name, change)
+    with pytest.raises(StepFault, match=message):
+        llm.generate(PROMPTS, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits_NV, *_: logits_NV[:, 1:], "it returned shape (1, "),
+        (lambda logits_NV, *_: logits_NV.long(), " of int64, not shape (1, "),
+        (lambda logits_NV, *_: logits_NV * torch.nan, "it made a logit NaN"),
+    ],
+)
+def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change, message):
+    plain = llm.generate(PROMPTS[1:], PARAMS)[0].token_ids
+    llm.generate(PROMPTS[:1], PROCESSED)
+    llm.engine.executor._checked.clear()
+    (made,) = [
+        one.processor
+        for one in llm.engine.executor.runner.pipeline._processors.values()
+        if one.stage.entry.name == "penalties"
+    ]
+    params = [PROCESSED, PARAMS]
+    replaced(made, "process", lambda logits_NV, *others: change(logits_NV[:1], *others))
+    broken, done = llm.generate(PROMPTS, params)
+    del made.process
+    assert done.token_ids == plain and broken.finish_reason.value == "error"
+    assert (
+        "processor 'penalties' of plugin 'samplers' (" in broken.error
+        and "breaks its contract in process" in broken.error
+    )
+
+
+def test_after_the_first_step_of_a_kind_nothing_is_looked_at(llm, monkeypatch):
+    llm.generate(PROMPTS, [PROCESSED, PARAMS])
+    monkeypatch.setattr(llm.engine.executor.runner, "checks", None)
+    assert all(len(output.token_ids) == 3 for output in llm.generate(PROMPTS, [PROCESSED, PARAMS]))
+
+
+@pytest.mark.parametrize("part", ["decode", "preempt"])
+def test_a_plan_without_an_end_is_refused(llm, part):
+    llm.engine.scheduler.plan = lambda view: Plan(**{part: itertools.count()})
+    with pytest.raises(PlanError, match=r"names more requests in (decode|preempt) than the 2 that there are|names req"):
+        llm.generate(PROMPTS, PARAMS)
+
+
+def no_memory(*arguments):
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+
+def test_a_step_without_memory_ends_its_requests_and_the_engine_goes_on(llm):
+    expected = llm.generate(PROMPTS, PARAMS)
+    object.__setattr__(llm.engine.executor.runner.model, "forward", no_memory)
+    with pytest.raises(CapacityError) as caught:
+        llm.generate(PROMPTS, PARAMS)
+    assert str(caught.value) == (
+        "out of memory in a step of 0 decodes and 7 prompt tokens: RuntimeError: [enforce fail at alloc_cpu.cpp:127] "
+        "DefaultCPUAllocator: can't allocate memory; lower engine.max_num_batched_tokens, engine.max_num_seqs or "
+        "engine.memory_fraction. The requests of this step have ended, the engine goes on"
+    )
+    del llm.engine.executor.runner.model.forward
+    assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == [one.token_ids for one in expected]
+
+
+def test_a_processor_without_memory_ends_its_requests_alone(llm, monkeypatch):
+    expected = llm.generate(PROMPTS, PARAMS)
+    (index,) = [n for n, one in enumerate(llm.engine.limits.processing.stages) if one.entry.name == "penalties"]
+    processor = llm.engine.executor.runner.pipeline.processor(index).processor
+    monkeypatch.setattr(processor, "process", no_memory)
+    broken, done = llm.generate(PROMPTS, [PROCESSED, PARAMS])
+    assert "processor 'penalties' of plugin" in broken.error and "can't allocate memory" in broken.error
+    assert done.token_ids == expected[1].token_ids
