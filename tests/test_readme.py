@@ -175,6 +175,7 @@ PRINTED = {
     "tag_keys=": "{'tenant': 'globex'} 1 2.0 length",
     "llm.observers": "hookline:generation_tokens_total",
     '["import"]': "length",
+    "StructuredOutputs(regex": "-",
     "[delta.text async": "[[",
 }
 """What names a snippet of the library -> something it prints."""

@@ -16,7 +16,7 @@ from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDr
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.running_table import Sampled
+from hookline.core.requests.running_table import NOBODY, Sampled
 from hookline.core.util.arrays import IntArray, ints
 
 
@@ -63,12 +63,17 @@ class Dispatcher:
             self.queue.preempt(requests)
 
     def lose(self, plan: CheckedPlan) -> list[Request]:
-        """A step was launched in vain: count nothing of it as computed. Returns its requests; all must start again."""
-        for request, num_tokens in plan.prefill:
+        """A step was launched in vain: count nothing of it as computed. Returns its requests; all must start again.
+
+        Some may have ended since it was launched.
+        """
+        prefill = [(request, num_tokens) for request, num_tokens in plan.prefill if request.id in self.queue.live]
+        for request, num_tokens in prefill:
             self.cache.uncache(request, num_tokens)
-        self.table.num_computed_tokens_S[plan.decode] -= 1
+        decode = plan.decode[self.table.id_S[plan.decode] != NOBODY]
+        self.table.num_computed_tokens_S[decode] -= 1
         self.writer.lose()
-        return [*(request for request, _ in plan.prefill), *self.table.requests(plan.decode)]
+        return [*(request for request, _ in prefill), *self.table.requests(decode)]
 
     def retire(self, request: Request) -> None:
         """Give back a request's row and blocks, if it has any.

@@ -343,6 +343,7 @@ class Engine:
         if not plan.computes and not plan.preempt:
             self._give_up()
             return []
+        outputs: list[RequestOutput] = []
         try:
             launched = self._launch(plan)
             outputs = self._collect() if before is not None else []
@@ -353,6 +354,7 @@ class Engine:
             return outputs if self.limits.overlap else outputs + self._collect()
         except LostStep as error:
             if not error.ends_engine:
+                self._ended += outputs
                 return self._lose(plan, error)
             self._abandon(error)
             error.args = (f"{error}. The engine has ended; make a new one",)
@@ -395,7 +397,8 @@ class Engine:
         with self.watch.part("launch"):
             handle = self.executor.launch(dispatched.step) if plan.computes else None
             num_context_tokens = self._context_tokens(plan)
-            self.dispatcher.expect(dispatched.sampled)
+            if not len(dispatched.step.masked_draws):
+                self.dispatcher.expect(dispatched.sampled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
@@ -417,6 +420,7 @@ class Engine:
             constraints = [None if request is None else request.constraint for request in requests]
             self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
             self.executor.release(launched.handle, len(ids))
+            self.dispatcher.expect(self.queue.table.still_there(sampled))
         faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
         outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
         self._notify_ends(outputs)
@@ -598,11 +602,7 @@ class Engine:
         places = table.to_look_at(entries_N, tokens_N)
         looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
-        return [
-            self._end(request, reason, request.fault or _fault_of(request))
-            for request, reason in ends
-            if reason is not None
-        ]
+        return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
 
     def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
         """Why a request ends with this token, after its processors and its watcher saw it."""
@@ -715,5 +715,5 @@ class Engine:
 
 
 def _fault_of(request: Request) -> str | None:
-    """What its grammar, or the plugin behind it, ends a request for."""
-    return None if request.constraint is None else request.constraint.fault
+    """The error that a request ends with, if its processors, its grammar or the plugin behind that caused one."""
+    return request.fault if request.constraint is None else request.fault or request.constraint.fault
