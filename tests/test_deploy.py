@@ -1,4 +1,4 @@
-"""deploy/: each file is sound, names paths and keys that exist, and the dashboard asks for metrics that are exported."""
+"""deploy/: each file is sound, names paths and keys that exist, and the dashboard asks for metrics that exist."""
 
 import json
 import re

@@ -265,7 +265,7 @@ class Worker(SizedExecutor):
     def _looking_once(self, step: Step, extras: Extras) -> Iterator[None]:
         """Around eager work: what plugins return is held against their contracts once per kind of step."""
         sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws)
-        kind = (*(len(section) > 0 for section in sections), extras)
+        kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
             yield
             return
