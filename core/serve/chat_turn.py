@@ -119,7 +119,7 @@ async def prepared(
     codec = surface.codec
     size = sum(len(str(message.get("content"))) for message in chat.messages) + 200 * len(tools.functions)
     prompt = await surface.in_time(size, lambda: chat.render(codec))
-    ids = await surface.encoded(prompt, add_special_tokens=add_special_tokens)
+    (ids,) = await surface.encoded([prompt], add_special_tokens=add_special_tokens)
     structured = structured_outputs(fields.response_format, fields.structured_outputs)
     if (schema := tools.forced_schema) is not None:
         if structured is not None:

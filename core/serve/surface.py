@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -59,10 +60,10 @@ class Surface:
         """The result of some work with a text, done in a thread if the text is long."""
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
 
-    async def encoded(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        codec = self.codec
-        return await self.in_time(len(text), lambda: codec.encode_text(text, add_special_tokens=add_special_tokens))
+    async def encoded(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text."""
+        encode = partial(self.codec.encode_text, add_special_tokens=add_special_tokens)
+        return await self.in_time(sum(map(len, texts)), lambda: [encode(text) for text in texts])
 
     async def open(self, asked: list[tuple[list[int], Any]], fields: Any, headers: Headers) -> Generation:
         """Queue prompts, each with its sampling parameters.

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput
-from hookline.core.serve.answering import EventStream, closing
+from hookline.core.serve.answering import EventStream, closing, json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -83,7 +83,7 @@ class _Answer:
         if self._fields.prompt_logprobs is not None:
             texts = self._surface.token_texts
             body["prompt_logprobs"] = prompt_logprobs(texts, outputs[0].prompt_logprobs or [])
-        return JSONResponse(body, headers=headers)
+        return json_response(body, headers=headers)
 
     def _choice(self, output: RequestOutput) -> dict[str, Any]:
         fields = self._fields
