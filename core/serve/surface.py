@@ -20,7 +20,7 @@ from hookline.core.serve.parsers import Parsers, chosen_parsers
 from hookline.core.serve.request_options import request_options
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.tokenizer.codec import Codec
-from hookline.core.tokenizer.token_texts import TokenTexts
+from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 LONG_TEXT = 4000
 """Characters that take a millisecond or more to tokenize, which is then done in a thread."""
@@ -33,7 +33,7 @@ class Surface:
     def __init__(self, client: EngineClient, settings: ServeConfig, parsers: Parsers | None = None) -> None:
         self.client, self.settings = client, settings
         self.parsers = chosen_parsers(settings.reasoning_parser, settings.tool_parser) if parsers is None else parsers
-        self.token_texts = TokenTexts(client.facts.codec)
+        self.spelling = TokenSpelling(client.facts.codec)
 
     @property
     def facts(self) -> ServedModel:

@@ -78,7 +78,7 @@ class _Answer:
         return json_response({**named, "choices": choices, "usage": self._usage.openai()}, headers=headers)
 
     def _choice(self, number: int, output: RequestOutput) -> dict[str, Any]:
-        fields, texts = self._fields, self._surface.token_texts
+        fields, texts = self._fields, self._surface.spelling
         prompt, ids, text = self._prompts[number], output.token_ids, output.text
         logprobs = output.logprobs
         if self._drops_token:
@@ -120,7 +120,7 @@ class _Answer:
             index = number * self._n + delta.index
             choice = choices.get(index)
             if choice is None:
-                texts = self._surface.token_texts
+                texts = self._surface.spelling
                 before = self._prompt_text(number) if fields.echo else ""
                 choice = choices[index] = _ChoiceStream(
                     ChoiceFrames(frames, index, is_chat=False), fields, texts, self._prompts[number], before

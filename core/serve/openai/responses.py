@@ -89,7 +89,7 @@ class _Answer:
     def _grown(self, delta: Delta) -> list[bytes]:
         """The events of a Delta; the items grow by it."""
         self._usage.num_completion_tokens += len(delta.token_ids)
-        logprobs = delta.logprobs and chat_logprobs(self._surface.token_texts, delta.logprobs)["content"]
+        logprobs = delta.logprobs and chat_logprobs(self._surface.spelling, delta.logprobs)["content"]
         parts = list(self._reader.push(delta.text))
         if delta.output is not None:
             parts += self._reader.finish()

@@ -61,7 +61,7 @@ class Tokens:
             text = await surface.in_time(size, lambda: self._rendered(fields))
         adds = is_text if fields.add_special_tokens is None else fields.add_special_tokens
         (ids,) = await surface.encoded([text], add_special_tokens=adds)
-        texts = [surface.token_texts.text(one) for one in ids] if fields.return_token_strs else None
+        texts = [surface.spelling.text(one) for one in ids] if fields.return_token_strs else None
         found = {"count": len(ids), "max_model_len": surface.facts.max_model_len, "tokens": ids, "token_strs": texts}
         return json_response(found, headers=headers)
 
