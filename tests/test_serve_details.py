@@ -325,6 +325,18 @@ def test_a_form_that_cannot_be_is_400(http: httpx.Client, stream: bool) -> None:
     assert response.status_code == 400 and "regex" in response.json()["error"]["message"]
 
 
+@needs_structured
+@pytest.mark.parametrize("template", ["", "{# </think> #}"])
+def test_a_form_is_asked_of_the_answer_where_the_template_knows_of_reasoning(template: str) -> None:
+    client = FakeEngineClient('<think>Well</think>{"a": 1}')
+    client.facts.codec.tokenizer.chat_template += template
+    body = {"messages": CHAT, "response_format": {"type": "json_object"}}
+    with live_server(lambda: client) as started, httpx.Client(base_url=started.url) as http:
+        answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert (answer["reasoning_content"], answer["content"]) == ("Well", '{"a": 1}')
+    assert client.asked[0].params.structured_outputs.after == ("</think>" if template else None)
+
+
 def test_token_ids_are_given_on_request(http: httpx.Client) -> None:
     ids = http.post("/tokenize", json={"prompt": CODE}).json()["tokens"]
     (choice,) = complete(http, prompt=CODE, max_tokens=5, return_token_ids=True)["choices"]
