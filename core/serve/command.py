@@ -119,9 +119,9 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        announce(client.facts.names, client.facts.max_model_len)
+        served, facts = make_app(client, run.serve, keys), client.facts
         try:
-            await serve_http(make_app(client, run.serve, keys), sockets, run.serve, stopping)
+            await serve_http(served, sockets, run.serve, stopping, lambda: announce(facts.names, facts.max_model_len))
         finally:
             await client.aclose()
         return 0
