@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from hookline.core.errors import EngineError, HooklineError, RequestError
+from hookline.core.errors import EngineError, HooklineError, RankError, RequestError, one_short_line
 from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
@@ -40,6 +40,8 @@ class EngineThread:
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
         self._lock = threading.Lock()
         self._is_stopping = self._is_closed = self._is_stuck = False
+        self.death: str | None = None
+        """Why the engine serves nothing more, if a fault ended it."""
         self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
 
     def start(self) -> None:
@@ -81,6 +83,7 @@ class EngineThread:
 
     def _give_up(self, error: HooklineError) -> None:
         """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
+        self.death = str(error)
         with self._lock:
             self._is_closed = self._is_stuck = True
             waiting = list(self._open)
@@ -102,6 +105,7 @@ class EngineThread:
             while not self._is_stopping:
                 self._turn()
         except BaseException as error:
+            self.death = one_short_line(error)
             _log.error("the engine's thread ends: %s", error)
         finally:
             self._shut_down()
@@ -112,6 +116,8 @@ class EngineThread:
             if self._has_work:
                 self._output_processor.step()
         except BaseException as error:
+            if isinstance(error, RankError):
+                self.death = str(error)
             self._fail_all(error)
         self._send()
 

@@ -64,6 +64,7 @@ class _FrontEnd:
         """Wait for the engine, then serve until told to stop."""
         from hookline.core.serve.api_keys import read_keys
         from hookline.core.serve.app import make_app
+        from hookline.core.serve.collecting import QuietCollector
         from hookline.core.serve.http_server import serve_http
 
         loop = asyncio.get_running_loop()
@@ -76,6 +77,7 @@ class _FrontEnd:
             return 0
         client = self._make_client(self._facts.result())
         served = make_app(client, self._settings, keys)
+        QuietCollector(lambda: served.gate.num_open).start()
         facts, sockets = client.facts, [socket.socket(fileno=self._task["socket"])]
 
         def announce() -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from hookline.core.serve.child_process import first_of
-from hookline.core.serve.collecting import QuietCollector
 from hookline.core.serve.http_protocol import limited
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ async def serve_http(
         ssl_keyfile=settings.tls_key,
     )
     server = HttpServer(config, announce)
-    QuietCollector(lambda: served.gate.num_open).start()
     served.life.watch.start()
     running = asyncio.ensure_future(server.serve(list(sockets)))
     await first_of(running, stopping)
