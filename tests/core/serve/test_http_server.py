@@ -58,10 +58,8 @@ async def exchange(port: int, data: bytes) -> bytes:
         writer.close()
 
 
-@pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\nA: " + b"x" * 3000, b"GET /" + b"x" * 3000 + b" HTTP/1.1\r\n\r\n"]
-)
-def test_a_head_that_is_too_large_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("head", ["GET / HTTP/1.1\r\nA: {}", "GET /{} HTTP/1.1\r\n\r\n"])
+def test_a_head_that_is_too_large_is_refused(head: str) -> None:
     async def talk(port: int, served: Served, stopping: Any) -> bytes:
         return await exchange(port, head.format("x" * 3000).encode())
 
