@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.config.settings import option_of
-from hookline.core.contracts import OutputParser, ParsedPart, ParserContext, Text
+from hookline.core.contracts import Arguments, OutputParser, ParsedPart, ParserContext, Text, ToolCall
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import REASONING_PARSER, TOOL_PARSER, Entry
@@ -67,10 +67,12 @@ def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
 class PartsReader:
     """One completion's text as it comes, and the parts it is made of. A parser gets the text that the one before left.
 
+    calls_one: calls after the first are left out.
     Raises: PluginError that names a parser which fails.
     """
 
-    def __init__(self, parsers: Sequence[tuple[OutputParser, Entry | None]]) -> None:
+    def __init__(self, parsers: Sequence[tuple[OutputParser, Entry | None]], *, calls_one: bool = False) -> None:
+        self._calls_one, self._num_calls = calls_one, 0
         blames = (Blaming((), "while it parses an answer", otherwise=entry) for _, entry in parsers)
         self._levels = list(zip((parser for parser, _ in parsers), blames, strict=True))
 
@@ -88,7 +90,7 @@ class PartsReader:
         parts = self._through(text, 0)
         if self._levels[0][0].is_done:
             self._levels = [level for level in self._levels if not level[0].is_done]
-        return parts
+        return self._wanted(parts)
 
     def finish(self) -> Sequence[ParsedPart]:
         """What was kept back."""
@@ -97,6 +99,16 @@ class PartsReader:
             with blame:
                 parts = parser.finish()
             found += self._handed_on(parts, place + 1)
+        return self._wanted(found)
+
+    def _wanted(self, parts: list[ParsedPart]) -> list[ParsedPart]:
+        if not self._calls_one:
+            return parts
+        found: list[ParsedPart] = []
+        for part in parts:
+            self._num_calls += isinstance(part, ToolCall)
+            if self._num_calls <= 1 or not isinstance(part, ToolCall | Arguments):
+                found.append(part)
         return found
 
     def _through(self, text: str, place: int) -> list[ParsedPart]:
