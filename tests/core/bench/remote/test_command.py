@@ -14,7 +14,7 @@ from hookline.core.bench.recorder import token_times
 from hookline.core.bench.remote.command import NoServer, serve_load
 from hookline.core.bench.remote.recording import failures, figures
 from hookline.core.bench.remote.settings import Address, ClientConfig
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError, RequestError
 from hookline.core.report.command import main as report
