@@ -152,7 +152,7 @@ def on_engine_start(engine: EngineView) -> None:
 def on_step_end(stats: StepStats) -> None:
     """Observe one step.
 
-    When:    after each step's tokens are committed; skipped entirely when no plugin or observer implements it.
+    When:    after each step's tokens are committed; skipped entirely when nobody implements it.
     Errors:  an exception ends the engine and names the plugin.
     """
 
