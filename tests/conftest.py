@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def long_files_first(items):
-    """The order for several processes, which should end together: files beside this one run the whole and take longest."""
+    """The order for several processes, which should end together: files beside this one take longest."""
     num_slow = Counter(item.path for item in items if "slow" in item.keywords)
     here = Path(__file__).parent
     return lambda item: (item.path.parent != here, -num_slow[item.path])
