@@ -20,7 +20,7 @@ PROMPT = 'data = json.loads("""'
 SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "max_model_len": 768, "cpu_cache_gib": 0.2}
 MODES = {
     "plain": {},
-    "overlap and preemption": {"engine": {"overlap": True, "num_blocks": 48, "block_size": 16}},
+    "overlap and preemption": {"engine": {"overlap": True, "num_blocks": 70, "block_size": 8}},
     "two ranks": {"tp": 2, "engine": {"overlap": True}},
 }
 
