@@ -12,8 +12,10 @@ import torch
 
 from hookline.core.contracts import AttentionSpec
 from hookline.core.testing.counts import chi_square_p_value
+from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.model_suite import ModelSuite
+from hookline.core.testing.plain_grammar import PlainGrammars
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PLAIN_CONFIG, PlainModel
 from hookline.core.testing.plain_sampler import PlainSampler
@@ -22,16 +24,32 @@ from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.running import failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.scheduler_suite import SchedulerSuite
-from tests.core import faulty_kernels, faulty_models, faulty_processors, faulty_samplers, faulty_schedulers
+from tests.core import (
+    faulty_grammars,
+    faulty_kernels,
+    faulty_models,
+    faulty_processors,
+    faulty_samplers,
+    faulty_schedulers,
+)
 from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 
-PLAIN = [PlainKernels, faulty_kernels.DenseKernels, PlainSampler, PlainModel, PlainScheduler, PlainProcessor]
+PLAIN = [
+    PlainKernels,
+    faulty_kernels.DenseKernels,
+    PlainSampler,
+    PlainModel,
+    PlainScheduler,
+    PlainProcessor,
+    PlainGrammars,
+]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
+    *faulty_grammars.FAULTS.items(),
 ]
 
 
@@ -60,6 +78,14 @@ class AnySchedulerSuite(SchedulerSuite):
         return self.plugin()
 
 
+class ChoicesSuite(GrammarSuite):
+    plugin: Any
+    kinds = ("choice",)
+
+    def make(self, vocabulary: Any) -> Any:
+        return self.plugin(None, vocabulary)
+
+
 class SmallModelSuite(ModelSuite):
     plugin: Any
 
@@ -74,6 +100,8 @@ def suite_for(plugin: type) -> type:
     if issubclass(plugin, PlainProcessor):
         parts = {"processor": plugin, "config": PlainProcessorArguments, "examples": ({"amount": 2.0}, {"token": 5})}
         return type("Suite", (ProcessorSuite,), parts)
+    if issubclass(plugin, PlainGrammars):
+        return type("Suite", (ChoicesSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainScheduler):
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainSampler):
@@ -93,12 +121,16 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     assert any(message in line for line in found), found
 
 
-@pytest.mark.parametrize("kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers, faulty_processors])
+@pytest.mark.parametrize(
+    "kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers, faulty_processors, faulty_grammars]
+)
 def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
     assert len(kind.FAULTS) >= 5
 
 
-@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite])
+@pytest.mark.parametrize(
+    "suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, GrammarSuite]
+)
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
 
