@@ -26,7 +26,7 @@ MODES = {
 
 
 def params_of(seed: int) -> SamplingParams:
-    asked = StructuredOutputs(json=random_schema(seed), whitespace=seed % 3 == 0)
+    asked = StructuredOutputs(json=random_schema(seed), whitespace=seed % 5 == 0)
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=600, structured_outputs=asked)
 
 
@@ -89,7 +89,7 @@ FORMS = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_each_form_is_kept_at_any_temperature(plain, form, temperature):
     asked, pattern = FORMS[form]
-    params = SamplingParams(temperature=temperature, seed=4, max_tokens=120, structured_outputs=asked, n=3)
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=48, structured_outputs=asked, n=2)
     for one in plain.generate("x = ", params)[0].completions:
         assert one.error is None
         if one.finish_reason is FinishReason.STOP:
