@@ -7,13 +7,14 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
 from hookline.core.engine.dispatch import Dispatcher
+from hookline.core.engine.lost_step import concerned, starting_again
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.errors import (
@@ -395,14 +396,13 @@ class Engine:
         if self.watch.clock is not None:
             self.watch.clock.clear()
         inside = [request for request in inside if request.id in self.queue.live]
-        concerned = [request for request in inside if _concerns(error, request)]
-        if not concerned and self._lost_for_nobody:
-            concerned = inside
-        self._lost_for_nobody = not concerned
+        ending = concerned(error, inside)
+        if not ending and self._lost_for_nobody:
+            ending = inside
+        self._lost_for_nobody = not ending
         text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
-        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
-        again = {request.id for request in inside} | set(self._users(error))
-        self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
+        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in ending]
+        self.dispatcher.preempt(starting_again(error, inside, self.queue.running.values()))
         self._notify_ends(ended)
         if isinstance(error, RequestFault):
             show_traceback(error)
@@ -411,13 +411,6 @@ class Engine:
         error.args = (f"{error}. The requests of this step have ended, the engine goes on",)
         error.ended = frozenset(output.request_id for output in ended)
         raise error
-
-    def _users(self, error: LostStep) -> Iterator[int]:
-        """Running requests that use a processor that failed: it may have been made anew, so they load theirs again."""
-        if isinstance(error, RequestFault) and error.processors:
-            for id_, request in self.queue.running.items():
-                if request.prepared.bits & error.processors:
-                    yield id_
 
     def _abandon(self, error: BaseException) -> None:
         """A step broke off half-way: what it should have computed is not there, so nobody may find it."""
@@ -589,11 +582,3 @@ class Engine:
 def _fault_of(request: Request) -> str | None:
     """What its processors, its grammar, or the plugin behind that, ends a request for."""
     return request.fault if request.constraint is None else request.fault or request.constraint.fault
-
-
-def _concerns(error: LostStep, request: Request) -> bool:
-    """Whether a request ends by what failed in a step that it was part of."""
-    if not isinstance(error, RequestFault):
-        return True
-    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
-    return request.row in error.rows or used & error.processors != 0

@@ -17,7 +17,7 @@ from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import RequestError, shown
+from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.frontend.generation import Call, ProgressBar
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.step_guard import StepGuard
@@ -178,7 +178,10 @@ class LLM:
             torch.cuda.set_device(self.device)
 
     def close(self) -> None:
-        """End what still runs and release the engine's memory; a second call does nothing."""
+        """End what still runs and release the engine's memory; a second call does nothing.
+
+        Raises: PluginError for an observer that was switched off, or that fails now, once all is released.
+        """
         self.output_processor.close()
 
     def __enter__(self) -> LLM:
@@ -187,7 +190,12 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except PluginError as fault:
+            if error is None:
+                raise
+            logger.error("%s", fault)  # what the block raised is the one to see
 
 
 def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
