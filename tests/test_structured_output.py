@@ -20,13 +20,13 @@ PROMPT = 'data = json.loads("""'
 SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "max_model_len": 768, "cpu_cache_gib": 0.2}
 MODES = {
     "plain": {},
-    "overlap and preemption": {"engine": {"overlap": True, "num_blocks": 48, "block_size": 16}},
+    "overlap and preemption": {"engine": {"overlap": True, "num_blocks": 50, "block_size": 8}},
     "two ranks": {"tp": 2, "engine": {"overlap": True}},
 }
 
 
 def params_of(seed: int) -> SamplingParams:
-    asked = StructuredOutputs(json=random_schema(seed), whitespace=seed % 3 == 0)
+    asked = StructuredOutputs(json=random_schema(seed), whitespace=seed % 5 == 0)
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=600, structured_outputs=asked)
 
 
@@ -49,7 +49,8 @@ def test_every_completion_of_random_schemas_parses_and_validates(mode):
     name, llm = mode
     first = list(MODES).index(name) * NUM_SCHEMAS
     seeds = range(first, first + NUM_SCHEMAS)
-    outputs = llm.generate([PROMPT] * NUM_SCHEMAS, [params_of(seed) for seed in seeds])
+    prompts = [f"x{seed} = {seed}\n" * 4 + PROMPT for seed in seeds]  # nothing to share, so that memory runs out
+    outputs = llm.generate(prompts, [params_of(seed) for seed in seeds])
     cut_short = 0
     for seed, output in zip(seeds, outputs, strict=True):
         assert output.finish_reason is not FinishReason.ERROR, (seed, output.error)
@@ -89,7 +90,7 @@ FORMS = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_each_form_is_kept_at_any_temperature(plain, form, temperature):
     asked, pattern = FORMS[form]
-    params = SamplingParams(temperature=temperature, seed=4, max_tokens=120, structured_outputs=asked, n=3)
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=48, structured_outputs=asked, n=2)
     for one in plain.generate("x = ", params)[0].completions:
         assert one.error is None
         if one.finish_reason is FinishReason.STOP:

@@ -56,7 +56,7 @@ class Worker(SizedExecutor):
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
-        self._checked: set[tuple[bool | Extras, ...]] = set()
+        self._checked: set[tuple[object, ...]] = set()
         """Kinds of eager steps that were looked at once: with decodes, chunks, masks, and what their draws need."""
         self.failure: str | None = None
         """Why no further step can be computed."""

@@ -12,9 +12,11 @@ import torch
 
 from hookline.core.contracts import AttentionSpec
 from hookline.core.testing.counts import chi_square_p_value
+from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.core.testing.parser_suite import ParserSuite
+from hookline.core.testing.plain_grammar import PlainGrammars
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PLAIN_CONFIG, PlainModel
 from hookline.core.testing.plain_sampler import PlainSampler
@@ -24,6 +26,7 @@ from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
+    faulty_grammars,
     faulty_kernels,
     faulty_models,
     faulty_parsers,
@@ -34,8 +37,16 @@ from tests.core import (
 from tests.core.faulty_parsers import PlainParser
 from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 
-PLAIN = [PlainKernels, faulty_kernels.DenseKernels, PlainSampler, PlainModel, PlainScheduler, PlainProcessor]
-PLAIN += [PlainParser]
+PLAIN = [
+    PlainKernels,
+    faulty_kernels.DenseKernels,
+    PlainSampler,
+    PlainModel,
+    PlainScheduler,
+    PlainProcessor,
+    PlainGrammars,
+    PlainParser,
+]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
@@ -43,6 +54,7 @@ FAULTS = [
     *faulty_processors.FAULTS.items(),
     *faulty_parsers.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
+    *faulty_grammars.FAULTS.items(),
 ]
 
 
@@ -71,6 +83,14 @@ class AnySchedulerSuite(SchedulerSuite):
         return self.plugin()
 
 
+class ChoicesSuite(GrammarSuite):
+    plugin: Any
+    kinds = ("choice",)
+
+    def make(self, vocabulary: Any) -> Any:
+        return self.plugin(None, vocabulary)
+
+
 class SmallModelSuite(ModelSuite):
     plugin: Any
 
@@ -87,6 +107,8 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (ProcessorSuite,), parts)
     if issubclass(plugin, PlainParser):
         return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})
+    if issubclass(plugin, PlainGrammars):
+        return type("Suite", (ChoicesSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainScheduler):
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainSampler):
@@ -113,13 +135,24 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
 
 
 @pytest.mark.parametrize(
-    "kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers, faulty_processors, faulty_parsers]
+    "kind",
+    [
+        faulty_kernels,
+        faulty_samplers,
+        faulty_models,
+        faulty_schedulers,
+        faulty_processors,
+        faulty_parsers,
+        faulty_grammars,
+    ],
 )
 def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
     assert len(kind.FAULTS) >= 5
 
 
-@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, ParserSuite])
+@pytest.mark.parametrize(
+    "suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, ParserSuite, GrammarSuite]
+)
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
 

@@ -1,0 +1,135 @@
+"""Grammar back ends with one planted fault each. Legend: as in core/contracts/grammar.py."""
+
+from __future__ import annotations
+
+import time
+
+from hookline.core.testing.plain_grammar import PlainGrammars, PlainMatcher, allow
+
+
+def made_of(matcher: type[PlainMatcher]) -> type[PlainGrammars]:
+    return type(matcher.__name__ + "s", (PlainGrammars,), {"matcher_class": matcher})
+
+
+class AllowsEverything(PlainMatcher):
+    def fill(self, mask_W):
+        mask_W[:] = -1
+
+
+class AllowsPadding(PlainMatcher):
+    def fill(self, mask_W):
+        super().fill(mask_W)
+        allow(mask_W, [len(self.grammar.vocabulary.tokens) - 1])
+
+
+class AllowsSpecialTokens(PlainMatcher):
+    def fill(self, mask_W):
+        super().fill(mask_W)
+        allow(mask_W, self.grammar.vocabulary.special_ids)
+
+
+class ForgetsTheEnd(PlainMatcher):
+    def fill(self, mask_W):
+        super().fill(mask_W)
+        for stop in self.grammar.vocabulary.stop_ids:
+            mask_W.view("uint32")[stop // 32] &= ~(1 << stop % 32) & 0xFFFFFFFF
+
+
+class AllowsOneByteAtMost(PlainMatcher):
+    """A way to every text, but none to those with longer characters."""
+
+    def fill(self, mask_W):
+        super().fill(mask_W)
+        for token_id, token in enumerate(self.grammar.vocabulary.tokens):
+            is_short = len(token) < 2 and token < b"\x80"
+            if not is_short and token_id not in self.grammar.vocabulary.stop_ids:
+                mask_W.view("uint32")[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
+
+
+class TakesEverything(PlainMatcher):
+    def advance(self, tokens):
+        self.taken += tokens
+        return True
+
+
+class SaysNothing(PlainMatcher):
+    def advance(self, tokens):
+        super().advance(tokens)
+
+
+class RollsBackOneOnly(PlainMatcher):
+    def rollback(self, num_tokens):
+        super().rollback(1)
+
+
+class NeverEnds(PlainMatcher):
+    is_terminated = False
+
+
+class EndsWhereItMayGoOn(PlainMatcher):
+    @property
+    def is_terminated(self):
+        return self.is_accepting
+
+
+class SharesItsState(PlainMatcher):
+    def __init__(self, grammar):
+        super().__init__(grammar)
+        self.taken = grammar.__dict__.setdefault("shared", [])
+
+
+class RaisesOtherErrors(PlainGrammars):
+    def compile(self, wanted):
+        if wanted.kind != "choice":
+            raise KeyError(wanted.kind)
+        return super().compile(wanted)
+
+
+class SaysALot(PlainGrammars):
+    def compile(self, wanted):
+        if wanted.kind != "choice":
+            self.vocabulary.encode("a")
+            from hookline.core.errors import RequestError
+
+            raise RequestError("two\nlines")
+        return super().compile(wanted)
+
+
+class AcceptsWhatItDoesNotKnow(PlainGrammars):
+    def compile(self, wanted):
+        if wanted.kind == "choice":
+            return super().compile(wanted)
+        return super().compile(type(wanted)(choice=("anything",)))
+
+
+class TakesItsTime(PlainGrammars):
+    def compile(self, wanted):
+        if wanted.kind == "choice" and len(wanted.value) > 900:
+            time.sleep(2.1)
+        return super().compile(wanted)
+
+
+class MixesRowsUp(PlainGrammars):
+    def fill(self, matchers, masks_NW):
+        for matcher, mask_W in zip(matchers, masks_NW[::-1], strict=True):
+            matcher.fill(mask_W)
+
+
+FAULTS = {
+    made_of(AllowsEverything): "which the mask allows, was refused",
+    made_of(AllowsPadding): "which the mask allows, was refused",
+    made_of(AllowsSpecialTokens): "which the mask allows, was refused",
+    made_of(ForgetsTheEnd): "must be allowed",
+    made_of(AllowsOneByteAtMost): "nothing leads to",
+    made_of(TakesEverything): "was taken",
+    made_of(SaysNothing): "was refused",
+    made_of(RollsBackOneOnly): "tokens back, the mask is another one",
+    made_of(NeverEnds): "is_terminated is not True",
+    made_of(EndsWhereItMayGoOn): "is_terminated is not False",
+    made_of(SharesItsState): "another matcher moved this one",
+    RaisesOtherErrors: "in place of RequestError",
+    SaysALot: "not one short line",
+    AcceptsWhatItDoesNotKnow: "was accepted, and is invalid",
+    TakesItsTime: "refuse it by its size",
+    MixesRowsUp: "fill of several",
+}

@@ -1,0 +1,90 @@
+"""Steps whose draws wait for masks: in two halves as graphs, with what a graph replays computed at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hookline import LLM, SamplingParams, StructuredOutputs
+from hookline.core.contracts import Batch
+from hookline.core.worker import decode_graphs, masked_steps
+from hookline.core.worker.decode_graphs import DecodeGraphs
+from hookline.core.worker.token_masks import TokenMasks
+
+SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, "cpu_cache_gib": 0.1}
+
+
+def at_once(step, pool, device, first):
+    """In place of `record`: a graph whose replay runs the function, and writes to the tensor of the first run."""
+    with first:
+        out = step()
+    return SimpleNamespace(replay=lambda: out.copy_(step())), out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
+    asked = [StructuredOutputs(regex="[0-9]{3,12}(-[a-z]{2,9})?"), StructuredOutputs(json=True), None]
+    params = [
+        SamplingParams(
+            max_tokens=6 + 2 * index,
+            seed=index,
+            temperature=index % 4 / 2,
+            structured_outputs=asked[index % 3],
+            logprobs=1 if index == 5 else None,
+            presence_penalty=1.0 if index == 6 else 0.0,
+        )
+        for index in range(14)
+    ]
+    prompts = ["x = ", "import os\n"] * 7
+    with LLM(device="cpu", dtype="float32", engine={**SIZES, "overlap": overlap}) as llm:
+        plain = [output.token_ids for output in llm.generate(prompts, params)]
+        llm.engine.pool.reset_cache()
+        worker = llm.engine.executor
+        with_lengths(worker.runner.kernels)
+        for module in (decode_graphs, masked_steps):
+            monkeypatch.setattr(module, "record", at_once)
+        send = worker.transfer.send  # a copy, as to the host: the next replay may come before these are collected
+        worker.transfer.send = lambda tokens_N: send(tokens_N.clone())
+        worker.graphs = DecodeGraphs(worker.runner, [1, 2, 4, 8], 128)
+        with torch.inference_mode():
+            worker.graphs.capture(None)
+        assert [output.token_ids for output in llm.generate(prompts, params)] == plain
+        assert {size for size, _, _ in worker.masked_decodes._graphs} >= {4, 8}
+
+
+def with_lengths(kernels):
+    """Kernels of the CPU need lengths on the host."""
+    prepare = kernels.prepare
+
+    def prepared(batch: Batch) -> None:
+        if batch.context_lens_host is None:
+            batch.context_lens_host = batch.context_lens_B.numpy()
+        prepare(batch)
+
+    kernels.prepare = prepared
+
+
+def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left_alone():
+    rng = np.random.default_rng(0)
+    masks = TokenMasks(4, 6, torch.device("cpu"))
+    masks.host_rows[:2] = rng.integers(-(2**31), 2**31, size=(2, 6), dtype=np.int64).astype(np.int32)
+    masks.send(2)
+    logits_NV = torch.randn(3, 175, generator=torch.Generator().manual_seed(0))
+    found_NV = masks.forbid(logits_NV, masks.index(3, torch.tensor([2, 0])))
+    for draw, row in ((2, 0), (0, 1)):
+        allowed = [bool(masks.host_rows[row, token // 32] >> token % 32 & 1) for token in range(175)]
+        assert found_NV[draw].isfinite().tolist() == allowed
+        assert torch.equal(found_NV[draw][allowed], logits_NV[draw][allowed])
+    assert torch.equal(found_NV[1], logits_NV[1])
+
+
+def test_a_step_that_is_not_released_draws_nothing():
+    with LLM(device="cpu", engine=SIZES) as llm:
+        params = SamplingParams(max_tokens=3, structured_outputs={"regex": "[0-9]{9}"})
+        llm.engine.executor.release = lambda handle, num_rows: None
+        with pytest.raises(AssertionError, match="draws wait for masks"):
+            llm.generate("x = ", params)
