@@ -28,7 +28,7 @@ from tools import speed_chart
 README = ROOT / "README.md"
 PROSE = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md"}
+TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md", "clients.md", "deploying.md"}
 PAGES = [*PROSE, *(page for page in DOCS if page.name not in TESTED_ELSEWHERE)]
 COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
 SETUP = [line for line in COMMANDS if ".venv/bin/" in line]
@@ -61,8 +61,10 @@ SMOLLM2 = [line for line in COMMANDS if "model=smollm2" in line]
 """Of an example and its weights, which INSTALLS install."""
 SERVERS = [line for line in COMMANDS if "core.serve" in line]
 """Which never end: their configuration is checked, and test_serve_faults.py runs them."""
+SERVED = [line for line in COMMANDS if "localhost:8000" in line or line == "hookline serve"]
+"""Which need a server: test_clients_page.py runs them."""
 MISTAKES = [line for line in COMMANDS if line == "python -m core.run model=qwen4"]
-OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *MISTAKES}
+OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *SERVED, *MISTAKES}
 RUN_HERE = [line for line in COMMANDS if line not in OTHERS]
 SLOW = re.compile(r" -m (?!core)|&&|\||tp=2|profile=|records=")
 """Sweeps, ranks and whatever else takes more than a second or two."""

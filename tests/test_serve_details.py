@@ -178,7 +178,7 @@ def test_7_a_completion_has_a_chunk_for_each_token_and_a_chat_an_empty_content(
 
 def test_8_a_model_card_is_whole_and_another_name_is_404(http: httpx.Client) -> None:
     (card,) = http.get("/v1/models").json()["data"]
-    assert set(card) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len"}
+    assert set(card) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "vocab_size"}
     assert card["object"] == "model" and card["max_model_len"] == MAX_LEN
     assert http.get(f"/v1/models/{card['id']}").json() == card
     unknown = http.post("/v1/completions", json={"model": "gpt-9", "prompt": "x"})

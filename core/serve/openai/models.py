@@ -35,4 +35,5 @@ class Models:
             "root": facts.root,
             "parent": None,
             "max_model_len": facts.max_model_len,
+            "vocab_size": facts.vocab_size,
         }
