@@ -259,3 +259,12 @@ def test_a_fault_of_the_client_ends_the_benchmark(quiet, monkeypatch):
     monkeypatch.setattr("hookline.core.bench.remote.driver.Bodies.make", lambda *_: 1 / 0)
     with FakeServer() as server, pytest.raises(ZeroDivisionError):
         serve(server)
+
+
+@pytest.mark.parametrize(("rate", "warns"), [(100.0, True), (None, False)])
+def test_a_client_that_sends_late_says_so_in_an_open_loop(quiet, monkeypatch, capsys, rate, warns):
+    monkeypatch.setattr("hookline.core.bench.remote.command.LATE_S", -1.0 if warns else 0.0)
+    monkeypatch.setattr("hookline.core.bench.remote.command.BUSY_PERCENT", 1000)
+    with FakeServer() as server:
+        serve(server, WorkloadConfig(num_prompts=3, prompt_len=(4, 4), output_len=(2, 2), request_rate=rate))
+    assert ("the client was the bottleneck" in capsys.readouterr().err) is warns
