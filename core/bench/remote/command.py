@@ -89,7 +89,6 @@ async def _serve(
 
 
 async def _timed(pool: ConnectionPool, bodies: Bodies, load: Load) -> tuple[Recording, float]:
-    gc.collect()
     gc.freeze()  # what is there stays: looking through it again would delay tokens
     busy_s, wall_s = time.process_time(), time.perf_counter()
     recording = await drive(pool, bodies, load)
