@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
