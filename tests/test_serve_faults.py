@@ -41,7 +41,7 @@ def test_killed_parts_are_replaced_and_a_sigterm_under_load_loses_nothing() -> N
 
     with server("serve.processes=2", "serve.restart=true", mock={"step_s": 0.005}) as running:
         fronts = fronts_of(running)
-        body = {**LONG, "max_tokens": 250}
+        body = {**LONG, "max_tokens": 150}
         streams = asyncio.run(streams_of(running, [body] * 16, lambda _: kill("front_main")))
         broken = [one for one in streams if one.is_broken]
         assert broken and all(one.ended_s - killed_s < MOST_S for one in broken)
@@ -83,7 +83,7 @@ def test_what_is_not_done_when_the_drain_is_over_ends_with_an_error() -> None:
 
 
 def test_a_client_that_leaves_frees_its_blocks_and_faults_are_told() -> None:
-    mock = {"step_s": 0.005, "fail_after": 600}
+    mock = {"step_s": 0.005, "fail_after": 300}
     with server("serve.processes=1", "serve.max_requests=8", mock=mock) as running:
         leave_alone(running)
         refuse_too_many(running)

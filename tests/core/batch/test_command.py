@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ pytest.importorskip("starlette", reason="needs the extra: pip install hookline[s
 from hookline.core.batch.command import answer_lines, main
 from hookline.core.batch.rows import lines_of
 from hookline.core.batch.settings import validate_batch
-from hookline.core.errors import EngineError, QueueFullError
+from hookline.core.errors import ConfigError, EngineError, QueueFullError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.testing import FakeEngineClient
 
@@ -25,6 +26,11 @@ def row(number, url="/v1/completions", **body):
     prompt = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in url else {"prompt": f"p{number}"}
     body = {**prompt, "max_tokens": 4, **body}
     return json.dumps({"custom_id": f"row {number}", "method": "POST", "url": url, "body": body})
+
+
+@pytest.fixture(scope="module")
+def host():
+    return PluginHost.load()
 
 
 @pytest.fixture
@@ -108,45 +114,54 @@ def test_a_dead_engine_ends_the_batch_and_what_it_did_not_answer_is_not_written(
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "tree", "message"),
     [
-        (["in.jsonl"], "a batch has two files, and 1 are given"),
-        (["nowhere.jsonl", "out.jsonl"], "nowhere.jsonl is not there"),
-        (["in.jsonl", "in.jsonl"], "in.jsonl is the input"),
-        (["in.jsonl", "no/such/folder.jsonl"], "cannot be written"),
-        (["in.jsonl", "locked.jsonl"], "is being written by another batch"),
-        (["in.jsonl", "out.jsonl", "-m"], "leave out -m"),
-        (["in.jsonl", "out.jsonl", "batch.max_rows=0"], "batch.max_rows=0 must be at least 1"),
-        (["in.jsonl", "out.jsonl", "port=3"], "port"),
+        (["in.jsonl"], {}, "a batch has two files, and 1 are given"),
+        (["nowhere.jsonl", "out.jsonl"], {}, "nowhere.jsonl is not there"),
+        (["in.jsonl", "in.jsonl"], {}, "in.jsonl is the input"),
+        (["in.jsonl", "no/such/folder.jsonl"], {}, "cannot be written"),
+        (["in.jsonl", "out.jsonl"], {"batch": {"max_rows": 0}}, "batch.max_rows=0 must be at least 1"),
+        (["in.jsonl", "out.jsonl"], {"port": 3}, "unknown key 'port'"),
     ],
 )
-def test_a_mistake_is_one_line(names, message, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line(names, tree, message, host, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text(row(1))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        validate_batch(names, tree, host)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(["locked.jsonl"], "is being written by another batch"), (["out.jsonl", "-m"], "leave out -m")],
+)
+def test_the_command_says_so_and_ends(more, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text(row(1))
     with (tmp_path / "locked.jsonl").open("w") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
-        assert main(names) == 2
+        assert main(["in.jsonl", *more]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("hookline: error: ") and message in last
 
 
 @pytest.mark.slow
 def test_a_batch_that_was_killed_is_finished_by_the_next_run(files, capsys):
-    files[0].write_text("".join(row(number, max_tokens=12, ignore_eos=True) + "\n" for number in range(40)))
+    files[0].write_text("".join(row(number, max_tokens=12, ignore_eos=True) + "\n" for number in range(24)))
     arguments = [*map(str, files), "batch.max_rows=2"]
     command = [sys.executable, "-m", "hookline", "batch", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as first:
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (files[1].exists() and files[1].read_bytes().count(b"\n") >= 4):
+        while time.monotonic() < deadline and not (files[1].exists() and files[1].read_bytes().count(b"\n") >= 3):
             assert first.poll() is None, first.stderr.read()
             time.sleep(0.005)
         first.send_signal(signal.SIGKILL)
     before = files[1].read_bytes()
-    assert 4 <= before.count(b"\n") < 40
+    assert 3 <= before.count(b"\n") < 24
     with files[1].open("ab") as file:
-        file.write(b'{"id": "batch_req_39_')  # as if it had been in the middle of a line
+        file.write(b'{"id": "batch_req_23_')  # as if it had been in the middle of a line
     assert main(arguments) == 0
     assert f"has the answers of {before.count(bytes([10]))} lines already" in capsys.readouterr().err
     after = files[1].read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == 40 == len(answers(files[1]))
+    assert after.startswith(before) and after.count(b"\n") == 24 == len(answers(files[1]))
     assert main(arguments) == 0 and files[1].read_bytes() == after

@@ -1,6 +1,7 @@
 """A benchmark of a server from outside, against a server that streams made-up tokens over real sockets."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 pytest.importorskip("httptools", reason="needs the extra: pip install hookline[serve]")
 
-from hookline.core.bench.command import main
+from hookline.core.bench.command import main, validate_bench
 from hookline.core.bench.files import read_recording
 from hookline.core.bench.recorder import token_times
 from hookline.core.bench.remote.command import NoServer, serve_load
@@ -17,7 +18,9 @@ from hookline.core.bench.remote.settings import Address, ClientConfig
 from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError, RequestError
+from hookline.core.plugin.host import PluginHost
 from hookline.core.report.command import main as report
+from hookline.core.simulate.command import measure as simulate
 from hookline.core.sweep.results import append_line
 from tests.core.bench.remote.fake_server import FakeServer
 
@@ -195,20 +198,26 @@ def test_nobody_at_the_address_is_one_line(quiet, capsys):
     assert capsys.readouterr().err.startswith("hookline: error: the server does not answer: no connection")
 
 
+@pytest.fixture(scope="module")
+def host():
+    return PluginHost.load()
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("tree", "message"),
     [
-        (["url=localhost:8000"], "url='localhost:8000' must be http://host:port"),
-        (["url=http://u:p@h:1"], "must be http://host:port"),
-        (["url=http://h:1", "scheduler=chunked"], "scheduler has no effect beside url="),
-        (["url=http://h:1", "engine.max_num_seqs=3"], "engine has no effect beside url="),
-        (["url=http://h:1", "client.prompts=words"], "client.prompts='words' is not one of ids, text, chat"),
-        (["client.prompts=chat"], "client has no effect without url="),
+        ({"url": "localhost:8000"}, "url='localhost:8000' must be http://host:port"),
+        ({"url": "http://u:p@h:1"}, "must be http://host:port"),
+        ({"url": "http://h:1/?x=y"}, "must end with the server's path"),
+        ({"url": "http://h:1", "scheduler": "chunked"}, "scheduler has no effect beside url="),
+        ({"url": "http://h:1", "engine": {"max_num_seqs": 3}}, "engine has no effect beside url="),
+        ({"url": "http://h:1", "client": {"prompts": "words"}}, "client.prompts='words' is not one of ids, text, chat"),
+        ({"client": {"prompts": "chat"}}, "client has no effect without url="),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, capsys):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+def test_a_mistake_is_one_line(tree, message, host):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        validate_bench(tree, host)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +238,7 @@ def test_a_run_writes_what_every_benchmark_writes_and_never_imports_torch(quiet,
     with FakeServer(gap_s=0.001) as server:
         arguments = [f"url={server.url}", "workload=smoke", f"records={records}", f"result={results}", "slo.ttft_s=5"]
         code = (
-            "import sys; from hookline.core.bench.command import main\n"
+            "import sys; from hookline.core.bench.command import main, validate_bench\n"
             "assert main(sys.argv[1:]) == 0 and not {'torch', 'transformers'} & set(sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
@@ -259,3 +268,17 @@ def test_a_fault_of_the_client_ends_the_benchmark(quiet, monkeypatch):
     monkeypatch.setattr("hookline.core.bench.remote.driver.Bodies.make", lambda *_: 1 / 0)
     with FakeServer() as server, pytest.raises(ZeroDivisionError):
         serve(server)
+
+
+@pytest.mark.parametrize(("rate", "warns"), [(100.0, True), (None, False)])
+def test_a_client_that_sends_late_says_so_in_an_open_loop(quiet, monkeypatch, capsys, rate, warns):
+    monkeypatch.setattr("hookline.core.bench.remote.command.LATE_S", -1.0 if warns else 0.0)
+    monkeypatch.setattr("hookline.core.bench.remote.command.BUSY_PERCENT", 1000)
+    with FakeServer() as server:
+        serve(server, WorkloadConfig(num_prompts=3, prompt_len=(4, 4), output_len=(2, 2), request_rate=rate))
+    assert ("the client was the bottleneck" in capsys.readouterr().err) is warns
+
+
+def test_a_simulation_asks_no_server(host):
+    with pytest.raises(ConfigError, match="url has no effect in a simulation"):
+        simulate({"url": "http://h:1"}, host)
