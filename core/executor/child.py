@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hookline.core.executor.messages import JsonLines, send_message
@@ -55,6 +56,15 @@ class Child:
             return data
         except OSError:
             return data[:0]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, so that it does nothing until another one lets it go on."""
+        try:
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state in ("T", "t")
 
     def how_it_ended(self) -> str:
         """Cause of death, for a process whose socket is closed."""

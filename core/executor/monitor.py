@@ -234,16 +234,23 @@ class Monitor:
             self._judge_start(passed_s)
 
     def _judge_silence(self, passed_s: float) -> None:
-        limit_s = self.timeouts.rank_s if self._started else max(START_SILENCE_S, self.timeouts.rank_s)
         for child in self.children:
             beats = self.heartbeats[child.rank].beats
             self._silent_s[child.rank] = (
                 0.0 if beats != self._beats[child.rank] else (self._silent_s[child.rank] + passed_s)
             )
             self._beats[child.rank] = beats
+            if self._silent_s[child.rank] <= self.timeouts.rank_s:
+                continue
+            # While a process starts, imports and compilers may hold its thread up; a stopped one does neither.
+            is_stopped = not self._started and child.is_stopped
+            is_strict = self._started or is_stopped
+            limit_s = self.timeouts.rank_s if is_strict else max(START_SILENCE_S, self.timeouts.rank_s)
             if self._silent_s[child.rank] > limit_s:
-                key = " (engine.rank_timeout_s)" if self._started else ""
-                self.fail(f"{self._name(child.rank)} has given no sign of life for {limit_s:g} s{key}{self._when()}")
+                key = " (engine.rank_timeout_s)" if is_strict else ""
+                why = ": it is stopped, as by SIGSTOP" if is_stopped else ""
+                name = self._name(child.rank)
+                self.fail(f"{name} has given no sign of life for {limit_s:g} s{key}{self._when()}{why}")
 
     def _judge_faults(self, passed_s: float) -> None:
         """A child that failed before a collective leaves rank 0 waiting there."""

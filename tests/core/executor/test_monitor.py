@@ -1,10 +1,15 @@
 """What the monitor takes for stuck, and what for slow: judged by hand, tick by tick, without processes."""
 
+import os
+import signal
+import subprocess
+
 import numpy as np
 import pytest
 
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.errors import RankError
+from hookline.core.executor.child import Child
 from hookline.core.executor.monitor import COMPILE_S, Monitor, Timeouts
 
 TICK_S = 0.5
@@ -25,7 +30,7 @@ class FakeProcess:
 
 class FakeChild:
     def __init__(self, rank):
-        self.rank, self.process = rank, FakeProcess()
+        self.rank, self.process, self.is_stopped = rank, FakeProcess(), False
 
     def __str__(self):
         return "a fake"
@@ -186,3 +191,31 @@ def test_rank_0_is_let_go_at_once_and_again_when_no_other_can_undo_it(group):
     group.monitor.release = lambda: were_gone.append([child.process.is_gone for child in group.children])
     group.monitor.fail("some cause")
     assert were_gone == [[False, False], [True, True]]
+
+
+@pytest.mark.parametrize(("is_stopped", "seconds"), [(True, (5.0, 7.0)), (False, (120.0, 122.0))])
+def test_a_stopped_rank_is_named_at_once_while_starting_and_a_silent_one_has_time_to_import(is_stopped, seconds):
+    group = Group()
+    group.monitor._started, group.monitor.timeouts = False, Timeouts(5.0, 5.0, 60.0)
+    group.children[0].is_stopped = is_stopped
+    passed = 0.0
+    while group.monitor.failure is None and passed < 200:
+        group.heartbeats[2].beat()
+        passed += group.pass_time(TICK_S) or TICK_S
+    assert seconds[0] < passed <= seconds[1]
+    assert "rank 1 of 3 (a fake) has given no sign of life" in group.monitor.failure
+    assert ("stopped, as by SIGSTOP" in group.monitor.failure) == is_stopped
+
+
+def test_a_child_knows_whether_its_process_is_stopped():
+    child = Child.__new__(Child)
+    child.process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert not child.is_stopped
+        os.kill(child.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.process.pid, os.WSTOPPED)
+        assert child.is_stopped
+    finally:
+        child.process.kill()
+        child.process.wait()
+    assert not child.is_stopped
