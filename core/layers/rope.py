@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from hookline.core.errors import ConfigError, shown
+from hookline.core.errors import ConfigError, shown, shown_key
 from hookline.core.util.text import near_miss
 
 MAX_POSITION = 2**24
@@ -61,8 +61,8 @@ def rope_settings(hf_config: Mapping[str, Any]) -> RopeSettings:
 
     Raises: ConfigError for an unknown type, an unknown key, or a missing or senseless factor.
     """
-    parameters = hf_config.get("rope_parameters") or {}
-    scaling = dict(hf_config.get("rope_scaling") or parameters)
+    parameters = _mapping("rope_parameters", hf_config.get("rope_parameters"))
+    scaling = dict(_mapping("rope_scaling", hf_config.get("rope_scaling")) or parameters)
     own_theta = scaling.pop("rope_theta", None)
     given = own_theta, parameters.get("rope_theta"), hf_config.get("rope_theta"), 10_000.0
     theta = _positive("rope_theta", next(one for one in given if one is not None))
@@ -79,20 +79,20 @@ def rope_settings(hf_config: Mapping[str, Any]) -> RopeSettings:
 
 
 def _check_keys(rope_type: str, scaling: Mapping[str, Any]) -> None:
-    if rope_type not in _KEYS:
-        raise ConfigError(
-            f"rope_type '{rope_type}' is not supported.{near_miss(rope_type, _KEYS)} Supported: {', '.join(_KEYS)}"
-        )
+    if not isinstance(rope_type, str) or rope_type not in _KEYS:
+        near, known = near_miss(str(rope_type)[:50], _KEYS), ", ".join(_KEYS)
+        raise ConfigError(f"rope_type '{shown_key(rope_type)}' is not supported.{near} Supported: {known}")
     allowed = (*_KEYS[rope_type], "partial_rotary_factor")
     unknown = [key for key, value in scaling.items() if key not in allowed and value is not None]
     if unknown:
         raise ConfigError(
-            f"rope scaling key '{unknown[0]}' = {scaling[unknown[0]]!r} is not supported with rope_type '{rope_type}'; "
+            f"rope scaling key '{shown_key(unknown[0])}' = {shown(scaling[unknown[0]])} is not supported with rope_type "
+            f"'{rope_type}'; "
             f"supported: {', '.join(('rope_theta', *_KEYS[rope_type]))}"
         )
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ConfigError(
-            f"partial_rotary_factor = {scaling['partial_rotary_factor']} is not supported; supported: 1.0"
+            f"partial_rotary_factor = {shown(scaling['partial_rotary_factor'])} is not supported; supported: 1.0"
         )
 
 
@@ -101,6 +101,12 @@ def _factor(scaling: Mapping[str, Any]) -> float:
     if not _is_number(factor) or not 1 <= factor < math.inf:
         raise ConfigError(f"rope scaling needs a 'factor' of at least 1, not {shown(factor)}")
     return float(factor)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} = {shown(value)} must be a mapping")
+    return value or {}
 
 
 def _positive(name: str, value: Any) -> float:

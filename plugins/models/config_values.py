@@ -53,6 +53,16 @@ class ConfigValues:
             self.refuse(key, "a number between 0 and 1")
         return float(value)
 
+    def texts(self, key: str) -> list[str]:
+        """A list of texts; a missing or null one is empty.
+
+        Raises: ConfigError.
+        """
+        value = self.values.get(key) or []
+        if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+            self.refuse(key, "a list of texts")
+        return list(value)
+
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value than this one, which is also what a missing key means."""
         if self.values.get(key, value) != value:
@@ -66,12 +76,12 @@ class ConfigValues:
     def refuse_other_architectures(self, model_type: str, architecture: str) -> None:
         """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything."""
         self.only("model_type", model_type)
-        if architecture not in (self.values.get("architectures") or [architecture]):
+        if architecture not in (self.texts("architectures") or [architecture]):
             self.refuse("architectures", architecture)
         self.only("hidden_act", "silu")
         if self.values.get("use_sliding_window"):
             self.refuse("use_sliding_window", "false")
-        if set(self.values.get("layer_types") or ()) - {"full_attention"}:
+        if set(self.texts("layer_types")) - {"full_attention"}:
             self.refuse("layer_types", "full_attention in every layer")
         if self.values.get("quantization_config"):
             self.refuse("quantization_config", "unquantised checkpoints")

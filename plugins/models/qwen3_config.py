@@ -49,7 +49,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         eps=values.eps(),
         is_tied=bool(hf_config.get("tie_word_embeddings", False)),
         attention_bias=bool(hf_config.get("attention_bias", False)),
-        rope=rope_settings({"max_position_embeddings": 32768, **hf_config}),
+        rope=rope_settings({**hf_config, "max_position_embeddings": values.size("max_position_embeddings", 32768)}),
     )
     values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
     return shape

@@ -1,0 +1,68 @@
+"""Whatever a checkpoint's JSON files hold, it is read or refused in one line: no traceback, hang or memory eaten."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from hookline.core.checkpoint.checkpoint import resolve
+from hookline.core.errors import HooklineError
+from hookline.core.layers import rope_table
+from hookline.plugins.models.qwen3 import Qwen3
+from hookline.plugins.models.qwen3_config import read_config
+from hookline.plugins.models.qwen3_moe import Qwen3Moe
+from tests.fuzzing import examples
+
+CONFIG = json.loads((Path(__file__).parents[2] / "plugins/models/qwen3_tiny/config.json").read_text())
+MOE = {
+    **CONFIG,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "moe_intermediate_size": 64,
+    "num_experts_per_tok": 2,
+}
+KEYS = sorted({*MOE, "rope_scaling", "rope_parameters", "rope_theta", "eos_token_id", "layer_types", "mlp_only_layers"})
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70), st.floats(), st.sampled_from([0, -1, 1, 2**31, 2**63, 10**400, True, 1e308])
+)
+LEAVES = st.one_of(st.none(), NUMBERS, st.text(max_size=20), st.sampled_from(["${oc.env:HOME}", "???", "\x1b[31m"]))
+SCALING = st.dictionaries(
+    st.sampled_from(["type", "rope_type", "factor", "attention_factor", "beta_fast", "mscale", "rope_theta",
+                     "original_max_position_embeddings", "truncate"]),
+    st.one_of(LEAVES, st.sampled_from(["yarn", "linear", "dynamic", "default"])),
+    max_size=5,
+)  # fmt: skip
+MAPPINGS = st.dictionaries(st.text(max_size=8), LEAVES, max_size=2)
+VALUES = st.one_of(LEAVES, st.lists(LEAVES, max_size=3), SCALING, MAPPINGS)
+CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)
+GENERATION = st.dictionaries(
+    st.sampled_from(["eos_token_id", "temperature", "top_k", "top_p", "do_sample", "repetition_penalty", "x"]),
+    VALUES,
+    max_size=4,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [Qwen3, Qwen3Moe])
+@hypothesis_settings(max_examples=examples(500), deadline=None)
+@given(changes=CHANGES, generation=GENERATION)
+def test_any_config_is_read_or_refused_in_one_line(tmp_path_factory, model, changes, generation) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile"
+    folder.mkdir(exist_ok=True)
+    config = {**(CONFIG if model is Qwen3 else MOE), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    try:
+        checkpoint = resolve(str(folder))
+        spec = model.spec(checkpoint.config)
+        if model is Qwen3 and spec.head_dim <= 1024:
+            assert rope_table(read_config(checkpoint.config).rope, spec.head_dim, 8).isfinite().all()
+    except HooklineError as error:
+        line = " ".join(str(error).split())
+        assert 0 < len(line) < 1500 and "Traceback" not in line
+        return
+    assert 1 <= spec.num_layers <= 10_000 and 1 <= spec.max_position and spec.num_heads % spec.num_kv_heads == 0
