@@ -1,4 +1,4 @@
-"""What parsers of a model's text are made of: tags that come in pieces, and the end of a JSON value. Knows no parser."""
+"""What parsers of a model's text are made of: tags that come in pieces, and the end of JSON values. Knows no parser."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text
 _MARKS = re.compile(r'["\\{}\[\]]')
 
 
-def num_held_back(text: str, *tags: str) -> int:
-    """How many characters at the end of a text may begin one of the tags, without being a whole one."""
-    longest = min(len(text), max(map(len, tags)) - 1)
-    for count in range(longest, 0, -1):
-        end = text[-count:]
-        if any(len(tag) > count and tag.startswith(end) for tag in tags):
-            return count
+def num_held_back(text: str, tag: str) -> int:
+    """How many characters at the end of a text may begin a tag, without being a whole one."""
+    start = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while start >= 0:
+        if tag.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(tag[0], start + 1)
     return 0
 
 

@@ -46,7 +46,7 @@ def live_server(make_client: Callable[[], Any], settings: ServeConfig = PARSERS)
         async def serve() -> None:
             client = make_client()
             try:
-                config = uvicorn.Config(make_app(client, settings), log_level="error", lifespan="off")
+                config = uvicorn.Config(make_app(client, settings).app, log_level="error", lifespan="off")
                 server = uvicorn.Server(config)
                 servers.append(server)
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
+from hookline.plugins.samplers.penalties import Penalties
 
 pytestmark = pytest.mark.gpu
 
@@ -260,3 +261,26 @@ def test_a_graph_with_processors_is_captured_once():
         for _ in range(3):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, top_k=5, ignore_eos=True))
         assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("how", ["raises", "waits"])
+def test_a_processor_that_fails_at_a_capture_ends_its_request_alone(how, monkeypatch, plain):
+    process = Penalties.process
+
+    def broken(self, logits_NV, rows):
+        if torch.cuda.is_current_stream_capturing():
+            if how == "waits":
+                logits_NV.sum().item()  # which no capture survives
+            raise ValueError("on purpose")
+        return process(self, logits_NV, rows)
+
+    prompts, params = load()
+    penalised = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, repetition_penalty=1.3)
+    with make() as llm:
+        with monkeypatch.context() as patched:
+            patched.setattr(Penalties, "process", broken)
+            *others, failed = llm.generate([*prompts, prompts[0]], [*params, penalised])
+        assert failed.finish_reason.value == "error" and "processor 'penalties' of plugin" in failed.error
+        assert [output.token_ids for output in others] == plain
+        assert len(llm.generate([prompts[0]], penalised)[0].token_ids) == 20
+        assert [output.token_ids for output in llm.generate(prompts, params)] == plain

@@ -16,8 +16,10 @@ import pytest
 
 from hookline.core import errors, request_info, sampling_params
 from hookline.core.checkpoint import checkpoint
+from hookline.core.config.compose import compose
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests import logits_processing
+from hookline.core.serve.settings import ServeConfig, ServeKeys, validate_serve
 from hookline.core.testing.running import failures
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.doc_pages import ROOT, blocks, commands, run_here
@@ -26,11 +28,12 @@ from tools import speed_chart
 README = ROOT / "README.md"
 PROSE = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md"}
+TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md", "clients.md", "deploying.md"}
 PAGES = [*PROSE, *(page for page in DOCS if page.name not in TESTED_ELSEWHERE)]
 COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
 SETUP = [line for line in COMMANDS if ".venv/bin/" in line]
-INSTALLS = [line for line in COMMANDS if line.startswith("pip install ")]
+INSTALLS = [line for line in COMMANDS if line.startswith("pip install ") and "[serve]" not in line]
+EXTRAS = [line for line in COMMANDS if line.startswith("pip install ") and line not in INSTALLS]
 ELSEWHERE = {
     # needs the hub or a folder of its own; test_parity.py loads checkpoints from folders, test_presets.py the presets
     'python -m core.run model=qwen3_0_6b prompt="The capital of France is"',
@@ -56,8 +59,12 @@ POLICY = [line for line in COMMANDS if line.startswith("HOOKLINE_PLUGINS=my_poli
 """Of a module that a snippet shows."""
 SMOLLM2 = [line for line in COMMANDS if "model=smollm2" in line]
 """Of an example and its weights, which INSTALLS install."""
+SERVERS = [line for line in COMMANDS if "core.serve" in line]
+"""Which never end: their configuration is checked, and test_serve_faults.py runs them."""
+SERVED = [line for line in COMMANDS if "localhost:8000" in line or line == "hookline serve"]
+"""Which need a server: test_clients_page.py runs them."""
 MISTAKES = [line for line in COMMANDS if line == "python -m core.run model=qwen4"]
-OTHERS = {*SETUP, *INSTALLS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *MISTAKES}
+OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *SERVED, *MISTAKES}
 RUN_HERE = [line for line in COMMANDS if line not in OTHERS]
 SLOW = re.compile(r" -m (?!core)|&&|\||tp=2|profile=|records=")
 """Sweeps, ranks and whatever else takes more than a second or two."""
@@ -129,6 +136,13 @@ def test_what_is_to_be_installed_exists():
         assert (ROOT / folder / "pyproject.toml").exists(), line
 
 
+@pytest.mark.parametrize("line", SERVERS)
+def test_a_server_takes_the_keys_that_are_shown(line):
+    host = PluginHost.load()
+    (job,) = compose(shlex.split(line)[3:], host, ServeKeys, "serve")
+    assert validate_serve(job.tree, host).serve != ServeConfig() or line == "python -m core.serve"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", SMOLLM2)
 def test_the_real_model_answers_as_shown(line, tmp_path, monkeypatch, capsys):
@@ -161,6 +175,7 @@ PRINTED = {
     "tag_keys=": "{'tenant': 'globex'} 1 2.0 length",
     "llm.observers": "hookline:generation_tokens_total",
     '["import"]': "length",
+    "StructuredOutputs(regex": "-",
     "[delta.text async": "[[",
 }
 """What names a snippet of the library -> something it prints."""

@@ -14,6 +14,7 @@ import pytest
 
 from hookline.core.errors import EngineError, QueueFullError
 from hookline.core.frontend.async_llm import AsyncLLM
+from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.in_process import InProcessClient
 from hookline.core.serve.testing import FakeEngineClient
 from tests.live_server import PARSERS, LiveServer, live_server
@@ -155,6 +156,14 @@ def test_6_role_id_and_name_come_once_and_calls_have_their_index(fake: Callable[
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "tool_calls"
 
 
+def test_6_a_client_that_wants_one_call_gets_the_first(fake: Callable[..., httpx.Client]) -> None:
+    http, fields = fake(reply=CALL * 3), {"messages": CHAT, "tools": TOOLS, "parallel_tool_calls": False}
+    message = http.post("/v1/chat/completions", json=fields).json()["choices"][0]["message"]
+    deltas = [one["choices"][0]["delta"] for one in events(http, "/v1/chat/completions", **fields)]
+    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["".join(pieces)] == ['{"a": 1}']
+
+
 def test_7_a_completion_has_a_chunk_for_each_token_and_a_chat_an_empty_content(
     fake: Callable[..., httpx.Client],
 ) -> None:
@@ -276,6 +285,44 @@ def test_14_a_time_limit_is_an_error_and_never_a_finish_reason(http: httpx.Clien
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 408 and response.headers["x-should-retry"] == "false"
     assert "abort" not in response.text
+
+
+needs_structured = pytest.mark.skipif(
+    "structured_outputs" not in SamplingParams.__dataclass_fields__, reason="the engine has no structured output"
+)
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+
+
+@needs_structured
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+)
+def test_an_answer_has_the_form_that_was_asked_for(http: httpx.Client, fields: dict[str, Any]) -> None:
+    choice = http.post("/v1/chat/completions", json={"messages": CHAT, **fields}).json()["choices"][0]
+    assert json.loads(choice["message"]["content"])["a"] in (1, 2)
+
+
+@needs_structured
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_forced_call_comes_from_any_model(http: httpx.Client, choice: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    body = {"messages": CHAT, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == "f" and json.loads(call["function"]["arguments"])["a"] in (1, 2)
+    assert answer["finish_reason"] == "tool_calls"
+
+
+@needs_structured
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cannot_be_is_400(http: httpx.Client, stream: bool) -> None:
+    body = {"prompt": CODE, "structured_outputs": {"regex": "(["}, "stream": stream}
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 400 and "regex" in response.json()["error"]["message"]
 
 
 def test_token_ids_are_given_on_request(http: httpx.Client) -> None:

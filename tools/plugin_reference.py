@@ -28,6 +28,7 @@ KINDS = (
     "grammar",
     "scheduler",
     "observer",
+    "parser",
     "needs",
 )
 """Modules of core/contracts, in the order of the page."""
@@ -36,7 +37,8 @@ HEAD = """# Reference: hooks, contracts, layers
 
 Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
 how to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
-`hookline.core.layers`, what policies are made of from `hookline.core.scheduling`, outputs from `hookline.core.outputs`,
+`hookline.core.layers`, what policies are made of from `hookline.core.scheduling`, what parsers are made of from
+`hookline.core.parsing`, outputs from `hookline.core.outputs`,
 errors from `hookline.core.errors`, and each suite from its module of `hookline.core.testing`.
 """
 SUITES = {
@@ -46,6 +48,7 @@ SUITES = {
     "GrammarSuite": ("grammar_suite.py",),
     "KernelsSuite": ("kernels_suite.py", "attention_cases.py"),
     "ModelSuite": ("model_suite.py",),
+    "ParserSuite": ("parser_suite.py",),
 }
 """Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
 OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs")
@@ -64,6 +67,7 @@ def reference() -> str:
     for kind in KINDS:
         lines += _section(f"Contracts: {kind}", f"core/contracts/{kind}.py")
     lines += _section("What policies are made of", "core/scheduling.py")
+    lines += _section("What parsers are made of", "core/parsing.py")
     for name in LAYERS:
         lines += _section(f"Layers: {name}", f"core/layers/{name}.py")
     lines.append("## Sampling parameters\n")

@@ -70,6 +70,10 @@ class OutputParser(Protocol):
     """Of a reasoning parser: behind this the answer begins. Where a chat template has it, a request's structured output
     is asked of the answer alone."""
 
+    is_done: bool = False
+    """Set once all further text is plain `Text` and nothing is kept back: the parser is not asked again, and costs
+    nothing."""
+
     def __init__(self, config: Any, context: ParserContext) -> None:
         """Begin a completion."""
         ...

@@ -16,7 +16,7 @@ from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDr
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.running_table import Sampled
+from hookline.core.requests.running_table import NOBODY, Sampled
 from hookline.core.util.arrays import IntArray, ints
 
 
@@ -63,12 +63,17 @@ class Dispatcher:
             self.queue.preempt(requests)
 
     def lose(self, plan: CheckedPlan) -> list[Request]:
-        """A step was launched in vain: count nothing of it as computed. Returns its requests; all must start again."""
-        for request, num_tokens in plan.prefill:
+        """A step was launched in vain: count nothing of it as computed. Returns its requests; all must start again.
+
+        Some may have ended since it was launched.
+        """
+        prefill = [(request, num_tokens) for request, num_tokens in plan.prefill if request.id in self.queue.live]
+        for request, num_tokens in prefill:
             self.cache.uncache(request, num_tokens)
-        self.table.num_computed_tokens_S[plan.decode] -= 1
+        decode = plan.decode[self.table.id_S[plan.decode] != NOBODY]
+        self.table.num_computed_tokens_S[decode] -= 1
         self.writer.lose()
-        return [*(request for request, _ in plan.prefill), *self.table.requests(plan.decode)]
+        return [*(request for request, _ in prefill), *self.table.requests(decode)]
 
     def retire(self, request: Request) -> None:
         """Give back a request's row and blocks, if it has any.
@@ -93,6 +98,14 @@ class Dispatcher:
         for request in table.requests(entries_N[is_last]):
             self.queue.end(request)
             self.free_row(request)
+
+    def expects_an_end(self, sampled: Sampled) -> bool:
+        """Whether any of them gets its last token."""
+        return bool((self.table.num_tokens_S[sampled.entries_N] + 1 >= self.table.max_len_S[sampled.entries_N]).any())
+
+    def expect_no_more(self, sampled: Sampled) -> None:
+        """The tokens that were expected will not come; none of them was a last one."""
+        self.table.num_tokens_S[sampled.entries_N] -= 1
 
     def start_chunk(self, request: Request, num_tokens: int, draft: StepDraft) -> None:
         """Admit the request if it is waiting, then plan its next tokens."""

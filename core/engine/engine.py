@@ -7,7 +7,7 @@ several live side by side in a process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.feedback import PolicyFeedback, prefilled
+from hookline.core.engine.lost_step import concerned, starting_again
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.served import ServedCounts
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
@@ -284,7 +285,7 @@ class Engine:
 
         reason: STOP if the caller found a stop string in the text.
         """
-        live = [self.queue.live[id_] for id_ in ids if id_ in self.queue.live]
+        live = [self.queue.live[id_] for id_ in dict.fromkeys(ids) if id_ in self.queue.live]
         outputs = [self._end(request, reason) for request in live]
         self._notify_ends(outputs)
         self._tell_ended()
@@ -351,6 +352,7 @@ class Engine:
         if not plan.computes and not plan.preempt:
             self._give_up()
             return []
+        outputs: list[RequestOutput] = []
         try:
             launched = self._launch(plan)
             outputs = self._collect() if before is not None else []
@@ -361,6 +363,7 @@ class Engine:
             return outputs if self.limits.overlap else outputs + self._collect()
         except LostStep as error:
             if not error.ends_engine:
+                self._ended += outputs
                 return self._lose(plan, error)
             self._abandon(error)
             error.args = (f"{error}. The engine has ended; make a new one",)
@@ -411,7 +414,8 @@ class Engine:
         with self.watch.part("launch"):
             handle = self.executor.launch(dispatched.step) if plan.computes else None
             num_context_tokens = self._context_tokens(plan)
-            self.dispatcher.expect(dispatched.sampled)
+            if not len(dispatched.step.masked_draws):
+                self.dispatcher.expect(dispatched.sampled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
@@ -425,23 +429,37 @@ class Engine:
 
         Returns the requests that have no mask because of a fault: they end here, and what is drawn for them is dropped.
         """
-        assert self.structured_output is not None
-        step, sampled = launched.dispatched.step, launched.dispatched.sampled
         with self.watch.part("masks"):
-            ids = sampled.ids_N[step.masked_draws].tolist()
-            requests = [self.queue.live.get(id_) for id_ in ids]  # some may have ended meanwhile
-            constraints = [None if request is None else request.constraint for request in requests]
-            self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
-        faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
-        outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
+            outputs = self._fill_masks(launched.dispatched)
         self._notify_ends(outputs)
         host_s = launched.host_s["launch"] + self.watch.take()["masks"]
-        if self.limits.overlap:
-            self._early = _Early(self._plan_ahead(), self.queue.num_moves)  # while the device computes
-        with self.watch.part("release"):
-            self.executor.release(launched.handle, len(ids))
+        sampled = self.queue.table.still_there(launched.dispatched.sampled)
+        plans_early = self.limits.overlap and not self.dispatcher.expects_an_end(sampled)
+        if plans_early:  # while the device computes; once released it has little left to do
+            self.dispatcher.expect(sampled)
+            self._early = _Early(self._plan_ahead(), self.queue.num_moves)
+        try:
+            with self.watch.part("release"):
+                self.executor.release(launched.handle, len(launched.dispatched.step.masked_draws))
+        except BaseException:
+            if plans_early:
+                self.dispatcher.expect_no_more(sampled)
+            self._ended += outputs
+            raise
+        if not plans_early:
+            self.dispatcher.expect(sampled)
         host_s += self.watch.seconds.pop("release")
         return replace(launched, host_s={**launched.host_s, "launch": host_s}), outputs
+
+    def _fill_masks(self, dispatched: Dispatched) -> list[RequestOutput]:
+        """Fill the masks of a launched step; returns the requests that end by a fault of theirs."""
+        assert self.structured_output is not None
+        ids = dispatched.sampled.ids_N[dispatched.step.masked_draws].tolist()
+        requests = [self.queue.live.get(id_) for id_ in ids]  # some may have ended meanwhile
+        constraints = [None if request is None else request.constraint for request in requests]
+        self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
+        faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
+        return [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
 
     def _collect(self) -> list[RequestOutput]:
         """Commit the step in flight."""
@@ -534,14 +552,13 @@ class Engine:
         if self.watch.clock is not None:
             self.watch.clock.clear()
         inside = [request for request in inside if request.id in self.queue.live]
-        concerned = [request for request in inside if _concerns(error, request)]
-        if not concerned and self._lost_for_nobody:
-            concerned = inside
-        self._lost_for_nobody = not concerned
+        ending = concerned(error, inside)
+        if not ending and self._lost_for_nobody:
+            ending = inside
+        self._lost_for_nobody = not ending
         text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
-        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in concerned]
-        again = {request.id for request in inside} | set(self._users(error))
-        self.dispatcher.preempt([request for id_, request in self.queue.running.items() if id_ in again])
+        ended = [self._end(request, FinishReason.ERROR, f"request {request.id}: {text}") for request in ending]
+        self.dispatcher.preempt(starting_again(error, inside, self.queue.running.values()))
         self.feedback.give_up(self.clock())
         self._notify_ends(ended)
         if isinstance(error, RequestFault):
@@ -551,13 +568,6 @@ class Engine:
         error.args = (f"{error}. The requests of this step have ended, the engine goes on",)
         error.ended = frozenset(output.request_id for output in ended)
         raise error
-
-    def _users(self, error: LostStep) -> Iterator[int]:
-        """Running requests that use a processor that failed: it may have been made anew, so they load theirs again."""
-        if isinstance(error, RequestFault) and error.processors:
-            for id_, request in self.queue.running.items():
-                if request.prepared.bits & error.processors:
-                    yield id_
 
     def _abandon(self, error: BaseException) -> None:
         """End all requests after a step broke off half-way, and empty the cache: blocks it was to fill hold nothing."""
@@ -629,11 +639,7 @@ class Engine:
         places = table.to_look_at(entries_N, tokens_N)
         looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
-        return [
-            self._end(request, reason, request.fault or _fault_of(request))
-            for request, reason in ends
-            if reason is not None
-        ]
+        return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
 
     def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
         """Why a request ends with this token, after its processors and its watcher saw it."""
@@ -745,14 +751,6 @@ class Engine:
             self.observers.notify(hook, **arguments)
 
 
-def _concerns(error: LostStep, request: Request) -> bool:
-    """Whether a request ends by what failed in a step that it was part of."""
-    if not isinstance(error, RequestFault):
-        return True
-    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
-    return request.row in error.rows or used & error.processors != 0
-
-
 def _fault_of(request: Request) -> str | None:
-    """What its grammar, or the plugin behind it, ends a request for."""
-    return None if request.constraint is None else request.constraint.fault
+    """The error that a request ends with, if its processors, its grammar or the plugin behind that caused one."""
+    return request.fault if request.constraint is None else request.fault or request.constraint.fault

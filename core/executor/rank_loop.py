@@ -122,19 +122,24 @@ def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) ->
 
     while len(message := _receive(parent)):
         fault: RequestFault | None = None
-        masks_NW = masks_in(message)
         try:
             with torch.inference_mode():
-                if masks_NW is None:
-                    worker.compute(unpack(message))
-                else:
-                    worker.mask_rows(len(masks_NW))[:] = masks_NW
-                    worker.finish(len(masks_NW))
+                _carry_out(worker, message)
         except RequestFault as error:  # the engine goes on if every rank found the same
             fault = error
             show_traceback(error)
             send_message(parent, {"fault": one_line(error), "step": heartbeat.num_steps + 1})
         heartbeat.end_step(failed=fault is not None)
+
+
+def _carry_out(worker: RankWorker, message: IntArray) -> None:
+    """Compute a step, or draw from the one before by the masks that have come."""
+    masks_NW = masks_in(message)
+    if masks_NW is None:
+        worker.compute(unpack(message))
+    else:
+        worker.mask_rows(len(masks_NW))[:] = masks_NW
+        worker.finish(len(masks_NW))
 
 
 def _receive(parent: socket.socket) -> IntArray:

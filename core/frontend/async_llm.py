@@ -20,14 +20,9 @@ from hookline.core.frontend.llm import LLM
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Prompt, is_chat, prompt_size, snapshot, with_word_ids
+from hookline.core.tokenizer.codec import Prompt, snapshot, with_word_ids
+from hookline.core.tokenizer.duration import takes_long
 
-LONG_PROMPT = 4000
-"""Characters of a prompt that takes a millisecond or more to tokenize."""
-LONG_STOPS = 500
-"""Characters of stop strings that take as long to make ready."""
-LONG_BAD_WORDS = 8
-"""Texts in bad_words that take as long to tokenize."""
 TOKENIZER_THREADS = 4
 """Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
 is done: the order of a caller's long prompts is not kept."""
@@ -241,9 +236,3 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
-    """Whether a request's texts would hold up the event loop for a millisecond or more; a template may for good."""
-    is_long = prompt_size(prompt) >= LONG_PROMPT or sum(map(len, params.stop)) >= LONG_STOPS
-    return is_long or sum(isinstance(word, str) for word in params.bad_words) >= LONG_BAD_WORDS or is_chat(prompt)

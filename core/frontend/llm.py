@@ -94,13 +94,12 @@ class LLM:
         self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
         limits = self.engine.limits
         limits.processing.load_tokenizer = partial(token_texts, self.codec, limits.vocab_size)
+        if self.engine.structured_output is not None:
+            tokenizer_facts = partial(grammar_vocabulary, self.codec, limits.eos_token_ids, limits.vocab_size)
+            self.engine.structured_output.make_vocabulary = tokenizer_facts
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, self.output_processor.close)
-        if self.engine.structured_output is not None:
-            limits = self.engine.limits
-            tokenizer_facts = partial(grammar_vocabulary, self.codec, limits.eos_token_ids, limits.vocab_size)
-            self.engine.structured_output.make_vocabulary = tokenizer_facts
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)

@@ -136,7 +136,7 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether its tokens are looked at one by one: by a watcher, its grammar, or processors that follow them."""
+    """Whether its tokens are looked at one by one: by a watcher, by processors that follow them, or by its grammar."""
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
     while somebody observes the gaps between tokens."""

@@ -90,6 +90,11 @@ class RunningTable:
         """Note that a step draws for these entries."""
         return Sampled(entries_N, self.id_S[entries_N])
 
+    def still_there(self, sampled: Sampled) -> Sampled:
+        """Those of them that have not left since."""
+        is_here = self.id_S[sampled.entries_N] == sampled.ids_N
+        return Sampled(sampled.entries_N[is_here], sampled.ids_N[is_here])
+
     def can_decode(self, entries: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which of these entries hold requests that are past their known tokens."""
         is_ready: np.ndarray[tuple[int], np.dtype[np.bool_]]

@@ -1,7 +1,8 @@
-"""How an answer reaches a client: whole, or as server-sent events; either ends at once when the client goes away.
+"""How an answer reaches a client: whole, or as server-sent events.
 
 The status is decided when the first event is there, so that a request that is refused gets its own; from then on errors
-are events. Pure ASGI: a middleware in between or a queue would cost more than an event.
+are events. Pure ASGI: a queue in between would cost more than an event. When a client leaves, the gate cancels what
+runs here, and that closes the request's generation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,8 +42,8 @@ def told(error: BaseException, max_model_len: int) -> ApiError:
 class EventStream(Response):
     """Sends the events that a generator yields, each a whole frame or several.
 
-    close: ends what the events are made of; called however the stream ends. keep_alive_s: seconds of silence after which a comment is sent; None never sends one. max_model_len: for the words
-    of an error.
+    close: ends what the events are made of; called however the stream ends. keep_alive_s: seconds of silence after
+    which a comment is sent; None never sends one. max_model_len: for the words of an error.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class EventStream(Response):
         """See ASGI."""
         keeper = asyncio.ensure_future(self._keep_alive(send)) if self._keep_alive_s is not None else None
         try:
-            await until_gone(self._send_all(scope, receive, send), receive)
+            await self._send_all(scope, receive, send)
         finally:
             if keeper is not None:
                 keeper.cancel()
@@ -75,7 +76,8 @@ class EventStream(Response):
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async for event in self._events:
-                await self._start(send)
+                if not self._is_started:
+                    await self._start(send)
                 self._is_silent = False
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
@@ -104,45 +106,6 @@ class EventStream(Response):
                 self._is_silent = True
 
 
-async def until_gone(work: Awaitable[None], receive: Receive) -> None:
-    """Do some work, or as much of it as there is time for before the client goes away."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class Whole(Response):
-    """Sends one response, once it is made; who goes away before cancels its making. close: as for EventStream."""
-
-    def __init__(
-        self, make: Callable[[], Awaitable[Response]], close: Close, form: ErrorForm, max_model_len: int
-    ) -> None:
-        self._make, self._close, self._form, self._max_model_len = make, close, form, max_model_len
-        self.status_code, self.background = 200, None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        try:
-            await until_gone(self._answer(scope, receive, send), receive)
-        finally:
-            await self._close()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        made = await guarded(self._make(), self._form, self._max_model_len)
-        await made(scope, receive, send)
-
-
 async def guarded(making: Awaitable[Response], form: ErrorForm, max_model_len: int) -> Response:
     """The response that is made, or the one of the error that it ends with."""
     try:
@@ -154,10 +117,27 @@ async def guarded(making: Awaitable[Response], form: ErrorForm, max_model_len: i
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def endpoint(handler: Endpoint, form: ErrorForm, max_model_len: int) -> Any:
-    """An endpoint for a Route: what its handler raises becomes a response in the API's form."""
+@dataclass(frozen=True)
+class Answers:
+    """An endpoint for a Route: what its handler raises becomes a response in the API's form.
 
-    async def handle(request: Request) -> Response:
-        return await guarded(handler(request), form, max_model_len)
+    An ASGI application, and not a function of a request, which Starlette would wrap: that costs each event of a stream.
+    """
 
-    return handle
+    handler: Endpoint
+    form: ErrorForm
+    max_model_len: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        request = Request(scope, receive, send)
+        made = await guarded(self.handler(request), self.form, self.max_model_len)
+        await made(scope, receive, send)
+
+
+async def closing(making: Awaitable[Response], close: Close) -> Response:
+    """The response that is made; what it is made of is ended, however that goes."""
+    try:
+        return await making
+    finally:
+        await close()

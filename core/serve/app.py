@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Router
 
 from hookline.core.serve.api_keys import ApiKeys
 from hookline.core.serve.engine_client import EngineClient
@@ -29,7 +29,7 @@ class Served:
 def make_app(client: EngineClient, settings: ServeConfig, keys: ApiKeys | None = None) -> Served:
     """The application around a client, which whoever made it closes. keys: those that clients must send."""
     life = Life()
-    inner = Starlette(routes=[*routes(client, settings), *operations(client, life), *page_routes(client)])
+    inner = Router([*routes(client, settings), *operations(client, life), *page_routes(client)])
     gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life)
     app: Asgi = gate
     if settings.cors_origins:

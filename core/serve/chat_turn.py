@@ -91,7 +91,7 @@ class Turn:
         context = parser_context(self.prompt, self.tools.functions)
         made: list[tuple[OutputParser, Entry | None]] = [(one.make(context), one.entry) for one in self.readers]
         forced = self.tools.forced_parser
-        return PartsReader([*made, (forced, None)] if forced is not None else made)
+        return PartsReader([*made, (forced, None)] if forced is not None else made, calls_one=self.tools.calls_one)
 
     @property
     def is_plain(self) -> bool:

@@ -111,8 +111,14 @@ class Parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what follows
         self.connection = socket.socket(fileno=descriptor)
         self._lines = JsonLines(self.connection)
-        self.task = self._lines.first()
+        self.task, *self._orders = self._first()
         self._pid = os.getppid()
+
+    def _first(self) -> list[dict[str, Any]]:
+        while (messages := self._lines.receive()) is not None:
+            if messages:
+                return messages
+        raise ConnectionError("the supervisor has ended")
 
     def tell(self, **message: Any) -> None:
         """Send a line; may be called from any thread."""
@@ -139,6 +145,8 @@ class Parent:
                 on_order(message)
 
         loop.add_reader(self.connection.fileno(), receive)
+        for order in self._orders:
+            on_order(order)
 
 
 async def first_of(*futures: asyncio.Future[Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import zmq
 
+from hookline.core.errors import EngineError
 from hookline.core.serve.messages import FromEngine, Hello, Message, decode_from_engine, encode
 
 MAX_UNSENT = 10_000
@@ -38,11 +39,15 @@ class EngineLink:
     def send(self, message: Message) -> None:
         """Send a message, without waiting.
 
-        Raises: zmq.Again if the engine's process has read nothing for long.
+        Raises: EngineError if the engine's process has read nothing for long; what encoding it raises.
         """
         if self._is_closed:
             return
-        self._socket.send(encode(message), zmq.NOBLOCK)
+        data = encode(message)
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineError("the engine's process takes no more requests") from None
         self._loop.call_soon(self._receive)  # sending may take the mark off the descriptor that says there is news
 
     def close(self) -> None:

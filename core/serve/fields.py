@@ -147,8 +147,8 @@ def max_new_tokens(asked: int | None, default: int | None, num_prompt_tokens: in
     if room < 1:
         raise too_long(
             max_model_len,
-            f"However, your prompt has {num_prompt_tokens} tokens, which leaves no room for a completion. Please reduce "
-            "the length of the prompt.",
+            f"However, your prompt has {num_prompt_tokens} tokens, which leaves no room for a completion. Please "
+            "reduce the length of the prompt.",
         )
     if asked is None:
         return room if default is None else min(default, room)

@@ -27,9 +27,16 @@ ORPHANED_S = 1.0
 
 def main() -> int:
     """Serve HTTP as the task says that comes over the inherited socket; returns the exit code."""
+    from hookline.core.errors import HooklineError, show_traceback
+
     parent = Parent(int(sys.argv[1]))
     with logging_to_stderr():
-        return run_loop(_FrontEnd(parent).serve())
+        try:
+            return run_loop(_FrontEnd(parent).serve())
+        except HooklineError as error:
+            show_traceback(error)
+            parent.tell(failed=str(error))
+            return 2
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -133,7 +140,7 @@ class _FrontEnd:
         if not self._stopping.done():
             self._stopping.set_result(drain_s)
         elif self._client is not None:
-            self._client.break_off("the server is stopping", is_dead=False)  # told again: at once
+            self._client.end_all()  # told again: at once
 
 
 def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeAlias
 
-from hookline.core.errors import HooklineError
+from hookline.core.errors import HooklineError, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.serve.engine_client import DeltaStream
 from hookline.core.serve.errors import ApiError, timed_out
@@ -19,8 +19,8 @@ Numbered: TypeAlias = tuple[int, Delta]
 class Generation:
     """Deltas of one or several prompts, as they come, each with its prompt's number. Close it however it is left.
 
-    Raises, when the next Delta is asked for: what a stream raises, and ApiError if a completion ended by a fault or by
-    its time limit.
+    Raises, when the next Delta is asked for: what a stream raises, RequestError for a completion that could not be
+    served, and ApiError for one that did not end by itself.
     """
 
     def __init__(self, streams: Sequence[DeltaStream]) -> None:
@@ -76,9 +76,9 @@ class Generation:
 
 
 def check_end(output: RequestOutput) -> None:
-    """Raises: ApiError if a completion did not end by itself."""
+    """Raises: RequestError if a completion could not be served; ApiError if it did not end by itself."""
     if output.finish_reason is FinishReason.ERROR:
-        raise ApiError(400, output.error or "the request cannot be served")
+        raise RequestError(output.error or "the request cannot be served")
     if output.finish_reason is FinishReason.ABORT:
         error = output.error or "the server ended the request"
         raise timed_out(error) if "timeout_s" in error else ApiError(503, error, "server_error", code="aborted")

@@ -46,12 +46,14 @@ async def serve_http(
         log_level="critical",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # what a request says of itself is not trusted
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(LAST_WORDS_S),
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
     server = HttpServer(config)
+    served.life.watch.start()
     running = asyncio.ensure_future(server.serve(list(sockets)))
     await first_of(running, stopping)
     if not running.done():

@@ -35,6 +35,7 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
                 "num_blocks": now.num_blocks,
                 "prompt_tokens_s": round(now.prompt_tokens_s, 1),
                 "tokens_s": round(now.tokens_s, 1),
+                "event_loop_blocked_s": round(life.watch.longest_s, 4),
             }
         )
 

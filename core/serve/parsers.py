@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.config.settings import option_of
-from hookline.core.contracts import OutputParser, ParsedPart, ParserContext, Text
+from hookline.core.contracts import Arguments, OutputParser, ParsedPart, ParserContext, Text, ToolCall
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import REASONING_PARSER, TOOL_PARSER, Entry
@@ -65,41 +65,66 @@ def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
 
 
 class PartsReader:
-    """One completion's text as it comes, and the parts it is made of: the reasoning parser's first, its text the next's.
+    """One completion's text as it comes, and the parts it is made of. A parser gets the text that the one before left.
 
+    calls_one: calls after the first are left out.
     Raises: PluginError that names a parser which fails.
     """
 
-    def __init__(self, parsers: Sequence[tuple[OutputParser, Entry | None]]) -> None:
-        self._parsers = parsers
+    def __init__(self, parsers: Sequence[tuple[OutputParser, Entry | None]], *, calls_one: bool = False) -> None:
+        self._calls_one, self._num_calls = calls_one, 0
+        blames = (Blaming((), "while it parses an answer", otherwise=entry) for _, entry in parsers)
+        self._levels = list(zip((parser for parser, _ in parsers), blames, strict=True))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all further text goes out as it comes."""
+        return not self._levels
 
     def push(self, text: str) -> Sequence[ParsedPart]:
         """The parts that are certain now."""
-        if not self._parsers:
-            return [Text(text)] if text else ()
-        return self._through(text, 0) if text else ()
+        if not text:
+            return ()
+        if not self._levels:
+            return [Text(text)]
+        parts = self._through(text, 0)
+        if self._levels[0][0].is_done:
+            self._levels = [level for level in self._levels if not level[0].is_done]
+        return self._wanted(parts)
 
     def finish(self) -> Sequence[ParsedPart]:
         """What was kept back."""
         found: list[ParsedPart] = []
-        for level, (parser, entry) in enumerate(self._parsers):
-            with Blaming((), "while it parses an answer", otherwise=entry):
+        for place, (parser, blame) in enumerate(self._levels):
+            with blame:
                 parts = parser.finish()
-            found += self._handed_on(parts, level + 1)
-        return found
+            found += self._handed_on(parts, place + 1)
+        return self._wanted(found)
 
-    def _through(self, text: str, level: int) -> list[ParsedPart]:
-        if level == len(self._parsers):
-            return [Text(text)]
-        parser, entry = self._parsers[level]
-        with Blaming((), "while it parses an answer", otherwise=entry):
-            parts = parser.push(text)
-        return self._handed_on(parts, level + 1)
-
-    def _handed_on(self, parts: Sequence[ParsedPart], level: int) -> list[ParsedPart]:
+    def _wanted(self, parts: list[ParsedPart]) -> list[ParsedPart]:
+        if not self._calls_one:
+            return parts
         found: list[ParsedPart] = []
         for part in parts:
-            found += self._through(part.text, level) if isinstance(part, Text) else [part]
+            self._num_calls += isinstance(part, ToolCall)
+            if self._num_calls <= 1 or not isinstance(part, ToolCall | Arguments):
+                found.append(part)
+        return found
+
+    def _through(self, text: str, place: int) -> list[ParsedPart]:
+        if place == len(self._levels):
+            return [Text(text)]
+        parser, blame = self._levels[place]
+        with blame:
+            parts = parser.push(text)
+        return self._handed_on(parts, place + 1)
+
+    def _handed_on(self, parts: Sequence[ParsedPart], place: int) -> list[ParsedPart]:
+        if place == len(self._levels):
+            return list(parts)
+        found: list[ParsedPart] = []
+        for part in parts:
+            found += self._through(part.text, place) if isinstance(part, Text) else [part]
         return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,15 @@ from hookline.core.errors import (
     RequestError,
     one_short_line,
 )
-from hookline.core.frontend.async_llm import takes_long
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
+from hookline.core.serve.errors import ApiError
 from hookline.core.serve.messages import (
     AskMetrics,
     Broken,
     Cancel,
+    End,
     Finish,
     FromEngine,
     LoadReport,
@@ -41,6 +43,7 @@ from hookline.core.serve.messages import (
 )
 from hookline.core.serve.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
+from hookline.core.tokenizer.duration import takes_long
 
 if TYPE_CHECKING:
     from hookline.core.serve.settings import ServeConfig
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 
 TOKENIZER_THREADS = 2
 """Long prompts that a front end tokenizes at once."""
+SLICE = 128
+"""Tokens of a step that are looked at and sent at one turn of the event loop: some 3 ms."""
 METRICS_S = 5.0
 """Longest wait for the engine's metrics."""
 DEFAULTS = vars(SamplingParams())
@@ -68,6 +73,8 @@ class RemoteClient:
         self._open: dict[int, RemoteCompletion] = {}
         self._next_handle = 1
         self._load = Load()
+        self._slices: deque[tuple[list[int], list[int], Mapping[int, str], Iterable[End]]] = deque()
+        self._is_slicing = False
         self._metrics: dict[int, asyncio.Future[str]] = {}
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
 
@@ -157,7 +164,7 @@ class RemoteClient:
     async def aclose(self) -> None:
         """See EngineClient."""
         self.is_accepting = False
-        self.break_off("the server is stopping", is_dead=False)
+        self.end_all()
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------------------------- from the engine
@@ -167,7 +174,7 @@ class RemoteClient:
         for message in messages:
             match message:
                 case Step():
-                    self._step(message)
+                    self._take_step(message)
                 case LoadReport():
                     self._load = Load(*message.values)
                 case Refused():
@@ -181,39 +188,64 @@ class RemoteClient:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(message.text)
 
+    def end_all(self) -> None:
+        """End all streams since the server is about to end."""
+        self._fail_all(lambda: ApiError(503, "the server is stopping", "server_error", code="stopping"))
+
     def break_off(self, reason: str, *, is_dead: bool) -> None:
         """End all streams with an error. is_dead: the engine serves nothing more, until `revive`."""
         if is_dead:
             self.death = reason
             self._load = Load()
+        self._fail_all(lambda: EngineError(reason))
+
+    def _fail_all(self, error: Callable[[], HooklineError]) -> None:
+        """error: makes one for each, since tracebacks are not shared."""
         streams = {id(one.stream): one.stream for one in self._open.values()}
         handles, self._open = list(self._open), {}
         for stream in streams.values():
-            stream.fail(EngineError(reason))
+            stream.fail(error())
         for waiting in self._metrics.values():
             if not waiting.done():
-                waiting.set_exception(EngineError(reason))
-        if not is_dead and handles:
+                waiting.set_exception(error())
+        if self.death is None and handles:
             self._send(Cancel(handles))
 
     def revive(self) -> None:
         """Another engine has taken the dead one's place."""
         self.death = None
 
-    def _step(self, step: Step) -> None:
-        scored, last, open_ = step.scored, step.last, self._open
-        for handle, rows in scored.items():
-            if handle in open_:
-                open_[handle].add_logprobs([TokenLogprob(*row) for row in rows])
-        stopped = []
-        for handle, token_id in zip(unpacked(step.handles).tolist(), unpacked(step.token_ids).tolist(), strict=True):
+    def _take_step(self, step: Step) -> None:
+        """Take a step's tokens, a large step's in slices, between which others have their turn on the event loop."""
+        for handle, rows in step.scored.items():
+            if handle in self._open:
+                self._open[handle].add_logprobs([TokenLogprob(*row) for row in rows])
+        handles, token_ids = unpacked(step.handles).tolist(), unpacked(step.token_ids).tolist()
+        for start in range(0, max(1, len(handles)), SLICE):
+            part = slice(start, start + SLICE)
+            ends = step.ends if start + SLICE >= len(handles) else []
+            self._slices.append((handles[part], token_ids[part], step.last, ends))
+        if not self._is_slicing:
+            self._take_slice()
+
+    def _take_slice(self) -> None:
+        self._is_slicing = False
+        if self._slices:
+            self._push(*self._slices.popleft())
+        if self._slices:
+            self._is_slicing = True
+            self._loop.call_soon(self._take_slice)
+
+    def _push(self, handles: list[int], token_ids: list[int], last: Mapping[int, str], ends: Iterable[End]) -> None:
+        open_, stopped = self._open, []
+        for handle, token_id in zip(handles, token_ids, strict=True):
             completion = open_.get(handle)
             if completion is None:
                 continue
             reason = last.get(handle) if last else None
             if completion.push(token_id, None if reason is None else FinishReason(reason)) and reason is None:
                 stopped.append(handle)
-        for end in step.ends:
+        for end in ends:
             completion = open_.pop(end.handle, None)
             if completion is not None:
                 completion.end(end)

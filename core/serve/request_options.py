@@ -16,11 +16,11 @@ PRIORITY, TAGS, CACHE_SALT = "X-Priority", "X-Tags", "X-Cache-Salt"
 DEADLINE, TIMEOUT = "X-Deadline-S", "X-Timeout-S"
 
 
-def request_options(fields: Any, headers: Headers, max_timeout_s: float | None) -> dict[str, Any]:
+def request_options(fields: Any, headers: Headers) -> dict[str, Any]:
     """Keyword arguments of EngineClient.stream; those that nobody set are left out.
 
     A header wins over a field, since a gateway sets headers. fields: a struct with any of priority, tags, deadline_s,
-    cache_salt and timeout_s. max_timeout_s: the server's own limit.
+    cache_salt and timeout_s.
     Raises: ApiError for a header or a time limit that cannot be read.
     """
     found = {
@@ -34,8 +34,6 @@ def request_options(fields: Any, headers: Headers, max_timeout_s: float | None) 
     timeout_s = options["timeout_s"]
     if timeout_s is not None and not 0 < as_float(timeout_s) < float("inf"):
         raise invalid(f"timeout_s={timeout_s} must be a finite number of seconds above 0", "timeout_s")
-    if max_timeout_s is not None:
-        options["timeout_s"] = max_timeout_s if timeout_s is None else min(timeout_s, max_timeout_s)
     return {name: value for name, value in options.items() if value is not None}
 
 

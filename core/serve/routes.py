@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hookline.core.serve.answering import Endpoint, endpoint
+from hookline.core.serve.answering import Answers, Endpoint
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.messages import Messages
 from hookline.core.serve.engine_client import EngineClient
@@ -33,7 +33,7 @@ def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
     """
     surface, max_len = Surface(client, settings), client.facts.max_model_len
     return [
-        Route(path, endpoint(handler, form, max_len), methods=[method])
+        Route(path, Answers(handler, form, max_len), methods=[method])
         for form, handlers in ((OPENAI_ERRORS, _openai(surface)), (ANTHROPIC_ERRORS, _anthropic(surface)))
         for method, path, handler in handlers
     ]

@@ -11,6 +11,7 @@ from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
+from hookline.core.serve.parsers import chosen_parsers
 from hookline.core.util.ranges import bounded, check_ranges
 
 MIB = 2**20
@@ -113,7 +114,9 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
     """
     check_keys(tree, (*ENGINE_KEYS, "serve"))
     engine = {key: tree[key] for key in ENGINE_KEYS if key in tree}
-    return ServeRun(validate(engine, host), build(ServeConfig, tree.get("serve") or {}, "serve"), engine)
+    serve: ServeConfig = build(ServeConfig, tree.get("serve") or {}, "serve")
+    chosen_parsers(serve.reasoning_parser, serve.tool_parser, lambda: host)  # before a model is loaded
+    return ServeRun(validate(engine, host), serve, engine)
 
 
 def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:

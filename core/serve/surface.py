@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine's client, the settings, the parsers, the texts of tokens, and the model's names."""
+"""What all endpoints share: the engine's client, the settings, the parsers, tokens' texts, and the model's names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Surface:
         codec = self.codec
         return await self.in_time(len(text), lambda: codec.encode_text(text, add_special_tokens=add_special_tokens))
 
-    def open(self, asked: list[tuple[list[int], Any]], fields: Any, headers: Headers) -> Generation:
+    async def open(self, asked: list[tuple[list[int], Any]], fields: Any, headers: Headers) -> Generation:
         """Queue prompts, each with its sampling parameters.
 
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
@@ -73,15 +73,13 @@ class Surface:
             raise invalid(
                 f"prompt holds {len(asked)} prompts; at most {self.settings.max_requests} are allowed", "prompt"
             )
-        options = request_options(fields, headers, self.settings.timeout_s)
+        options = request_options(fields, headers)
         streams: list[DeltaStream] = []
         try:
             for token_ids, params in asked:
                 streams.append(self.client.stream(token_ids, params, **options))
         except BaseException:
-            # A stream that nobody reads ends when it is dropped; its close does not wait for anything either.
-            for stream in streams:
-                _ = asyncio.ensure_future(stream.aclose())
+            await Generation(streams).aclose()
             raise
         return Generation(streams)
 

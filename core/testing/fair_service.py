@@ -34,7 +34,7 @@ def served_shares(engine: Engine, backlog: Mapping[str, int], num_steps: int = 3
     served = engine.served.of("tenant")
     before: dict[str, int] = {}
     for step in range(num_steps):
-        waiting = defaultdict(int)
+        waiting: dict[str, int] = defaultdict(int)
         for request in engine.queue.waiting.values():
             waiting[request.tags["tenant"]] += 1
         for tenant, wanted in backlog.items():

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, validate
 from hookline.core.contracts import Limits
@@ -39,8 +41,8 @@ BLOCK_SIZE = 16
 class PacedExecutor(Executor):
     """Another executor's tokens, so many seconds after a step's launch; fails with what `fail_at` asks for."""
 
-    def __init__(self, inner: Executor, step_s: float, fail_after: int | None = None) -> None:
-        self._inner, self._step_s, self._steps_left = inner, step_s, fail_after
+    def __init__(self, inner: Executor, step_s: float, fail_after: int | None = None, low: int = 0) -> None:
+        self._inner, self._step_s, self._steps_left, self._low = inner, step_s, fail_after, low
 
     def launch(self, step: Step) -> Any:
         """See Executor."""
@@ -57,7 +59,7 @@ class PacedExecutor(Executor):
         """See Executor."""
         ready_s, inner = handle
         time.sleep(max(0.0, ready_s - time.monotonic()))
-        return self._inner.collect(inner)
+        return np.maximum(self._inner.collect(inner), self._low)
 
     def time_steps(self) -> Clock:
         """See Executor."""
@@ -76,18 +78,20 @@ def mock_llm(
     vocab_size: int = 1000,
     max_num_seqs: int = 2048,
     fail_after: int | None = None,
+    low: int = 0,
     dies: bool = False,
 ) -> LLM:
     """What the server's process of the engine uses of an LLM, with the bundled tokenizer.
 
-    fail_after: steps after which each further one raises. dies: as if the device did nothing more then.
+    low: the smallest token, e.g. 256: no single bytes. fail_after: steps after which each further one raises. dies: as
+    if the device did nothing more then.
     """
     limits = Limits(max_num_seqs, max(16384, max_num_seqs), config.engine.max_model_len, BLOCK_SIZE, num_blocks=65536)
     inner = FakeExecutor(limits, vocab_size) if exact else BlankExecutor(vocab_size)
     assert config.scheduler.entry is not None
     engine = Engine(
         config.scheduler.entry.load()(config.scheduler.config),
-        PacedExecutor(inner, step_s, fail_after),
+        PacedExecutor(inner, step_s, fail_after, low),
         BlockPool(limits.num_blocks, BLOCK_SIZE),
         EngineLimits(limits, vocab_size, 30.0, max_queued_requests=config.engine.max_queued_requests),
         model_name="mock",

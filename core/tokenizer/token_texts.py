@@ -21,7 +21,7 @@ class TokenTexts:
         """A token's text; bytes that are no characters read as U+FFFD."""
         return self._both(token_id)[0]
 
-    def bytes(self, token_id: int) -> bytes:
+    def data(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; of several tokens they make characters that no single one has."""
         return self._both(token_id)[1]
 
@@ -48,7 +48,7 @@ class TokenTexts:
 
 @cache
 def byte_values() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes as (Radford et al. 2019): printable ones stand for themselves."""
+    """The letters that byte-level tokenizers write bytes as (Radford et al. 2019): printable bytes as themselves."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -72,9 +72,15 @@ class MaskedDecodes:
     def __init__(self, runner: ModelRunner, masks: TokenMasks, sizes: Sequence[int], max_model_len: int) -> None:
         self.runner, self.masks, self.sizes, self.max_model_len = runner, masks, list(sizes), max_model_len
         self._graphs: OrderedDict[tuple[int, bool, Extras], MaskedGraphs] = OrderedDict()
+        self._generation = 0
 
     def graphs(self, num_rows: int, extras: Extras, *, is_shared: bool, pool: Any) -> MaskedGraphs:
         """The smallest pair that holds so many rows: an earlier one, or a new one in place of the longest unused."""
+        pipeline = self.runner.pipeline
+        if pipeline is not None and pipeline.generation != self._generation:
+            torch.cuda.synchronize(self.runner.table.device)
+            self._generation = pipeline.generation
+            self._graphs.clear()
         key = (self.sizes[int(np.searchsorted(self.sizes, num_rows))], is_shared, extras)
         if key not in self._graphs:
             if len(self._graphs) >= MAX_EXTRA_GRAPHS:
@@ -88,12 +94,10 @@ class MaskedDecodes:
         started, table = time.perf_counter(), self.runner.table
         rows_G = torch.full((size,), table.padding_row, device=table.device)
         index_G = torch.full((size,), self.masks.unmasked_row, device=table.device)
-        forward, hidden_GD = record(
-            partial(self.forward, rows_G, is_shared), pool, table.device, self.runner.checking()
-        )
-        draw, tokens_G = record(
-            partial(self.draw, rows_G, hidden_GD, index_G, extras), pool, table.device, self.runner.checking()
-        )
+        checking = self.runner.checking
+        forward, hidden_GD = record(partial(self.forward, rows_G, is_shared), pool, table.device, checking())
+        draw_ = partial(self.draw, rows_G, hidden_GD, index_G, extras)
+        draw, tokens_G = record(draw_, pool, table.device, checking())
         seconds = time.perf_counter() - started
         logger.info("captured a masked decode step of %d rows for %s in %.1f s", size, extras, seconds)
         return MaskedGraphs(forward, draw, rows_G, index_G, tokens_G)

@@ -1,4 +1,4 @@
-"""One rank: launches steps, by a CUDA graph where one fits, collects their tokens, and measures the memory they take.
+"""One rank: launches steps, by graphs where one holds the step, and collects their tokens; sizes what they take.
 
 Computes steps and knows nothing of requests, policies or text. Launching never waits for the device; collecting does.
 Legend: as in core/worker/request_table.py.
@@ -48,7 +48,7 @@ class Handle:
 
 
 class Worker(SizedExecutor):
-    """The executor of a single rank: a ModelRunner, its graphs, and the transfer of its tokens to the host.
+    """The executor of a single rank: a ModelRunner, its graphs, and the way of its tokens to the host.
 
     blaming: entered around each step, to say whose code failed in it.
     """
@@ -56,9 +56,8 @@ class Worker(SizedExecutor):
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
-        self._checked: set[tuple[bool, bool, bool, Extras, str]] = set()
-        """Kinds of eager steps that were looked at once: with decodes, chunks, a mask, what their draws need, and the
-        part of the step."""
+        self._checked: set[tuple[bool | Extras, ...]] = set()
+        """Kinds of eager steps that were looked at once: with decodes, chunks, masks, and what their draws need."""
         self.failure: str | None = None
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
@@ -171,15 +170,15 @@ class Worker(SizedExecutor):
         Raises: StepFault naming the plugin whose code failed, StepCapacityError; nothing of the step is kept then.
         EngineError if an earlier step left the device unable to compute.
         """
+        if self.failure is not None:
+            raise EngineError(self.failure)
         self._waiting = None
-        with self._telling_who(step):
+        with self._telling(step):
             return self._compute(step)
 
     @contextmanager
-    def _telling_who(self, step: Step) -> Iterator[None]:
-        """Around what computes a step, or its second half."""
-        if self.failure is not None:
-            raise EngineError(self.failure)
+    def _telling(self, step: Step) -> Iterator[None]:
+        """Around a step or a half of it: what it raises says who failed, and what the step was."""
         try:
             with self.blaming:
                 yield
@@ -206,7 +205,7 @@ class Worker(SizedExecutor):
         """The sampled tokens of the step computed last, which waited for so many masks; they are in `mask_rows`."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
-        with self._telling_who(waiting.device_step.step):
+        with self._telling(waiting.device_step.step):
             self.masks.send(num_rows)
             return self._finish(waiting)
 
@@ -217,7 +216,7 @@ class Worker(SizedExecutor):
         assert waiting.sampled is not None and waiting.hidden_TD is not None
         index_N = self.masks.index(step.num_sampled, views["masked_draws"])
         forbid = partial(self.masks.forbid, index_N=index_N)
-        with self._checking_once(step, waiting.extras, "draw"):
+        with self._looking_once(step, waiting.extras):
             results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
         self._write_back(waiting.sampled, results_N)
         return results_N
@@ -236,8 +235,7 @@ class Worker(SizedExecutor):
             graphs.begin(views["decode_rows"], self.table.padding_row, self.masks, views["masked_draws"])
             self._waiting = WaitingStep(device_step, extras, graphs=graphs)
         else:
-            with self._checking_once(step, extras, "forward"):
-                sampled, hidden_TD = self._forward(device_step)
+            sampled, hidden_TD = self._forward(device_step)
             self._waiting = WaitingStep(device_step, extras, sampled, hidden_TD)
         self.table.mirror(step)
 
@@ -256,7 +254,7 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
-        with self._checking_once(step, extras, "whole"):
+        with self._looking_once(step, extras):
             sampled, hidden_TD = self._forward(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
         self._write_back(sampled, results_N)
@@ -264,10 +262,10 @@ class Worker(SizedExecutor):
         return results_N
 
     @contextmanager
-    def _checking_once(self, step: Step, extras: Extras, part: str) -> Iterator[None]:
-        """Around an eager step or a half of it: the first one of its kind is checked."""
-        has = len(step.decode_rows) > 0, len(step.chunk_rows) > 0, len(step.mask_rows) > 0
-        kind = (*has, extras, part)
+    def _looking_once(self, step: Step, extras: Extras) -> Iterator[None]:
+        """Around eager work: what plugins return is held against their contracts once per kind of step."""
+        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws)
+        kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
             yield
             return

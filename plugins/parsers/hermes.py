@@ -16,7 +16,7 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:argument
 
 
 class Hermes(OutputParser):
-    """A call in the usual order is given as it comes; any other form when its tag closes, and as text if it is no call."""
+    """A call in the usual order is given as it comes, any other form when its tag closes, and as text if it is none."""
 
     def __init__(self, config: None, context: ParserContext) -> None:
         self._kept = ""

@@ -18,7 +18,7 @@ class _At(Enum):
 
 
 class Think(OutputParser):
-    """Reasoning is what stands between the tags, if the completion begins with the first one or the prompt ends with it.
+    """Reasoning is what stands between the tags, if the completion begins with the first or the prompt ends with it.
 
     White space around the tags is left out. Reasoning that never ends is reasoning.
     """
@@ -33,8 +33,6 @@ class Think(OutputParser):
 
     def push(self, text: str) -> Sequence[ParsedPart]:
         """See OutputParser."""
-        if self._at is _At.ANSWER and not self._strips:
-            return [Text(text)] if text else []
         self._kept += text
         parts: list[ParsedPart] = []
         if self._at is _At.START:
@@ -73,7 +71,7 @@ class Think(OutputParser):
         text = self._kept.lstrip() if self._strips else self._kept
         self._kept = ""
         if text:
-            self._strips = False
+            self._strips, self.is_done = False, True
             parts.append(Text(text))
 
     def finish(self) -> Sequence[ParsedPart]:

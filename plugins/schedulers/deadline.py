@@ -83,15 +83,16 @@ class Deadline:
         """How long a token takes now, with the prompts in between."""
         if not step.num_decodes:
             return
-        pace_s = max(0.0, min(step.now_s - self._last_decode_s, 2 * self.config.tpot_s))
+        pace_s = max(0.0, min(step.now_s - self._last_decode_s, 2 * self._target_s()))
         self._pace_s += 0.05 * (pace_s - self._pace_s)
         self._last_decode_s = step.now_s
 
     def _begin(self, request: RequestView, num_tokens: int) -> None:
+        """A step computed a part of its prompt; it may have ended meanwhile, and is not known any more then."""
         is_late = self._late.pop(request.id, None) is not None
-        self._due.pop(request.id, None)
+        if is_late or self._due.pop(request.id, None) is not None:
+            self._begun[request.id] = is_late
         self._preempted.pop(request.id, None)
-        self._begun.setdefault(request.id, is_late)
         if is_late:
             self._owed_tokens = max(0.0, self._owed_tokens - request.num_prompt_tokens)
         elif self._late:
@@ -247,7 +248,9 @@ class Deadline:
         throughput = self._costs.throughput
         waiting = (entry for entry in self._queue if entry[1] in self._due and _waits(entry[2]))
         looked_at = list(islice(waiting, MOST_LOOKED_AT))
-        end_s, longest, passed_over = view.now_s + throughput.step_s, [], set()
+        end_s = view.now_s + throughput.step_s
+        longest: list[tuple[float, int]] = []
+        passed_over: set[int] = set()
         for due_s, id_, request in looked_at:
             cost_s = throughput.token_s * request.num_prompt_tokens
             end_s += cost_s

@@ -8,7 +8,7 @@ saves up for later (Virtual Token Counter: Sheng et al. 2024, arXiv:2401.00588).
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -122,18 +122,18 @@ class FairShare:
         heapq.heapify(queues)
         while queues:
             counter, name, requests = queues[0]
-            request = next(requests, None)
-            if request is None:
+            following = next(requests, None)
+            if following is None:
                 heapq.heappop(queues)
                 continue
-            counter += cost * view.budget.num_uncomputed_tokens(request) / self._tenants[name].weight
-            yield request
+            counter += cost * view.budget.num_uncomputed_tokens(following) / self._tenants[name].weight
+            yield following
             heapq.heapreplace(queues, (counter, name, requests))
 
     def _charge(self, step: CommittedStep) -> None:
         """Count what a step served."""
         config = self.config
-        served: Counter[str] = Counter()
+        served: dict[str, float] = defaultdict(float)
         for one in step.prefilled:
             name = one.request.tags.get(config.key, UNTAGGED)
             served[name] += config.prompt_token_cost * one.num_new_tokens + config.output_token_cost * one.is_sampled

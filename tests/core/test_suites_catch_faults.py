@@ -14,6 +14,7 @@ from hookline.core.contracts import AttentionSpec
 from hookline.core.testing.counts import chi_square_p_value
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.model_suite import ModelSuite
+from hookline.core.testing.parser_suite import ParserSuite
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PLAIN_CONFIG, PlainModel
 from hookline.core.testing.plain_sampler import PlainSampler
@@ -22,15 +23,25 @@ from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.scheduler_suite import SchedulerSuite
-from tests.core import faulty_kernels, faulty_models, faulty_processors, faulty_samplers, faulty_schedulers
+from tests.core import (
+    faulty_kernels,
+    faulty_models,
+    faulty_parsers,
+    faulty_processors,
+    faulty_samplers,
+    faulty_schedulers,
+)
+from tests.core.faulty_parsers import PlainParser
 from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 
 PLAIN = [PlainKernels, faulty_kernels.DenseKernels, PlainSampler, PlainModel, PlainScheduler, PlainProcessor]
+PLAIN += [PlainParser]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
+    *faulty_parsers.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
 ]
 
@@ -74,6 +85,8 @@ def suite_for(plugin: type) -> type:
     if issubclass(plugin, PlainProcessor):
         parts = {"processor": plugin, "config": PlainProcessorArguments, "examples": ({"amount": 2.0}, {"token": 5})}
         return type("Suite", (ProcessorSuite,), parts)
+    if issubclass(plugin, PlainParser):
+        return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})
     if issubclass(plugin, PlainScheduler):
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainSampler):
@@ -99,12 +112,14 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     pytest.fail(f"no failure of the suite says {message!r}: {found}")
 
 
-@pytest.mark.parametrize("kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers, faulty_processors])
+@pytest.mark.parametrize(
+    "kind", [faulty_kernels, faulty_samplers, faulty_models, faulty_schedulers, faulty_processors, faulty_parsers]
+)
 def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
     assert len(kind.FAULTS) >= 5
 
 
-@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite])
+@pytest.mark.parametrize("suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, ParserSuite])
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
 

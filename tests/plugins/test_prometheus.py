@@ -121,7 +121,9 @@ def test_waiting_requests_are_told_apart_by_what_they_wait_for(prometheus):
         waiting = tuple(engine.waiting_by_reason.values())
         if waiting not in seen:
             found = values(prometheus.text())
-            scraped = [found[f"num_requests_waiting_by_reason/{reason}"] for reason in ("capacity", "preempted", "grammar")]
+            scraped = [
+                found[f"num_requests_waiting_by_reason/{reason}"] for reason in ("capacity", "preempted", "grammar")
+            ]
             assert tuple(scraped) == waiting and sum(scraped) == found["num_requests_waiting"]
         seen.add(waiting)
     assert (2, 0, 0) in seen and any(preempted for _, preempted, _ in seen)

@@ -9,6 +9,7 @@ from typing import Any
 from hookline.core.bench.remote.settings import ClientConfig
 from hookline.core.bench.workload import LoadRequest
 from hookline.core.errors import RequestError
+from hookline.core.request_info import NOT_SAID
 from hookline.core.sampling_params import UNTRUNCATED
 
 PATHS = {"ids": "/v1/completions", "text": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -58,7 +59,7 @@ class Bodies:
             "ignore_eos": params.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **request.info.as_options(),
+            **_said(request),
         }
         if self.needs_answers and self.config.prompts == "ids":
             body["return_token_ids"] = True
@@ -88,6 +89,12 @@ class Bodies:
                 "the server returned no token_ids, which the next turn needs; take client.prompts=text or chat"
             )
         return [*before, *said.token_ids, *new]
+
+
+def _said(request: LoadRequest) -> dict[str, Any]:
+    """What a request says of itself, as far as it says anything: other servers need not know these members."""
+    said = {**request.info.as_options(), "tags": dict(request.info.tags) or None}
+    return {name: value for name, value in said.items() if value != NOT_SAID[name]}
 
 
 def as_text(tokens: list[int]) -> str:

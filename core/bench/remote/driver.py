@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from typing import Any
 
 from hookline.core.bench.driver import record_of
 from hookline.core.bench.recorder import Recording
@@ -41,14 +42,23 @@ class _Drive:
     async def run(self) -> Recording:
         self.loop = asyncio.get_running_loop()
         self.done = self.loop.create_future()
+        self.loop.set_exception_handler(self._broke)
         self.started_s, started = time.perf_counter() + LEAD_S, self.loop.time() + LEAD_S
         for place, request in enumerate(self.load.requests):
             if request.follows is None:
                 self.loop.call_at(started + request.arrival_s, self._send, place, None)
             else:
                 self.next_turns[request.follows].append(place)
-        await self.done
+        try:
+            await self.done
+        finally:
+            self.loop.set_exception_handler(None)
         return recording_of(self.records, self.answers)
+
+    def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A fault of ours in a callback ends the benchmark, which would wait for ever."""
+        if not self.done.done():
+            self.done.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
     def _now(self) -> float:
         return time.perf_counter() - self.started_s

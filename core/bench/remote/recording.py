@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from hookline.core.bench.latencies import spread
 from hookline.core.bench.metrics import TIMES as STEP_TIMES
-from hookline.core.bench.metrics import spread, summarise
+from hookline.core.bench.metrics import summarise
 from hookline.core.bench.recorder import COUNTS, STATES, TIMES, Column, Recording, RequestRecord
 from hookline.core.bench.remote.answer import Answer
-from hookline.core.bench.settings import Slo
+from hookline.core.bench.slo import Slo
 
 UNSEEN = ("steps", "prefill_tokens", "preemptions", "busy_s", "pool_usage", "step_times", *STEP_TIMES)
 """Figures that no client can know."""

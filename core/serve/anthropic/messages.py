@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.anthropic.blocks import Blocks, event
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
@@ -36,14 +36,14 @@ class Messages:
         fields.check()
         turn = await fields.turn(surface)
         work = _Answer(turn, new_id("msg_", request), name)
-        generation = surface.open([(turn.token_ids, turn.params)], fields, request.headers)
+        generation = await surface.open([(turn.token_ids, turn.params)], fields, request.headers)
         max_len = surface.facts.max_model_len
         if fields.stream:
             events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
             return EventStream(
                 events, generation.aclose, ANTHROPIC_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
             )
-        return Whole(lambda: work.whole(generation, headers), generation.aclose, ANTHROPIC_ERRORS, max_len)
+        return await closing(work.whole(generation, headers), generation.aclose)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt would have."""

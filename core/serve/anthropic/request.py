@@ -95,9 +95,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 def _function(tool: Any, index: int) -> Any:
     if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise invalid(
-            f"tools[{index}] is of type {shown(kind)}; only tools with an input_schema are supported", "tools"
-        )
+        raise invalid(f"tools[{index}] is of type {shown(kind)}; only those with an input_schema are taken", "tools")
     found = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput
-from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -45,14 +45,14 @@ class Chat:
         fields.check()
         turn = await fields.turn(surface)
         work = _Answer(surface, fields, turn, new_id("chatcmpl-", request), name)
-        generation = surface.open([(turn.token_ids, turn.params)], fields, request.headers)
+        generation = await surface.open([(turn.token_ids, turn.params)], fields, request.headers)
         max_len = surface.facts.max_model_len
         if fields.stream:
             events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
             return EventStream(
                 events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
             )
-        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+        return await closing(work.whole(generation, headers), generation.aclose)
 
 
 class _Answer:
@@ -186,9 +186,9 @@ class _ChoiceStream:
         return self._frames.delta({"role": "assistant", "content": ""}, {"logprobs": None, "finish_reason": None}, rest)
 
     def frames(self, delta: Delta, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
-        """The frames of a Delta: one for each part, one with an empty content for tokens without a part, and the end."""
+        """The frames of a Delta: one for each part, an empty content for tokens without a part, and the end."""
         is_simple = not choice and not rest
-        if self._reader is None and is_simple and delta.output is None:
+        if is_simple and delta.output is None and (self._reader is None or self._reader.is_plain):
             return self._frames.plain(delta.text)
         parts = self._parts(delta)
         found = []

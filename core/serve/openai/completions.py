@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
+from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.body import read
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.generation import Generation, Usage, finish_reason
@@ -36,21 +36,19 @@ class Completions:
         name = surface.model_name(fields.model)
         fields.check()
         max_len = surface.facts.max_model_len
-        asked = []
+        adds, asked = fields.add_special_tokens is not False, []
         for prompt in fields.prompts:
-            ids = prompt
-            if isinstance(prompt, str):
-                ids = await surface.encoded(prompt, add_special_tokens=fields.add_special_tokens is not False)
+            ids = prompt if isinstance(prompt, list) else await surface.encoded(prompt, add_special_tokens=adds)
             asked.append((ids, fields.params(len(ids), max_len)))
         prompts = [ids for ids, _ in asked]
         work = _Answer(surface, fields, prompts, new_id("cmpl-", request), name)
-        generation = surface.open(asked, fields, request.headers)
+        generation = await surface.open(asked, fields, request.headers)
         if fields.stream:
             events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
             return EventStream(
                 events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
             )
-        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+        return await closing(work.whole(generation, headers), generation.aclose)
 
 
 class _Answer:
@@ -182,6 +180,6 @@ class _ChoiceStream:
 
 
 def _without_token(delta: Delta) -> Delta:
-    logprobs = None if delta.logprobs is None else []
+    logprobs: list[TokenLogprob] | None = None if delta.logprobs is None else []
     output = None if delta.output is None else replace(delta.output, finish_reason=FinishReason.LENGTH)
     return Delta(delta.request_id, delta.prompt_index, delta.index, "", [], output, logprobs)

@@ -53,7 +53,7 @@ def chat_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprob], *, as_ids
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         name = f"token_id:{token_id}" if as_ids else texts.text(token_id)
-        return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(texts.bytes(token_id))}
+        return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(texts.data(token_id))}
 
     content = [
         entry(one.token_id, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from hookline.core.contracts import Reasoning, Text
 from hookline.core.outputs import Delta, FinishReason
-from hookline.core.serve.answering import EventStream, Whole
+from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -38,14 +38,14 @@ class Responses:
         fields.check()
         turn = await fields.turn(surface)
         work = _Answer(surface, fields, turn, new_id("resp_", request), name)
-        generation = surface.open([(turn.token_ids, turn.params)], fields, request.headers)
+        generation = await surface.open([(turn.token_ids, turn.params)], fields, request.headers)
         max_len = surface.facts.max_model_len
         if fields.stream:
             events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
             return EventStream(
                 events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
             )
-        return Whole(lambda: work.whole(generation, headers), generation.aclose, OPENAI_ERRORS, max_len)
+        return await closing(work.whole(generation, headers), generation.aclose)
 
 
 class _Answer:
@@ -74,7 +74,7 @@ class _Answer:
         status, event = "in_progress", self._events.event
         begun = False
         async for _, delta in generation:
-            frames = []
+            frames: list[bytes] = []
             if not begun:
                 begun = True
                 started = self._response(status)
@@ -97,7 +97,7 @@ class _Answer:
             self._usage.add_end(delta.output)
         if any(isinstance(part, Reasoning) for part in parts):
             self._usage.num_reasoning_tokens += len(delta.token_ids)
-        frames = []
+        frames: list[bytes] = []
         for part in parts:
             frames += self._items.push(part, logprobs or [])
             logprobs = []
@@ -134,7 +134,6 @@ class _Answer:
             "tools": fields.tools or [],
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": 1.0 if params.top_p is None else params.top_p,
-            "truncation": "disabled",
             "usage": _usage(usage) if is_over else None,
             "user": fields.user,
         }

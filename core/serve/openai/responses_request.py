@@ -26,7 +26,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         "store",
         "metadata",
         "service_tier",
-        "truncation",
         "safety_identifier",
         "prompt_cache_key",
     )
@@ -53,7 +52,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
-    truncation: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

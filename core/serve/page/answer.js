@@ -43,8 +43,7 @@ class Answer {
     this.text += part.text;
     if (part.reasoning) this.think(part.reasoning);
     for (const call of part.calls ?? []) this.call(call);
-    if (part.tokens.length) for (const token of part.tokens) this.pending.push(tokenSpan(token));
-    else if (part.text) this.pending.push(part.text);
+    this.pending.push(...shownTokens(part));
     this.frame ??= requestAnimationFrame(() => this.show());
   }
 
@@ -98,10 +97,18 @@ class Answer {
   }
 }
 
-function tokenSpan(token) {
+/** What a part adds to the text. A token shows the text that it brought: none for an end, half a letter with the next. */
+function shownTokens({ text, tokens }) {
+  if (!text) return [];
+  if (!tokens.length) return [text];
+  const isPlain = tokens.map((token) => token.text).join("") === text;
+  return isPlain ? tokens.map((token) => tokenSpan(token, token.text)) : [tokenSpan(tokens.at(-1), text)];
+}
+
+function tokenSpan(token, text) {
   const probability = Math.exp(token.logprob ?? 0);
   const level = LEVELS.findIndex((least) => probability >= least);
-  const span = element("span", `token p${level < 0 ? 4 : level}`, token.text);
+  const span = element("span", `token p${level < 0 ? 4 : level}`, text);
   span.tabIndex = -1;
   span.token = token;
   return span;

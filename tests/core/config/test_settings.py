@@ -328,9 +328,10 @@ def test_no_yaml_of_a_command_repeats_a_default() -> None:
     commands = {"config": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys, "batch": BatchKeys}
     for name, keys in commands.items():
         tree = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-        assert {"defaults", "hydra"} <= set(tree) <= {"defaults", "hydra", name}
-        defaults = plain_defaults(keys).get(name, {})
-        assert all(defaults[key] != value for key, value in tree.get(name, {}).items())
+        assert {"defaults", "hydra"} <= set(tree) <= {"defaults", "hydra", "observers", name}
+        own, defaults = tree.get(name, {}), plain_defaults(keys)
+        assert all(defaults[name][key] != value for key, value in own.items())
+        assert "observers" not in tree or tree["observers"] != defaults["observers"]
 
 
 def test_a_configuration_without_defaults_list_is_named(tmp_path: Path) -> None:

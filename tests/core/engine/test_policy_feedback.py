@@ -62,6 +62,12 @@ def test_a_request_that_ends_while_it_waits_is_told_at_once():
     assert sum(len(step.ended) for step in policy.steps) == 2
 
 
+def test_an_id_that_is_aborted_twice_in_one_call_ends_once():
+    policy, engine = overheard()
+    id_ = engine.add([1, 2], params())
+    assert len(engine.abort([id_, id_])) == 1 and len(policy.steps[0].ended) == 1
+
+
 class WaitsFirst(PlainScheduler):
     """Asks to wait before its first step."""
 

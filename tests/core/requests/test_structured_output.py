@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hookline.core.contracts import StructuredOutputs
-from hookline.core.errors import RequestError
+from hookline.core.errors import RequestError, RequestFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import GRAMMARS, Entry, Origin
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
@@ -305,3 +305,30 @@ def test_padding_of_the_vocabulary_is_forbidden_whatever_the_back_end_says(monke
 
 def test_structured_outputs_replace_those_of_a_params_object():
     assert replace(choice("yes"), structured_outputs=None).structured_outputs is None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_fault_in_the_drawing_half_of_a_step_ends_its_request_alone(backend, overlap):
+    """Faults of logits processors are found when the masks are there: the others compute the step again."""
+    requests = [([1, 2, seed], choice(*TEXTS, seed=seed)) for seed in range(4)]
+    requests.append(([9], SamplingParams(max_tokens=6, seed=9)))
+    expected = [output.token_ids for output in served(make_engine(backend), requests)]
+    engine = make_engine(backend, overlap=overlap)
+    ids = [engine.add(prompt, params) for prompt, params in requests]
+    release, calls = engine.executor.release, []
+
+    def failing(handle, num_rows):
+        calls.append(num_rows)
+        if len(calls) == 2:
+            raise RequestFault("processor 'odd' fails", rows=[engine.queue.live[ids[1]].row])
+        release(handle, num_rows)
+
+    engine.executor.release = failing
+    outputs = {}
+    while engine.has_work:
+        outputs |= {output.request_id: output for output in engine.step()}
+        check_engine(engine)
+    faulty = outputs.pop(ids.pop(1))
+    assert faulty.finish_reason is FinishReason.ERROR and "processor 'odd' fails" in faulty.error
+    del expected[1]
+    assert [outputs[id_].token_ids for id_ in ids] == expected

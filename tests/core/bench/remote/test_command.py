@@ -241,3 +241,19 @@ def test_a_run_writes_what_every_benchmark_writes_and_never_imports_torch(quiet,
     append_line(tmp_path / "sweep" / "results.jsonl", {**line, "started_at": "2026-11-22T00:00:00+00:00"})
     assert report([str(tmp_path / "sweep"), "png=false"]) == 0
     assert server.url in (tmp_path / "sweep" / "index.html").read_text()
+
+
+def test_what_requests_say_of_themselves_is_sent_and_nothing_else(quiet):
+    classes = ({"tags": {"tenant": "acme"}, "priority": -1},)
+    with FakeServer() as server:
+        recording = serve(server, WorkloadConfig(num_prompts=2, output_len=(2, 2), classes=classes)).recording
+        serve(server, FOUR)
+    assert server.bodies[1]["tags"]["tenant"] == "acme" and server.bodies[1]["priority"] == -1
+    assert recording.requests[0].tags["tenant"] == "acme"
+    assert not {"tags", "priority", "deadline_s", "cache_salt"} & set(server.bodies[-1])
+
+
+def test_a_fault_of_the_client_ends_the_benchmark(quiet, monkeypatch):
+    monkeypatch.setattr("hookline.core.bench.remote.driver.Bodies.make", lambda *_: 1 / 0)
+    with FakeServer() as server, pytest.raises(ZeroDivisionError):
+        serve(server)

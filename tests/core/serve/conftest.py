@@ -1,0 +1,40 @@
+"""What tests of the server's parts share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from hookline.core.serve.api_keys import ApiKeys
+from hookline.core.serve.app import make_app
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.testing import FakeEngineClient
+
+Ask = Callable[..., httpx.Response]
+
+
+@pytest.fixture
+def ask() -> Ask:
+    """One request to an application around a fake: ask(client, method, path, settings, keys, **options)."""
+
+    def send(
+        client: FakeEngineClient,
+        method: str,
+        path: str,
+        settings: ServeConfig | None = None,
+        keys: tuple[str, ...] = (),
+        **options: Any,
+    ) -> httpx.Response:
+        async def send_it() -> httpx.Response:
+            served = make_app(client, settings or ServeConfig(), ApiKeys(keys))
+            transport = httpx.ASGITransport(served.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+                return await http.request(method, path, **options)
+
+        return asyncio.run(send_it())
+
+    return send

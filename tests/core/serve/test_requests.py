@@ -1,0 +1,144 @@
+"""What endpoints make of requests: options of service, seeds, tools, and conversations of other APIs as messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookline.core.outputs import TokenLogprob
+from hookline.core.serve.openai.logprobs import LEAST, CompletionLogprobs, chat_logprobs
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.testing import FakeEngineClient, tiny_model
+from hookline.core.tokenizer.token_texts import TokenTexts
+from tests.core.serve.conftest import Ask
+
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+
+
+def prompt_of(client: FakeEngineClient) -> str:
+    return client.facts.codec.decode(client.asked[-1].prompt_token_ids, skip_special_tokens=False)
+
+
+def test_options_come_by_field_or_by_header_and_the_header_wins(ask: Ask) -> None:
+    client = FakeEngineClient()
+    fields = {"priority": 5, "tags": {"a": "b"}, "cache_salt": "s", "deadline_s": 2.5, "timeout_s": 9}
+    ask(client, "POST", "/v1/completions", json={"prompt": "x", **fields})
+    headers = {"X-Priority": "-3", "X-Tags": "tenant=acme, class=chat", "X-Cache-Salt": "t", "X-Deadline-S": "1"}
+    ask(client, "POST", "/v1/completions", json={"prompt": "x", **fields}, headers=headers)
+    first, second = (asked.options for asked in client.asked)
+    assert first == fields
+    tags = {"tenant": "acme", "class": "chat"}
+    assert second == {"priority": -3, "tags": tags, "cache_salt": "t", "deadline_s": 1.0, "timeout_s": 9}
+
+
+def test_a_request_that_says_nothing_sends_no_options(ask: Ask) -> None:
+    client = FakeEngineClient()
+    ask(client, "POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+    assert client.asked[0].options == {}
+
+
+@pytest.mark.parametrize(("given", "taken"), [(7, 7), (-1, None), (-2, 2**63 - 2), (2**63, 0), (None, None)])
+def test_a_seed_of_any_sign_is_taken(ask: Ask, given: int | None, taken: int | None) -> None:
+    client = FakeEngineClient()
+    ask(client, "POST", "/v1/completions", json={"prompt": "x", "seed": given})
+    assert client.asked[0].params.seed == taken
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "not of type 'function'"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "not a function with a name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "not among the tools"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "is not auto, none, required"),
+        ({"tools": [TOOL]}, "the server has none: serve.tool_parser"),
+        ({"chat_template": "{{ 1 }}"}, "a chat template from a request is not taken"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs=true"),
+        ({"response_format": {"type": "yaml"}}, "is not one of text, json_object"),
+        ({"stream_options": {}}, "goes with stream=true only"),
+    ],
+)
+def test_what_does_not_go_together_is_said(ask: Ask, fields: dict[str, Any], message: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    response = ask(FakeEngineClient(), "POST", "/v1/chat/completions", json=body)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+def test_a_conversation_of_items_becomes_messages(ask: Ask) -> None:
+    client = FakeEngineClient()
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "sunny"},
+    ]
+    ask(client, "POST", "/v1/responses", json={"input": items, "instructions": "Be brief."})
+    wanted = "system\nBe brief.", "user\nweather?", "assistant\nLet me", "tool\nsunny", "assistant\n"
+    assert prompt_of(client) == "<|im_start|>" + "<|im_end|>\n<|im_start|>".join(wanted)
+
+
+def test_blocks_of_a_conversation_become_messages(ask: Ask) -> None:
+    client = FakeEngineClient()
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "Let me"}, {"type": "tool_use", "name": "f"}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": "sunny"}, {"type": "text", "text": "And?"}]},
+    ]
+    body = {"messages": messages, "system": [{"type": "text", "text": "Be brief."}], "max_tokens": 9}
+    ask(client, "POST", "/v1/messages", json=body)
+    wanted = "system\nBe brief.", "user\nweather?", "assistant\nLet me", "tool\nsunny", "user\nAnd?", "assistant\n"
+    assert prompt_of(client) == "<|im_start|>" + "<|im_end|>\n<|im_start|>".join(wanted)
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background", "prompt"])
+def test_what_needs_a_memory_is_refused(ask: Ask, name: str) -> None:
+    value: Any = True if name == "background" else "resp_1"
+    response = ask(FakeEngineClient(), "POST", "/v1/responses", json={"input": "x", name: value})
+    assert response.status_code == 400 and response.json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_embeddings_are_404_with_the_reason(ask: Ask) -> None:
+    response = ask(FakeEngineClient(), "POST", "/v1/embeddings", json={"input": "x"})
+    assert response.status_code == 404 and "offers no embeddings" in response.json()["error"]["message"]
+
+
+def test_the_tokenizer_s_configuration_is_told_by_option_alone(ask: Ask) -> None:
+    assert ask(FakeEngineClient(), "GET", "/tokenizer_info").status_code == 404
+    told = ask(FakeEngineClient(), "GET", "/tokenizer_info", ServeConfig(tokenizer_info=True)).json()
+    assert told["eos_token"] == "<|endoftext|>" and "im_start" in told["chat_template"]
+
+
+def test_messages_are_tokenized_as_a_chat_would(ask: Ask) -> None:
+    client, messages = FakeEngineClient(), [{"role": "user", "content": "x"}]
+    tokens = ask(client, "POST", "/tokenize", json={"messages": messages}).json()["tokens"]
+    ask(client, "POST", "/v1/chat/completions", json={"messages": messages})
+    assert client.asked[0].prompt_token_ids == tokens
+
+
+def test_the_page_of_the_endpoints_needs_nothing_from_elsewhere(ask: Ask) -> None:
+    page = ask(FakeEngineClient(), "GET", "/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/v1/chat/completions" in page.text and "src=" not in page.text and "http" not in page.text
+
+
+def test_bytes_of_tokens_make_the_characters_that_no_single_token_has() -> None:
+    codec = tiny_model().codec
+    texts, text = TokenTexts(codec), "naïve 🙂 <|im_end|>"
+    ids = codec.encode_text(text)
+    assert b"".join(texts.data(one) for one in ids).decode() == text
+    assert "�" in "".join(texts.text(one) for one in ids)
+
+
+def test_two_tokens_with_one_text_are_told_apart_and_minus_infinity_is_a_number() -> None:
+    texts = TokenTexts(tiny_model().codec)
+    halves = [one for one in range(4000) if texts.text(one) == "�"][:2]
+    scored = TokenLogprob(halves[0], -1.5, ((halves[1], -0.5), (65, float("-inf"))))
+    found = CompletionLogprobs(texts).of([halves[0]], [scored])
+    assert found["top_logprobs"] == [{"�": -1.5, f"token_id:{halves[1]}": -0.5, texts.text(65): LEAST}]
+    assert chat_logprobs(texts, [scored])["content"][0]["bytes"] == list(texts.data(halves[0]))
+    as_ids = CompletionLogprobs(texts, as_ids=True).of([halves[0]], [scored])
+    assert as_ids["tokens"] == [f"token_id:{halves[0]}"]

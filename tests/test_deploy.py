@@ -1,0 +1,119 @@
+"""deploy/: each file is sound, names paths and keys that exist, and the dashboard asks for metrics that exist."""
+
+import json
+import re
+import shlex
+
+import pytest
+import yaml
+
+pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
+pytest.importorskip("prometheus_client", reason="needs the extra: pip install hookline[prometheus]")
+from prometheus_client.parser import text_string_to_metric_families
+
+from hookline.core.config.compose import compose
+from hookline.core.plugin.check_plugin import new_manager
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.observers import Observers
+from hookline.core.serve.gate import Life
+from hookline.core.serve.operations import operations
+from hookline.core.serve.settings import ServeKeys, validate_serve
+from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.plugins.observers import PrometheusConfig
+from hookline.plugins.observers.prometheus import Prometheus
+from tests.doc_pages import ROOT, commands
+
+DEPLOY = ROOT / "deploy"
+DASHBOARD = DEPLOY / "grafana/hookline.json"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+MANIFESTS = {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+[CONTAINER] = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["containers"]
+ENTRY = json.loads(re.search(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)[1])
+
+
+def served(arguments):
+    """The server's configuration that the arguments of a container make."""
+    assert ENTRY[:2] == ["hookline", "serve"]
+    host = PluginHost.load()
+    (job,) = compose([*ENTRY[2:], *arguments], host, ServeKeys, "serve")
+    return validate_serve(job.tree, host)
+
+
+def test_each_file_can_be_read():
+    for path in DEPLOY.rglob("*.yaml"):
+        assert all(yaml.safe_load_all(path.read_text())), path
+    assert [path.suffix for path in DEPLOY.rglob("*") if path.is_file() and path.suffix not in (".yaml", ".json")] == [
+        ""
+    ]
+
+
+@pytest.mark.parametrize("arguments", [CONTAINER["args"], COMPOSE["services"]["hookline"]["command"]])
+def test_containers_are_given_keys_that_exist_and_the_port_that_is_asked(arguments):
+    run = served(arguments)
+    assert (run.serve.host, run.serve.port) == ("0.0.0.0", 8000)
+    assert CONTAINER["ports"][0]["containerPort"] == 8000 and "EXPOSE 8000" in DOCKERFILE
+    assert [one.name for one in run.config.observers] == ["prometheus"]  # what the dashboard shows
+
+
+def test_probes_ask_for_paths_that_exist():
+    paths = {route.path for route in operations(None, Life())}
+    probes = {name: CONTAINER[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    assert set(probes.values()) <= paths
+    assert probes == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert "/health" in DOCKERFILE
+
+
+def test_nobody_is_killed_while_requests_drain():
+    grace = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    pause = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    drain_s = served(CONTAINER["args"]).serve.drain_s
+    assert grace > pause + drain_s
+    assert int(COMPOSE["services"]["hookline"]["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+def test_the_image_installs_an_extra_and_what_it_copies_is_not_ignored():
+    assert 'pip install --no-cache-dir "/src[serve]"' in DOCKERFILE and "USER hookline" in DOCKERFILE
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {"core", "plugins", "conf", "hookline", "pyproject.toml", "README.md", "LICENSE"} == kept
+
+
+def test_the_dashboard_asks_for_metrics_that_the_observer_exports():
+    prometheus = Prometheus(PrometheusConfig(model_name="tiny"))
+    fake_engine(PlainScheduler(), observers=Observers(new_manager(), {"prometheus": prometheus}))
+    families = list(text_string_to_metric_families(prometheus.text()))
+    exported = {sample.name for family in families for sample in family.samples}
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    text = DASHBOARD.read_text()
+    asked = set(re.findall(r"hookline:\w+", text))
+    assert asked <= exported and len(asked) >= 15
+    assert set(re.findall(r"by \((\w+)\)", text)) | {"model_name"} <= labels
+
+
+def test_the_dashboards_panels_have_room_and_a_unit():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) == len({panel["title"] for panel in panels})
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert all(panel["fieldConfig"]["defaults"]["unit"] and panel["targets"][0]["expr"] for panel in panels)
+
+
+def test_the_page_names_files_that_are_there():
+    page = (ROOT / "docs/deploying.md").read_text()
+    names = set(re.findall(r"deploy/[\w./-]+\w", page + "\n".join(commands(ROOT / "docs/deploying.md"))))
+    assert {
+        "deploy/Dockerfile",
+        "deploy/compose.yaml",
+        "deploy/kubernetes.yaml",
+        "deploy/grafana/hookline.json",
+    } <= names
+    assert all((ROOT / name).exists() for name in names)
+    mounted = [volume.split(":")[0] for one in COMPOSE["services"].values() for volume in one["volumes"]]
+    assert all((DEPLOY / name).exists() for name in mounted if name.startswith("./"))
+    assert all(shlex.split(line)[0] in ("docker", "kubectl") for line in commands(ROOT / "docs/deploying.md"))

@@ -1,0 +1,223 @@
+"""The server's page in a real browser: the playground, the engine's state, and that it needs nothing from elsewhere."""
+
+import re
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
+
+from hookline.core.errors import RequestError
+from hookline.core.serve.engine_client import Load
+from hookline.core.serve.page import make_page
+from hookline.core.serve.testing import FakeEngineClient
+from tests.browser import CHROMIUM, Browser
+from tests.live_server import live_server
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+EVIL = '<img src=x onerror="console.error(1)"><script>console.error(2)</script>'
+SIZES = ((390, 844), (1280, 800))
+OVERFLOWING = """[...document.querySelectorAll("header, main *")].filter((one) => one.getClientRects().length
+    && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 80))"""
+IS_IDLE = "!document.getElementById('go').hidden && document.querySelector('.about')?.textContent.includes('ended')"
+ANSWER = "[...document.querySelectorAll('.entry:last-child > .said')].map((one) => one.textContent).join()"
+
+
+def test_the_page_may_run_its_own_script_and_nothing_else():
+    body, policy = make_page(EVIL, has_chat=True)
+    assert EVIL.encode() not in body and b"&lt;img" in body
+    assert not re.findall(rb'(?:src|href)="(?!data:,")', body)  # nothing is loaded
+    assert not re.findall(rb"<[^>]+ (?:style|on\w+)=", body.partition(b"<body>")[2].partition(b"<script>")[0])
+    assert "'unsafe" not in policy and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert len(re.findall(r"'sha256-[\w+/]{43}='", policy)) == 2
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live_server(FakeEngineClient) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def fake(server):
+    """The engine behind the page, as new."""
+    client = server.client
+    client.reply, client.pause_s, client.error, client.is_ready, client.death = " Hello world", 0.0, None, True, None
+    client.now = Load(3, 2, 250, 1000, 0.0, 1234.0)
+    client.asked.clear()
+    yield client
+    client.pause_s = 0.0
+
+
+def show(browser, server, width=1280, height=800, dark=False):
+    browser.open(f"{server.url}/", width, height, dark)
+    browser.wait_for("document.getElementById('state').dataset.state !== 'waiting'")
+
+
+def ask(browser, text, mode="completion", probabilities=False, max_tokens=4):
+    browser.evaluate(f"document.querySelector('[value={mode}]').click()")
+    browser.evaluate(f"document.getElementById('logprobs').checked = {str(probabilities).lower()}")
+    browser.evaluate(f"document.querySelector('[name=max_tokens]').value = {max_tokens}")
+    say(browser, text)
+
+
+def say(browser, text):
+    browser.evaluate("document.getElementById('prompt').focus()")
+    browser.evaluate("document.getElementById('prompt').value = ''")
+    browser.call("Input.insertText", text=text)
+    press(browser, "Enter")
+
+
+def press(browser, key):
+    codes = {"Enter": 13, "Escape": 27, "ArrowRight": 39, "Tab": 9}
+    text = {"text": "\r"} if key == "Enter" else {}
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=codes[key], **text)
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_fits_is_quiet_and_asks_its_server_alone(browser, server, fake, size, dark):
+    show(browser, server, *size, dark)
+    browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    ask(browser, "import", probabilities=True)
+    browser.wait_for(IS_IDLE)
+    assert browser.evaluate("innerWidth") == size[0] == browser.evaluate("document.documentElement.scrollWidth")
+    assert browser.evaluate(OVERFLOWING) == []
+    assert browser.complaints() == []
+    assert all(url.startswith(server.url) or url == "data:," for url in browser.requests())
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_completion_streams_with_its_figures(browser, server, fake):
+    show(browser, server)
+    ask(browser, "import os")
+    browser.wait_for(IS_IDLE)
+    about = browser.evaluate("document.querySelector('.about').textContent")
+    assert browser.evaluate(ANSWER) == "import os Hello w"
+    assert re.search(r"^4 tokens · [\d.]+ tokens/s · first after \d+ ms · prompt 2 · ended at max tokens$", about)
+    assert fake.asked[0].params.max_tokens == 4
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_chat_goes_on_with_what_was_said(browser, server, fake):
+    show(browser, server)
+    ask(browser, "hello", mode="chat", max_tokens=3)
+    browser.wait_for(IS_IDLE)
+    first = browser.evaluate(ANSWER)
+    say(browser, "more")
+    browser.wait_for("document.querySelectorAll('.about').length === 2 && " + IS_IDLE)
+    browser.wait_for("document.querySelectorAll('.about')[1].textContent.includes('ended')")
+    prompts = [server.client.facts.codec.decode(one.prompt_token_ids) for one in fake.asked]
+    assert first and first in prompts[1] and prompts[1].index("hello") < prompts[1].index("more")
+    browser.evaluate("document.getElementById('clear').click()")
+    assert browser.evaluate("document.getElementById('log').children.length") == 0
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["button", "key"])
+def test_an_answer_can_be_stopped_and_its_request_ends(browser, server, fake, by):
+    fake.pause_s = 0.05
+    show(browser, server)
+    ask(browser, "import", max_tokens=200)
+    browser.wait_for("document.querySelector('.about')?.textContent.includes('tokens')")
+    if by == "button":
+        browser.evaluate("document.getElementById('stop').click()")
+    else:
+        press(browser, "Escape")
+    browser.wait_for(IS_IDLE)
+    assert "ended by you" in browser.evaluate("document.querySelector('.about').textContent")
+
+    async def wait_until_none_is_open():
+        import asyncio
+
+        async with asyncio.timeout(5):
+            while fake.num_open:
+                await asyncio.sleep(0.01)
+
+    server.run(wait_until_none_is_open)
+    assert fake.asked[0].is_cancelled
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["chat", "completion"])
+def test_probabilities_show_by_pointer_and_by_arrow_keys(browser, server, fake, mode):
+    show(browser, server)
+    ask(browser, "import", mode, probabilities=True)
+    browser.wait_for(IS_IDLE)
+    tip = "document.getElementById('tip')"
+    where = browser.evaluate(
+        "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
+        "(document.querySelectorAll('.token')[1].getBoundingClientRect())"
+    )
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=where[0], y=where[1])
+    browser.wait_for(f"!{tip}.hidden")
+    shown = browser.evaluate(f"{tip}.innerText")
+    assert "60.7 %" in shown and "22.3 %" in shown  # of the fake's log-probabilities, -0.5 and -1.5
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    browser.wait_for(f"{tip}.hidden")
+    browser.evaluate("document.getElementById('log').focus()")
+    press(browser, "ArrowRight")
+    assert browser.evaluate("document.activeElement === document.querySelector('.token')")
+    assert not browser.evaluate(f"{tip}.hidden")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_what_the_model_says_is_text_and_no_page(browser, server, fake):
+    fake.reply = EVIL
+    show(browser, server)
+    ask(browser, "import", max_tokens=60)
+    browser.wait_for(IS_IDLE)
+    assert browser.evaluate(ANSWER).startswith("import" + EVIL[:20])
+    assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert browser.complaints() == []
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_an_error_is_shown_and_the_prompt_is_not_lost(browser, server, fake):
+    fake.error = RequestError("the prompt is not to my taste")
+    show(browser, server)
+    ask(browser, "hello", mode="chat")
+    browser.wait_for("document.querySelector('.failed')")
+    assert "not to my taste" in browser.evaluate("document.querySelector('.failed').textContent")
+    assert browser.evaluate("document.getElementById('prompt').value") == "hello"
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_engines_state_is_live(browser, server, fake):
+    show(browser, server)
+    browser.wait_for("document.getElementById('running').textContent === '3'")
+    figures = ["waiting", "cache", "speed", "state-text"]
+    assert [browser.evaluate(f"document.getElementById('{one}').textContent") for one in figures] == [
+        "2", "75 %", "1,234", "ready",
+    ]  # fmt: skip
+    fake.now, fake.is_ready = Load(0, 0, 1000, 1000, 0.0, 0.0), False
+    browser.wait_for("document.getElementById('running').textContent === '0'")
+    browser.wait_for("document.getElementById('state-text').textContent === 'not ready'")
+    fake.death = "it died"
+    browser.wait_for("document.getElementById('state-text').textContent === 'the engine has ended'")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_request_is_shown_as_a_command(browser, server, fake):
+    show(browser, server)
+    browser.evaluate("document.querySelector('[value=completion]').click()")
+    browser.evaluate("document.getElementById('prompt').focus()")
+    browser.call("Input.insertText", text="it's")
+    shown = browser.evaluate("document.getElementById('curl').textContent")
+    assert shown.startswith(f"curl -N {server.url}/v1/completions ") and "\"it'\\''s\"" in shown
