@@ -99,14 +99,6 @@ class Dispatcher:
             self.queue.end(request)
             self.free_row(request)
 
-    def expects_an_end(self, sampled: Sampled) -> bool:
-        """Whether any of them gets its last token."""
-        return bool((self.table.num_tokens_S[sampled.entries_N] + 1 >= self.table.max_len_S[sampled.entries_N]).any())
-
-    def expect_no_more(self, sampled: Sampled) -> None:
-        """The tokens that were expected will not come; none of them was a last one."""
-        self.table.num_tokens_S[sampled.entries_N] -= 1
-
     def start_chunk(self, request: Request, num_tokens: int, draft: StepDraft) -> None:
         """Admit the request if it is waiting, then plan its next tokens."""
         if request.row < 0:

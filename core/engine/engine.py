@@ -73,14 +73,6 @@ class _InFlight:
     num_context_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class _Early:
-    """The plan of the step after the one in flight, or None as of `_plan_ahead`; good until the queue changes."""
-
-    plan: CheckedPlan | None
-    num_moves: int
-
-
 class Engine:
     """Requests in, outputs out, one step at a time. Not thread-safe: one caller drives it."""
 
@@ -129,7 +121,6 @@ class Engine:
         self._ended: list[RequestOutput] = []
         """Outputs of requests that ended outside a commit; the next step returns them."""
         self._in_flight: _InFlight | None = None
-        self._early: _Early | None = None
         self._fruitless = 0
         self._lost_for_nobody = False
         """Whether the last lost step ended nobody; if the next one does no better, it ends all its requests."""
@@ -379,14 +370,6 @@ class Engine:
         for it. So does a request whose processors follow its tokens, and a policy that lacks blocks, since a request
         about to end may hold them.
         """
-        early, self._early = self._early, None
-        if early is not None:
-            if early.num_moves == self.queue.num_moves:
-                return early.plan
-            if early.plan is not None:
-                self._give_up()
-                if self.feedback.is_wanted:
-                    return None  # it is told of one plan before it makes the next
         if self.dispatcher.arguments.awaited or not (self.queue.waiting or self.queue.running):
             return None
         try:
@@ -429,37 +412,20 @@ class Engine:
 
         Returns the requests that have no mask because of a fault: they end here, and what is drawn for them is dropped.
         """
-        with self.watch.part("masks"):
-            outputs = self._fill_masks(launched.dispatched)
-        self._notify_ends(outputs)
-        host_s = launched.host_s["launch"] + self.watch.take()["masks"]
-        sampled = self.queue.table.still_there(launched.dispatched.sampled)
-        plans_early = self.limits.overlap and not self.dispatcher.expects_an_end(sampled)
-        if plans_early:  # while the device computes; once released it has little left to do
-            self.dispatcher.expect(sampled)
-            self._early = _Early(self._plan_ahead(), self.queue.num_moves)
-        try:
-            with self.watch.part("release"):
-                self.executor.release(launched.handle, len(launched.dispatched.step.masked_draws))
-        except BaseException:
-            if plans_early:
-                self.dispatcher.expect_no_more(sampled)
-            self._ended += outputs
-            raise
-        if not plans_early:
-            self.dispatcher.expect(sampled)
-        host_s += self.watch.seconds.pop("release")
-        return replace(launched, host_s={**launched.host_s, "launch": host_s}), outputs
-
-    def _fill_masks(self, dispatched: Dispatched) -> list[RequestOutput]:
-        """Fill the masks of a launched step; returns the requests that end by a fault of theirs."""
         assert self.structured_output is not None
-        ids = dispatched.sampled.ids_N[dispatched.step.masked_draws].tolist()
-        requests = [self.queue.live.get(id_) for id_ in ids]  # some may have ended meanwhile
-        constraints = [None if request is None else request.constraint for request in requests]
-        self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
+        step, sampled = launched.dispatched.step, launched.dispatched.sampled
+        with self.watch.part("release"):
+            ids = sampled.ids_N[step.masked_draws].tolist()
+            requests = [self.queue.live.get(id_) for id_ in ids]  # some may have ended meanwhile
+            constraints = [None if request is None else request.constraint for request in requests]
+            self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
+            self.executor.release(launched.handle, len(ids))
+            self.dispatcher.expect(self.queue.table.still_there(sampled))
         faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
-        return [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
+        outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
+        self._notify_ends(outputs)
+        launch_s = launched.host_s["launch"] + self.watch.take()["release"]
+        return replace(launched, host_s={**launched.host_s, "launch": launch_s}), outputs
 
     def _collect(self) -> list[RequestOutput]:
         """Commit the step in flight."""
@@ -544,9 +510,6 @@ class Engine:
         Returns the requests that ended. Raises: the error, unless it concerns single requests.
         """
         self.watch.take()
-        early, self._early = self._early, None
-        if early is not None and early.plan is not None:
-            self._give_up()
         inside = self.dispatcher.lose(plan)
         outputs = self._collect() if self._in_flight is not None else []
         if self.watch.clock is not None:
@@ -571,7 +534,7 @@ class Engine:
 
     def _abandon(self, error: BaseException) -> None:
         """End all requests after a step broke off half-way, and empty the cache: blocks it was to fill hold nothing."""
-        self._in_flight = self._early = None
+        self._in_flight = None
         if self.watch.clock is not None:
             self.watch.clock.clear()
         cause = f"the engine broke off: {str(error) or type(error).__name__}"

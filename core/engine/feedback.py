@@ -54,13 +54,12 @@ class PolicyFeedback:
             self._ended.append(Ended(request.view, reason, error))
 
     def give_up(self, now_s: float) -> None:
-        """Nothing is done of the newest plan that is not given up yet; told after what became of those before it.
+        """Nothing is done of the newest plan; told once the policy knows what became of those before it.
 
         Raises: PluginError naming the policy, as everything here that tells it something.
         """
-        newest = next((untold for untold in reversed(self._untold) if not untold.is_given_up), None)
-        if newest is not None:
-            newest.is_given_up = True
+        if self._untold:
+            self._untold[-1].is_given_up = True
             self._tell_given_up(now_s)
 
     def committed(self, plan: Plan, now_s: float, **facts: Any) -> None:

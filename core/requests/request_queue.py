@@ -39,8 +39,6 @@ class RequestQueue:
         """Those of the waiting requests that ran before."""
         self.num_steps_without_decode = 0
         """See core.contracts.SchedulerView."""
-        self.num_moves = 0
-        """Grows with each change of what a policy sees of requests that wait and run."""
 
     def __len__(self) -> int:
         return len(self.live)
@@ -49,7 +47,6 @@ class RequestQueue:
         """Put a new request at the tail of the queue."""
         self.live[request.id] = self.waiting[request.id] = request
         self.num_waiting_tokens += request.num_prompt_tokens
-        self.num_moves += 1
 
     def hold_back(self, request: Request) -> None:
         """Keep a new request out of the queue until `let_in`."""
@@ -65,12 +62,12 @@ class RequestQueue:
         self.running[request.id] = self.waiting.pop(request.id)
         self._left(request)
         self.table.take(request)
-        self._changed()
+        self._running_slots = None
 
     def end(self, request: Request) -> None:
         """Take a running request out of the scheduler's sight until its last token arrives."""
         self.ending[request.id] = self.running.pop(request.id)
-        self._changed()
+        self._running_slots = None
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
@@ -82,7 +79,7 @@ class RequestQueue:
             self.num_waiting_tokens += request.num_prompt_tokens
             self.num_preempted_waiting += 1
             self.waiting.move_to_end(request.id, last=False)
-        self._changed()
+        self._running_slots = None
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it stands."""
@@ -93,12 +90,7 @@ class RequestQueue:
         self.ending.pop(request.id, None)
         self.compiling.pop(request.id, None)
         self.table.leave(request)
-        self._changed()
-
-    def _changed(self) -> None:
-        """Other requests run than before."""
         self._running_slots = None
-        self.num_moves += 1
 
     def _left(self, request: Request) -> None:
         """Count a request out that waits no longer."""

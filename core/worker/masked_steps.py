@@ -55,10 +55,10 @@ class MaskedGraphs:
 
     def begin(self, rows_D: Tensor, padding_row: int, masks: TokenMasks, masked_draws_K: Tensor) -> None:
         """Compute the hidden states of these rows, and say which of them will have masks."""
-        masks.write_index(self.index_G, masked_draws_K)
         self.rows_G[: len(rows_D)].copy_(rows_D)
         self.rows_G[len(rows_D) :].fill_(padding_row)
         self.forward.replay()
+        masks.write_index(self.index_G, masked_draws_K)  # behind the draws of the step before, which read it
 
     def finish(self, num_draws: int) -> Tensor:
         """Draw; returns the tokens or rows, valid until the next step."""

@@ -1,0 +1,34 @@
+"""A benchmark finds out whether its files can be written before it runs, and shows its result in any case."""
+
+from pathlib import Path
+
+import pytest
+
+from hookline.core.bench import command
+from hookline.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("key", ["result", "records"])
+def test_a_place_that_cannot_be_written_to_is_named_before_anything_runs(tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "below"
+
+    def measure(tree, host):
+        raise AssertionError("nothing must run")
+
+    with pytest.raises(ConfigError, match=f"{key}=.*below cannot be"):
+        command.execute({key: str(place)}, None, measure)
+
+
+def test_the_result_is_shown_although_its_file_cannot_be_written(tmp_path: Path, monkeypatch) -> None:
+    shown = []
+    monkeypatch.setattr(command, "print_result", shown.append)
+    path = tmp_path / "results.jsonl"
+
+    def measure(tree, host):
+        path.mkdir()  # whatever happens meanwhile
+        return {"metrics": {}}, None
+
+    with pytest.raises(ConfigError, match=r"results.jsonl cannot be written"):
+        command.execute({"result": str(path)}, None, measure)
+    assert shown == [{"metrics": {}}]

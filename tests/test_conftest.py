@@ -1,0 +1,85 @@
+"""tests/conftest.py: when a run is spread over processes, and which tests it says are slow without being marked."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import conftest
+
+HERE = Path(__file__).parent
+
+
+def config(argument=".", worker=None, xdist=True, **options):
+    """What pytest hands to the hook, for a run of this file or folder."""
+    option = SimpleNamespace(numprocesses=None, tx=[], usepdb=False, capture="fd", dist="no", loadscopereorder=True)
+    vars(option).update(options)
+    made = SimpleNamespace(option=option, args=[argument], invocation_params=SimpleNamespace(dir=HERE))
+    made.pluginmanager = SimpleNamespace(hasplugin=lambda name: xdist)
+    if worker is not None:
+        made.workerinput = worker
+    return made
+
+
+def num_processes(made):
+    conftest.pytest_cmdline_main(made)
+    return made.option.numprocesses
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_a_run_of_a_folder_takes_two_processes_file_by_file():
+    made = config("core")
+    assert num_processes(made) == 2 and made.option.dist == "loadfile"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        config("test_conftest.py"),
+        config("core/step/test_message.py::test_unpacking_gives_back_what_was_packed"),
+        config(usepdb=True),
+        config(capture="no"),
+        config(xdist=False),
+        config(worker={}),
+    ],
+    ids=["a file", "a test", "--pdb", "-s", "no xdist", "a worker"],
+)
+def test_other_runs_take_one_process(made):
+    assert num_processes(made) is None
+
+
+def test_a_run_on_a_gpu_takes_one_process(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert num_processes(config()) is None
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_a_number_that_is_asked_for_stays(number):
+    assert num_processes(config(numprocesses=number)) == number
+
+
+def test_files_that_run_the_whole_come_first_then_those_with_most_slow_tests():
+    paths = {"quick": HERE / "core" / "test_a.py", "slow": HERE / "core" / "test_b.py", "whole": HERE / "test_c.py"}
+    items = [SimpleNamespace(name=name, path=path, keywords={name: 1}) for name, path in paths.items()]
+    items.sort(key=conftest.long_files_first(items))
+    assert [item.name for item in items] == ["whole", "slow", "quick"]
+
+
+def report(name, duration, when="call", **keywords):
+    return SimpleNamespace(nodeid=name, duration=duration, when=when, keywords=keywords)
+
+
+def test_a_run_ends_with_the_slow_tests_that_are_not_marked():
+    lines = []
+    reports = [report("long", 2.0), report("short", 0.1), report("marked", 3.0, slow=1), report("made", 4.0, "setup")]
+    reporter = SimpleNamespace(
+        stats={"passed": reports, "warnings": [object()]},
+        section=lambda title, **options: lines.append(title),
+        line=lines.append,
+    )
+    conftest.pytest_terminal_summary(reporter)
+    assert lines == ["over 1 s and not marked slow", "  2.0 s  long"]
