@@ -172,7 +172,7 @@ def clipped(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def one_line(error: BaseException, limit: int | None = None) -> str:
-    """`Type: message` with all white space collapsed; with a limit, of at most so many characters, all printable."""
+    """`Type: message` with all white space collapsed; with a limit, at most that many characters, all printable."""
     message = str(error) if limit is None else str(error)[: 4 * limit]
     line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
     if limit is None:

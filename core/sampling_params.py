@@ -107,7 +107,7 @@ def _at_most(name: str, count: int, most: int, what: str) -> None:
 
 
 def token_ids(name: str, values: object, most: int) -> tuple[int, ...]:
-    """At most so many token ids of at least 0; whether the vocabulary has them is the engine's matter."""
+    """At most this many token ids of at least 0; the engine checks that the vocabulary has them."""
     ids = _items(values, most)
     if ids is None:
         raise RequestError(f"sampling.{name}={shown(values)} must be a list of token ids")

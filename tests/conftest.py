@@ -38,9 +38,15 @@ def pytest_cmdline_main(config):
 
 def pytest_collection_modifyitems(config, items):
     skip_where_it_cannot_run(config, items)
-    if hasattr(config, "workerinput"):  # long files first, or one process ends long after the other
-        num_slow = Counter(item.path for item in items if "slow" in item.keywords)
-        items.sort(key=lambda item: -num_slow[item.path])
+    if hasattr(config, "workerinput"):
+        items.sort(key=long_files_first(items))
+
+
+def long_files_first(items):
+    """The order for several processes, which should end together: files beside this one take longest."""
+    num_slow = Counter(item.path for item in items if "slow" in item.keywords)
+    here = Path(__file__).parent
+    return lambda item: (item.path.parent != here, -num_slow[item.path])
 
 
 def skip_where_it_cannot_run(config, items):

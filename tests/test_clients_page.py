@@ -30,7 +30,7 @@ LLM, BATCH = 'llm -m hookline "Say hello"', "hookline batch requests.jsonl answe
 NOT_HERE = ("docker run ", "lm_eval run ")
 SNIPPETS = {body.split()[1]: body for language, body in blocks(PAGE) if language == "python"}
 ADDRESS = "http://localhost:8000"
-SMALL = ["workload.num_prompts=2", "workload.max_token_id=200", "repeats=1", "workload.prompt_len=[8,16]"]
+SMALL = ["workload.num_prompts=2", "repeats=1", "workload.prompt_len=[8,16]"]
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from hookline import LLM, SamplingParams
 from hookline.core.contracts import Plan
-from hookline.core.errors import CapacityError, PlanError, StepFault
+from hookline.core.errors import CapacityError, EngineError, PlanError, StepFault
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 PROCESSED = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, repetition_penalty=1.5)
@@ -156,3 +156,11 @@ def test_a_processor_without_memory_ends_its_requests_alone(llm, monkeypatch):
     broken, done = llm.generate(PROMPTS, [PROCESSED, PARAMS])
     assert "processor 'penalties' of plugin" in broken.error and "can't allocate memory" in broken.error
     assert done.token_ids == expected[1].token_ids
+
+
+def test_after_a_device_was_lost_every_call_gets_the_same_error(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.executor, "failure", "an illegal memory access; the engine has ended")
+    for _ in range(2):
+        with pytest.raises(EngineError, match="an illegal memory access; the engine has ended"):
+            llm.generate(PROMPTS, PARAMS)
+        assert not llm.engine.has_work

@@ -376,3 +376,11 @@ def test_a_processor_that_fails_on_one_rank_alone_ends_the_engine(place, rank, f
             )
             assert f"{PLACES[place]}: ValueError: on purpose (" in str(caught.value)
             assert str(caught.value).endswith("The engine has ended; make a new one")
+
+
+def test_an_observer_that_was_switched_off_does_not_hide_what_ends_the_block(faulty, caplog):
+    faulty("observer.on_step_end:ValueError")
+    with pytest.raises(ZeroDivisionError), make(observers=["faulty"]) as llm:
+        assert [len(output.token_ids) for output in llm.generate([[1], [2], [3]], PARAMS)] == [3, 3, 3]
+        _ = 1 / 0
+    assert "observer 'faulty' is switched off, the engine goes on: on_step_end of observer 'faulty' rais" in caplog.text

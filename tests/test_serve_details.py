@@ -178,7 +178,7 @@ def test_7_a_completion_has_a_chunk_for_each_token_and_a_chat_an_empty_content(
 
 def test_8_a_model_card_is_whole_and_another_name_is_404(http: httpx.Client) -> None:
     (card,) = http.get("/v1/models").json()["data"]
-    assert set(card) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len"}
+    assert set(card) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "vocab_size"}
     assert card["object"] == "model" and card["max_model_len"] == MAX_LEN
     assert http.get(f"/v1/models/{card['id']}").json() == card
     unknown = http.post("/v1/completions", json={"model": "gpt-9", "prompt": "x"})
@@ -323,6 +323,18 @@ def test_a_form_that_cannot_be_is_400(http: httpx.Client, stream: bool) -> None:
     body = {"prompt": CODE, "structured_outputs": {"regex": "(["}, "stream": stream}
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 400 and "regex" in response.json()["error"]["message"]
+
+
+@needs_structured
+@pytest.mark.parametrize("template", ["", "{# </think> #}"])
+def test_a_form_is_asked_of_the_answer_where_the_template_knows_of_reasoning(template: str) -> None:
+    client = FakeEngineClient('<think>Well</think>{"a": 1}')
+    client.facts.codec.tokenizer.chat_template += template
+    body = {"messages": CHAT, "response_format": {"type": "json_object"}}
+    with live_server(lambda: client) as started, httpx.Client(base_url=started.url) as http:
+        answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert (answer["reasoning_content"], answer["content"]) == ("Well", '{"a": 1}')
+    assert client.asked[0].params.structured_outputs.after == ("</think>" if template else None)
 
 
 def test_token_ids_are_given_on_request(http: httpx.Client) -> None:

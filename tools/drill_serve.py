@@ -125,11 +125,12 @@ def load(port: int) -> dict[str, float]:
     return found
 
 
-async def sample(pids: list[int], found: list[list[float]]) -> None:
-    """Note the processes' memory, again and again."""
+async def sample(port: int, pids: list[int], memory: list[list[float]], blocked_s: list[float]) -> None:
+    """Note the processes' memory, and the longest that the event loop was blocked so far, again and again."""
     while True:
-        found.append([memory_mib(pid) for pid in pids])
         await asyncio.sleep(SAMPLE_S)
+        memory.append([memory_mib(pid) for pid in pids])
+        blocked_s.append((await asyncio.to_thread(load, port))["event_loop_blocked_s"])
 
 
 def wait_until_idle(port: int, patience_s: float = 10.0) -> dict[str, float]:
@@ -156,10 +157,11 @@ def drill(arguments: argparse.Namespace) -> list[str]:
     try:
         assert " at http" in server.stdout.readline(), "the server did not start"
         pids, memory = [server.pid, *children(server.pid)], list[list[float]]()
+        blocked_s: list[float] = []
         found = Drill(port, arguments)
 
         async def run() -> None:
-            sampler = asyncio.ensure_future(sample(pids, memory))
+            sampler = asyncio.ensure_future(sample(port, pids, memory, blocked_s))
             await found.run()
             sampler.cancel()
 
@@ -178,6 +180,7 @@ def drill(arguments: argparse.Namespace) -> list[str]:
         "seconds": round(seconds, 1),
         "chunks_s": round(found.counts["chunks"] / seconds),
         "event_loop_blocked_s": end["event_loop_blocked_s"],
+        "of_it_at_the_start_s": blocked_s[0],
         "memory_growth_mib": round(growth, 1),
         "memory_mib": [round(one) for one in memory[-1]],
     }

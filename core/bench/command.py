@@ -77,22 +77,29 @@ def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None 
     measure_: does so in place of `measure`.
     Raises: HooklineError for whatever keeps the engine from starting or running; a line of `result` says so, too.
     """
-    from hookline.core.bench.files import write_recording
+    from hookline.core.bench.files import make_records_folder, write_recording
     from hookline.core.sweep.job_status import failure
     from hookline.core.sweep.results import append_line
+    from hookline.core.util.files import check_appendable
 
     result, records = tree.get("result"), tree.get("records")
+    if result is not None:
+        check_appendable(Path(result), "result")
+    if records is not None:
+        make_records_folder(Path(records))
     try:
         record, recording = (measure_ or measure)(tree, host)
     except Exception as error:
         if result is not None:
             append_line(Path(result), {**describe(tree), **failure(error)})
         raise
-    if records is not None:
-        write_recording(recording, Path(records))
-    print_result(record)
-    if result is not None:
-        append_line(Path(result), record)
+    try:
+        if result is not None:
+            append_line(Path(result), record)
+        if records is not None:
+            write_recording(recording, Path(records))
+    finally:
+        print_result(record)  # the work is done, and must not be lost with a file
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -18,6 +19,7 @@ from hookline.core.bench.recorder import Column, Recording, RequestRecord
 from hookline.core.errors import ConfigError
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sweep.results import read_lines
+from hookline.core.util.files import check_writable, write_whole
 
 STEPS = "steps.npz"
 REQUESTS = "requests.jsonl"
@@ -25,16 +27,31 @@ _SAID = (*INFO_KEYS, "slo")
 _ARRAYS = ("drawn", "chunk_request", "chunk_tokens")
 
 
+def make_records_folder(folder: Path) -> None:
+    """Make a folder for a recording, before there is anything to record.
+
+    Raises: ConfigError if nothing could be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"records={folder} cannot be made: {error.strerror or error}") from error
+    check_writable(folder / REQUESTS, "records")
+
+
 def write_recording(recording: Recording, folder: Path) -> None:
-    """Write steps.npz and requests.jsonl into a folder, which is made if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write steps.npz and requests.jsonl into a folder, which is made if it is not there.
+
+    Raises: ConfigError if they cannot be written; each is whole then, or as it was before.
+    """
+    make_records_folder(folder)
     arrays = {name: _small(getattr(recording, name)) for name in _ARRAYS}
     columns = dict(_stored(name, column) for name, column in recording.steps.items())
     sizes = {"num_blocks": recording.num_blocks, "block_size": recording.block_size, "seconds": recording.seconds}
-    np.savez_compressed(folder / STEPS, **{**columns, **arrays, **sizes})  # type: ignore[arg-type]
-    with (folder / REQUESTS).open("w", encoding="utf-8") as file:
-        for request in recording.requests:
-            file.write(json.dumps(_line(request)) + "\n")
+    packed = BytesIO()
+    np.savez_compressed(packed, **{**columns, **arrays, **sizes})  # type: ignore[arg-type]
+    write_whole(folder / STEPS, [packed.getvalue()], "records")
+    write_whole(folder / REQUESTS, (json.dumps(_line(request)) + "\n" for request in recording.requests), "records")
 
 
 def read_recording(folder: Path) -> Recording:

@@ -56,7 +56,7 @@ def is_sweep(arguments: Sequence[str]) -> bool:
 
 
 class _ToStderr(logging.Handler):
-    """Looks standard error up at each record: whoever replaced it meanwhile gets the line."""
+    """Looks standard error up at each record, so that its replacement, if there is one, gets the line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())

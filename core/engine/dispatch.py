@@ -78,7 +78,7 @@ class Dispatcher:
     def retire(self, request: Request) -> None:
         """Give back a request's row and blocks, if it has any.
 
-        A launched step may still use them: whoever gets them next is computed after it, on the same device queue.
+        A launched step may still use them: their next owner is computed after it, on the same device queue.
         """
         self.cache.release(request)
         self.free_row(request)

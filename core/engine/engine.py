@@ -106,7 +106,7 @@ class Engine:
         self.clock: Callable[[], float] = time.monotonic
         """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
-        """How to wait when a policy asks to; whoever drives the engine may have better to do."""
+        """How to wait when a policy asks to; replaced where the engine's driver has other things to do meanwhile."""
         self.cache = KVCacheManager(pool, self.queue.table)
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
@@ -246,7 +246,7 @@ class Engine:
     def check_room(self, num_requests: int = 1) -> None:
         """Check max_queued_requests and max_queued_tokens, which `add` itself does not.
 
-        Raises: QueueFullError if so many more requests have to wait until others have started.
+        Raises: QueueFullError if this many more requests must wait until others have started.
         """
         check_room(self.limits, self.queue, num_requests)
 

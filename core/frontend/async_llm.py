@@ -216,6 +216,11 @@ class AsyncLLM:
         return self.llm.observers
 
     @property
+    def death(self) -> str | None:
+        """Why the engine serves nothing more, in one line, if a fault ended it; None while it lives."""
+        return self._thread.death
+
+    @property
     def num_open(self) -> int:
         """Prompts that are being served or wait."""
         return self._thread.num_open + len(self._untokenized)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from hookline.core.errors import EngineError, HooklineError, LostStep, RequestError
+from hookline.core.errors import EngineError, HooklineError, LostStep, RankError, RequestError, one_short_line
 from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
@@ -41,6 +41,8 @@ class EngineThread:
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
         self._lock = threading.Lock()
         self._is_stopping = self._is_closed = self._is_stuck = False
+        self.death: str | None = None
+        """Why the engine serves nothing more, if a fault ended it."""
         self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
 
     def start(self) -> None:
@@ -91,6 +93,7 @@ class EngineThread:
 
     def _give_up(self, error: HooklineError) -> None:
         """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
+        self.death = str(error)
         with self._lock:
             self._is_closed = self._is_stuck = True
             waiting = list(self._open)
@@ -112,6 +115,7 @@ class EngineThread:
             while not self._is_stopping:
                 self._turn()
         except BaseException as error:
+            self.death = one_short_line(error)
             _log.error("the engine's thread ends: %s", error)
         finally:
             self._shut_down()
@@ -122,8 +126,12 @@ class EngineThread:
             if self._has_work:
                 self._output_processor.step()
         except LostStep as error:
+            if error.ends_engine:
+                self.death = str(error)
             self._fail(error, [one for one, ids in self._open.items() if error.ends_engine or ids & error.ended])
         except BaseException as error:
+            if isinstance(error, RankError):
+                self.death = str(error)
             self._fail(error, list(self._open))
         self._send()
 

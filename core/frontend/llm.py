@@ -18,7 +18,7 @@ from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import RequestError, shown
+from hookline.core.errors import HooklineError, PluginError, RequestError, shown
 from hookline.core.frontend.generation import Call, ProgressBar
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.step_guard import StepGuard
@@ -99,7 +99,7 @@ class LLM:
             self.engine.structured_output.make_vocabulary = tokenizer_facts
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
-        self._end = weakref.finalize(self, self.output_processor.close)
+        self._end = weakref.finalize(self, _close_dropped, self.output_processor)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
@@ -212,6 +212,7 @@ class LLM:
         """End what still runs and release the engine's memory; a second call does nothing.
 
         An LLM that is dropped without it is closed when Python collects it, or ends.
+        Raises: PluginError for an observer that was switched off, or that fails now, once all is released.
         """
         self._end.detach()
         self.output_processor.close()
@@ -222,7 +223,20 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except PluginError as fault:
+            if error is None:
+                raise
+            logger.error("%s", fault)  # what the block raised is the one to see
+
+
+def _close_dropped(output_processor: OutputProcessor) -> None:
+    """Close an engine that nobody holds any more, so that nobody hears its errors but the log."""
+    try:
+        output_processor.close()
+    except HooklineError as error:
+        logger.error("while closing an engine that was dropped: %s", error)
 
 
 def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -103,7 +103,7 @@ class OutputProcessor:
         if self.guard is None:
             outputs = self.engine.step()
         else:
-            with self.guard.region():
+            with self.guard:
                 outputs = self.engine.step()
         self._hand_out(outputs)
         if self._entries and not self.engine.has_work:

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from traceback import walk_stack
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.distributed.heartbeat import COMPILERS
@@ -40,7 +40,10 @@ BREAKS = (Interrupted, KeyboardInterrupt)
 
 
 class StepGuard:
-    """Around each step of an engine. entries: those whose code may be stuck. Costs a step nothing it could notice."""
+    """Around each step of an engine, as a context. entries: those whose code may be stuck.
+
+    Raises: EngineError naming who was stuck, if a step was broken off.
+    """
 
     def __init__(self, engine: Engine, config: EngineConfig, num_ranks: int, entries: Iterable[Entry]) -> None:
         self._engine = weakref.ref(engine)
@@ -55,24 +58,18 @@ class StepGuard:
         self._pid = 0
         self._stopped = threading.Event()
 
-    @contextmanager
-    def region(self) -> Iterator[None]:
-        """Around a step.
-
-        Raises: EngineError naming who was stuck, if it was broken off.
-        """
+    def __enter__(self) -> None:
         if self._pid != os.getpid():
             self._start()
         self._watch.doing = ""
         self._inside = threading.get_ident()
-        try:
-            yield
-        except BREAKS as error:
-            if not self._failure:
-                raise
-            raise EngineError(self._failure) from error
-        finally:
-            self._leave()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failure = self._leave()
+        if failure and isinstance(error, BREAKS):
+            raise EngineError(failure) from error
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -83,13 +80,14 @@ class StepGuard:
         self._pid = os.getpid()
         threading.Thread(target=self._run, name="hookline-guard", daemon=True).start()
 
-    def _leave(self) -> None:
+    def _leave(self) -> str:
         with self._lock:
             thread, self._inside, failure, self._failure = self._inside, None, self._failure, ""
         if failure and thread is not None:  # what was sent and has not come yet must not hit what follows
             with suppress(*BREAKS):
                 raise_in(thread, None)
                 time.sleep(0.01)
+        return failure
 
     # -------------------------------------------------------------------------------------------------- the thread's
 

@@ -17,7 +17,7 @@ from hookline.core.util.arrays import IntArray, float_bits, ints
 
 
 class Stage:
-    """One processor: its entry, and its code once somebody uses it."""
+    """One processor: its entry, and its code once a request uses it."""
 
     def __init__(self, entry: Entry, unmet_needs: Sequence[str] = ()) -> None:
         assert entry.config is not None

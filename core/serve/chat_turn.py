@@ -106,27 +106,25 @@ async def prepared(
     tools: Tools,
     *,
     max_tokens: int | None,
-    reasons: bool = True,
     add_special_tokens: bool = False,
     **further: Any,
 ) -> Turn:
     """A turn from its messages, its tools and what it says of sampling.
 
-    max_tokens: as asked for; None takes what there is room for. reasons: tell reasoning from the answer. further:
-    fields of SamplingParams.
+    max_tokens: as asked for; None takes what there is room for. further: fields of SamplingParams.
     Raises: RequestError or ApiError for what cannot be served.
     """
     codec = surface.codec
     size = sum(len(str(message.get("content"))) for message in chat.messages) + 200 * len(tools.functions)
     prompt = await surface.in_time(size, lambda: chat.render(codec))
-    ids = await surface.encoded(prompt, add_special_tokens=add_special_tokens)
+    (ids,) = await surface.encoded([prompt], add_special_tokens=add_special_tokens)
     structured = structured_outputs(fields.response_format, fields.structured_outputs)
     if (schema := tools.forced_schema) is not None:
         if structured is not None:
             raise invalid("tool_choice forces a call, and response_format something else; give one", "tool_choice")
         check_available("tool_choice")
         structured = {"json": schema}
-    readers = _readers(surface, tools, reasons=reasons)
+    readers = _readers(surface, tools)
     if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:
         structured = {"after": tag, **structured}
     if any(reader.keeps_special_tokens for reader in readers):
@@ -144,8 +142,8 @@ def _closing_tag(surface: Surface, prompt: str) -> str | None:
     return tag if tag and tag in str(template) and not prompt.rstrip().endswith(tag) else None
 
 
-def _readers(surface: Surface, tools: Tools, *, reasons: bool) -> list[Parser]:
-    found = [surface.parsers.reasoning] if reasons and surface.parsers.reasoning is not None else []
+def _readers(surface: Surface, tools: Tools) -> list[Parser]:
+    found = [surface.parsers.reasoning] if surface.parsers.reasoning is not None else []
     if tools.functions and tools.choice == AUTO:
         if surface.parsers.tools is None:
             raise invalid("tool_choice='auto' needs a tool parser; the server has none: serve.tool_parser", "tools")

@@ -97,17 +97,22 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     """Engine and HTTP in this process."""
     import asyncio
     import signal
+    import time
 
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.serve.app import make_app
+    from hookline.core.serve.collecting import QuietCollector
     from hookline.core.serve.front_main import run_loop
     from hookline.core.serve.http_server import serve_http
     from hookline.core.serve.in_process import InProcessClient
+    from hookline.core.serve.throughput import Throughput
 
+    throughput = Throughput(time.monotonic)
+    host.manager.register(throughput)
     llm = AsyncLLM.from_config(run.config, host)
 
     async def serve() -> int:
-        client = InProcessClient(llm, run.serve)
+        client = InProcessClient(llm, run.serve, throughput)
         loop = asyncio.get_running_loop()
         stopping: asyncio.Future[float] = loop.create_future()
 
@@ -119,9 +124,10 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        announce(client.facts.names, client.facts.max_model_len)
+        served, facts = make_app(client, run.serve, keys), client.facts
+        QuietCollector(lambda: served.gate.num_open).start()
         try:
-            await serve_http(make_app(client, run.serve, keys), sockets, run.serve, stopping)
+            await serve_http(served, sockets, run.serve, stopping, lambda: announce(facts.names, facts.max_model_len))
         finally:
             await client.aclose()
         return 0

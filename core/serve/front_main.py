@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
 import socket
 import sys
@@ -65,6 +64,7 @@ class _FrontEnd:
         """Wait for the engine, then serve until told to stop."""
         from hookline.core.serve.api_keys import read_keys
         from hookline.core.serve.app import make_app
+        from hookline.core.serve.collecting import QuietCollector
         from hookline.core.serve.http_server import serve_http
 
         loop = asyncio.get_running_loop()
@@ -77,10 +77,13 @@ class _FrontEnd:
             return 0
         client = self._make_client(self._facts.result())
         served = make_app(client, self._settings, keys)
-        gc.collect()
-        gc.freeze()
-        self._parent.tell(ready=True, names=client.facts.names, max_model_len=client.facts.max_model_len)
-        await serve_http(served, [socket.socket(fileno=self._task["socket"])], self._settings, self._stopping)
+        QuietCollector(lambda: served.gate.num_open).start()
+        facts, sockets = client.facts, [socket.socket(fileno=self._task["socket"])]
+
+        def announce() -> None:
+            self._parent.tell(ready=True, names=facts.names, max_model_len=facts.max_model_len)
+
+        await serve_http(served, sockets, self._settings, self._stopping, announce)
         if self._link is not None:
             self._link.close()
         return 0

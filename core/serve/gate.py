@@ -137,8 +137,9 @@ class _Passage:
         except Exception as error:
             await self._answer_fault(error)
         finally:
-            if self._watch is not None:
-                self._watch.cancel()
+            watch, self._watch = self._watch, None  # no circle of references is left for Python to find
+            if watch is not None:
+                watch.cancel()
 
     def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
         """ASGI's send, with our headers on what comes first."""

@@ -40,6 +40,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._end_receiving()
         self._end_unread()
         super().connection_lost(exc)
+        self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # no circle is left for Python to find
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

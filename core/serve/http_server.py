@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -25,7 +25,16 @@ LAST_WORDS_S = 2.0
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without handlers of signals: who runs it calls `stop`."""
+    """uvicorn's server without handlers of signals. announce: called once it listens."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._announce()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -34,9 +43,16 @@ class HttpServer(uvicorn.Server):
 
 
 async def serve_http(
-    served: Served, sockets: Sequence[socket.socket], settings: ServeConfig, stopping: asyncio.Future[float]
+    served: Served,
+    sockets: Sequence[socket.socket],
+    settings: ServeConfig,
+    stopping: asyncio.Future[float],
+    announce: Callable[[], None],
 ) -> None:
-    """Serve until `stopping` says for how long to drain, and then until all is answered or ended."""
+    """Serve until `stopping` says for how long to drain, and then until all is answered or ended.
+
+    announce: called once connections are taken.
+    """
     raise_file_limit()
     config = uvicorn.Config(
         served.app,
@@ -52,7 +68,7 @@ async def serve_http(
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
-    server = HttpServer(config)
+    server = HttpServer(config, announce)
     served.life.watch.start()
     running = asyncio.ensure_future(server.serve(list(sockets)))
     await first_of(running, stopping)

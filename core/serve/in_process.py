@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import hookline
-from hookline.core.errors import QueueFullError
+from hookline.core.errors import EngineError, QueueFullError
 from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.serve.settings import ServeConfig
+    from hookline.core.serve.throughput import Throughput
     from hookline.core.tokenizer.codec import Prompt
 
 
@@ -35,11 +36,11 @@ def served_model(llm: LLM, settings: ServeConfig) -> ServedModel:
 
 
 class InProcessClient:
-    """`EngineClient` over an AsyncLLM, which it closes."""
+    """`EngineClient` over an AsyncLLM, which it closes. throughput: what the engine's steps are counted by."""
 
-    def __init__(self, llm: AsyncLLM, settings: ServeConfig) -> None:
+    def __init__(self, llm: AsyncLLM, settings: ServeConfig, throughput: Throughput | None = None) -> None:
         self._llm, self.facts = llm, served_model(llm.llm, settings)
-        self._settings = settings
+        self._settings, self._throughput = settings, throughput
         self._is_closed = False
         self.closing: Awaitable[None] | None = None
         """What closes it at once, while it drains."""
@@ -56,7 +57,9 @@ class InProcessClient:
         timeout_s: float | None = None,
     ) -> RequestStream:
         """See EngineClient."""
-        if self._llm.num_open >= self._settings.max_requests:
+        if self.death is not None:
+            raise EngineError(self.death)
+        if self._llm.num_open + params.n > self._settings.max_requests:
             raise QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
         options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         given = {name: value for name, value in options.items() if value is not None}
@@ -66,7 +69,8 @@ class InProcessClient:
     def load(self) -> Load:
         """See EngineClient."""
         engine = self._llm.llm.engine
-        return Load(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks)
+        rates = (0.0, 0.0) if self._throughput is None else self._throughput.rates()
+        return Load(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks, *rates)
 
     async def metrics(self) -> str:
         """See EngineClient."""
@@ -81,7 +85,7 @@ class InProcessClient:
     @property
     def death(self) -> str | None:
         """See EngineClient."""
-        return None
+        return self._llm.death
 
     @property
     def is_dead(self) -> bool:

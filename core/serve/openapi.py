@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.completion_request import CompletionRequest
@@ -141,7 +142,7 @@ class Documents:
 
     async def json(self, request: Request) -> Response:
         """The document itself."""
-        return JSONResponse(self.document)
+        return json_response(self.document)
 
     async def page(self, request: Request) -> Response:
         """The document for people."""

@@ -59,7 +59,7 @@ class RemoteStream:
             if not self._num_open:
                 raise StopAsyncIteration
             if self._error is not None:
-                self._num_open = 0
+                self._num_open, self.completions = 0, []
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -70,6 +70,8 @@ class RemoteStream:
         completion = self._news.pop(next(iter(self._news)))
         delta = completion.take()
         self._num_open -= delta.output is not None
+        if not self._num_open:
+            self.completions = []  # no circle of references is left for Python to find
         return delta
 
     async def aclose(self) -> None:
@@ -77,6 +79,7 @@ class RemoteStream:
         if self._num_open:
             self._num_open = 0
             self._client.forget(self.completions, cancel=True)
+            self.completions, self._news = [], {}
 
     def notify(self, completion: RemoteCompletion) -> None:
         """A completion has something to be read."""

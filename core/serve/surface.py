@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -19,7 +20,7 @@ from hookline.core.serve.parsers import Parsers, chosen_parsers
 from hookline.core.serve.request_options import request_options
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.tokenizer.codec import Codec
-from hookline.core.tokenizer.token_texts import TokenTexts
+from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 LONG_TEXT = 4000
 """Characters that take a millisecond or more to tokenize, which is then done in a thread."""
@@ -32,7 +33,7 @@ class Surface:
     def __init__(self, client: EngineClient, settings: ServeConfig, parsers: Parsers | None = None) -> None:
         self.client, self.settings = client, settings
         self.parsers = chosen_parsers(settings.reasoning_parser, settings.tool_parser) if parsers is None else parsers
-        self.token_texts = TokenTexts(client.facts.codec)
+        self.spelling = TokenSpelling(client.facts.codec)
 
     @property
     def facts(self) -> ServedModel:
@@ -59,10 +60,10 @@ class Surface:
         """The result of some work with a text, done in a thread if the text is long."""
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
 
-    async def encoded(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        codec = self.codec
-        return await self.in_time(len(text), lambda: codec.encode_text(text, add_special_tokens=add_special_tokens))
+    async def encoded(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text."""
+        encode = partial(self.codec.encode_text, add_special_tokens=add_special_tokens)
+        return await self.in_time(sum(map(len, texts)), lambda: [encode(text) for text in texts])
 
     async def open(self, asked: list[tuple[list[int], Any]], fields: Any, headers: Headers) -> Generation:
         """Queue prompts, each with its sampling parameters.

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hookline.core.contracts import hookimpl
+
 if TYPE_CHECKING:
     from hookline.core.contracts import StepStats
 
@@ -23,6 +25,11 @@ class Throughput:
         self._marks: deque[tuple[float, int, int]] = deque([(clock(), 0, 0)])
         self._reported_s = clock()
         self._was_busy = self._had_work = False
+
+    @hookimpl
+    def on_step_end(self, stats: StepStats) -> None:
+        """See the hook of this name: counts the steps of every engine of a plugin host that it is registered with."""
+        self.count(stats)
 
     def count(self, stats: StepStats | None) -> None:
         """Add a step, once."""

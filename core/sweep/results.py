@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,22 @@ RESULTS = "results.jsonl"
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a record to a file of JSON lines, in one write, so that jobs running side by side do not mix theirs."""
-    line = json.dumps(record) + "\n"
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    """Add a record to a file of JSON lines, in one write, so that jobs running side by side do not mix theirs.
+
+    Raises: ConfigError if it cannot be written; a part of the line is taken away again.
+    """
+    line = (json.dumps(record) + "\n").encode()
     try:
-        os.write(handle, line.encode())
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            num_written = os.write(handle, line)
+            if num_written < len(line):
+                os.ftruncate(handle, os.lseek(handle, 0, os.SEEK_CUR) - num_written)
+                raise OSError(ENOSPC, os.strerror(ENOSPC))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ A tenant is a value of the tag "tenant".
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from hookline.core.contracts import Scheduler
@@ -34,7 +34,7 @@ def served_shares(engine: Engine, backlog: Mapping[str, int], num_steps: int = 3
     served = engine.served.of("tenant")
     before: dict[str, int] = {}
     for step in range(num_steps):
-        waiting: dict[str, int] = defaultdict(int)
+        waiting: Counter[str] = Counter()
         for request in engine.queue.waiting.values():
             waiting[request.tags["tenant"]] += 1
         for tenant, wanted in backlog.items():

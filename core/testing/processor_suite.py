@@ -79,7 +79,7 @@ class ProcessorSuite:
             check(torch.equal(alone_NV[0], found_NV[row]), f"{example} gives other logits alone than in a crowd")
 
     def test_a_row_forgets_its_last_owner(self) -> None:
-        """Whoever takes a row over gets logits as in a new row, whether or not it uses the processor."""
+        """A request in a used row gets the logits of one in a new row, whether or not it uses the processor."""
         driver, logits_NV = self._crowd()
         count = len(self.examples)
         found_NV = driver.process(logits_NV, range(count))

@@ -1,7 +1,7 @@
 """The conformance suite of scheduler policies: subclass it in your tests and return your policy from `make`.
 
 It drives real engines over `core.testing.fakes`, where a request that lost or shares a wrong block gets other tokens
-than alone. It promises nothing about speed, and assumes no order but that nobody starves.
+than alone. It does not measure speed, and assumes no order but that no request starves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SchedulerSuite:
         raise NotImplementedError("return your scheduler from make()")
 
     def test_every_request_gets_the_tokens_it_gets_alone(self) -> None:
-        """Random loads over small pools: nobody is lost, and nobody's cache is mixed up."""
+        """Random loads over small pools: no request is lost, and no cache is mixed up."""
         for seed in range(30):
             RandomLoad(self.make(), random.Random(seed)).run()
 

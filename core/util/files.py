@@ -26,16 +26,30 @@ def check_writable(path: Path, key: str) -> None:
         raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
 
 
-def write_whole(path: Path, pieces: Iterable[str], key: str) -> None:
-    """Write a text file; one that is there already is replaced when the new one is complete.
+def check_appendable(path: Path, key: str) -> None:
+    """Find out whether lines can be added to a file, which need not be there yet.
+
+    Raises: ConfigError naming the key.
+    """
+    is_new = not path.exists()
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, pieces: Iterable[str | bytes], key: str) -> None:
+    """Write a file, text as UTF-8; one that is there already is replaced when the new one is complete.
 
     Raises: ConfigError naming the key if it cannot be written; what was there before is then still there.
     """
     name: str | None = None
     try:
         handle, name = _beside(path)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(pieces)
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
         _give_usual_mode(name)
         os.replace(name, path)
     except OSError as error:

@@ -104,7 +104,7 @@ class ModelRunner:
         return self.kv_layers[0].shape[1] - 1
 
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep, whoever still holds this object."""
+        """Drop the cache, the weights and what processors keep, even if this object is still referenced."""
         self.pipeline = None
         self.kv_layers = []
         self.__dict__.pop("model", None)

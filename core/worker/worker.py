@@ -125,9 +125,9 @@ class Worker(SizedExecutor):
     def capture(
         self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
     ) -> None:
-        """Capture decode steps of so many rows, ascending, and steps with prompts of these shapes as CUDA graphs.
+        """Capture decode steps of these numbers of rows, ascending, and steps with prompts of these shapes.
 
-        `launch` then replays them.
+        `launch` then replays these CUDA graphs.
         """
         self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
         self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)

@@ -1,6 +1,6 @@
 """Collectives of ranks that directly see each other's memory: sums with the norm that follows, and best tokens.
 
-How what is sent finds its place, and why nobody signals: triton_slots.py and triton_sums.py.
+triton_slots.py and triton_sums.py say where what is sent lies, and why no signals are needed.
 Legend: T rows, D columns, R ranks, N rows of a draw.
 """
 
@@ -169,7 +169,7 @@ class TritonExchange(Exchange):
         return out_N
 
     def way(self, num_rows: int) -> Way:
-        """How so many rows are summed up."""
+        """The way in which this many rows are summed up."""
         return Way.of(self.peers.size, num_rows)
 
 

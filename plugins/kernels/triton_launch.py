@@ -33,7 +33,7 @@ WIDE_GROUP = 8
 
 
 def fuses_decode(num_rows: int, group: int = 1) -> bool:
-    """Whether rotation and cache write of so many decode rows are faster inside the attention kernel.
+    """Whether rotation and cache write of this many decode rows are faster inside the attention kernel.
 
     They then delay every program of it, but save a launch; and where programs of the next kernel find their place among
     those still running decides more than either. As measured on an H200 (docs/log.md).
@@ -46,7 +46,7 @@ LARGE_WIDTH = 4096
 
 
 def triggers_late(num_rows: int, *, is_large: bool = False) -> bool:
-    """Whether norms and attention of so many rows let the next kernel start only once their own wait is over.
+    """Whether norms and attention of this many rows let the next kernel start only once their own wait is over.
 
     is_large: the model's hidden size is at least LARGE_WIDTH, or its attention has wide groups.
     """

@@ -128,7 +128,7 @@ def shared_prefix_attention(
 
     Shapes: q_BHE (B, H, E), heads contiguous; block_table_BM (B, M) int32.
     Device: one launch, no host sync; safe in a CUDA graph. How many tokens are shared lives on the device; with none
-    the programs exit at once. Rows that do not share get a partial too, which nobody reads.
+    the programs exit at once. Rows that do not share get a partial too, which is never read.
     Source: Juravsky et al. 2024, Hydragen, arXiv:2402.05099.
     """
     num_rows, num_heads, head_dim = q_BHE.shape

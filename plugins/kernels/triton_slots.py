@@ -1,7 +1,7 @@
 """How rows lie in the memory that ranks share: words that arrive by themselves, and tiles sent from within a product.
 
-A place that nothing has arrived at holds all ones, a NaN that is never sent, so whoever waits looks at the data
-themselves; triton_sums.py says why that suffices. A word is a pair of columns, or one of float32.
+A place that nothing has arrived at holds all ones, a NaN that is never sent, so a program that waits looks at the
+data themselves; triton_sums.py says why that suffices. A word is a pair of columns, or one of float32.
 Legend: T rows, O columns, R ranks.
 """
 

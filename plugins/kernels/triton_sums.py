@@ -1,8 +1,8 @@
 """Sums over ranks of rows that each of them has a partial of, fused with the norm that follows: kernels and launch.
 
-A program stores what others need of its row straight into their memory; nobody signals. A place that nothing has
-arrived at holds all ones, a NaN that is never sent, so whoever waits looks at the data themselves, takes them, and
-puts all ones back. Three ways, of which each gives all ranks the same bits; nothing here uses multicast:
+A program stores what others need of its row straight into their memory; there are no signals. A place that nothing
+has arrived at holds all ones, a NaN that is never sent. A program that waits looks at the data themselves, takes them,
+and puts all ones back. Three ways, of which each gives all ranks the same bits; nothing here uses multicast:
 - at once: each rank sends its row to all, and adds all rows in order of rank;
 - by parts: each rank adds up one part of every row's columns, and sends the sum to all; fewer bytes, but two trips;
 - by rows: each rank adds up every R-th row whole, with a residual that it alone keeps, and sends the norm to all: the

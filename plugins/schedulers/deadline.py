@@ -201,21 +201,28 @@ class Deadline:
     def _mixed_size(self, limit: int, room_s: float, price_s: float, view: SchedulerView) -> int:
         """The largest size there is time for that decodes take along at the price of steps of prompts or less.
 
-        0 if there is none. What is not known is tried out, if enough is pending, up to twice what is known to be good.
+        0 if there is none. What is not known is tried out, if enough is pending and steps of prompts of that size leave
+        time: first one size, then up to twice what is known to be good.
         """
         costs, best = self._costs.mixed, 0
         size = min(limit, LEAST_TOKENS)
         while size >= LEAST_TOKENS:
             if costs.is_known(size):
-                is_good = costs.price_s(size) <= price_s
+                is_good = costs.price_s(size) <= price_s and costs.seconds(size) <= room_s
             else:
-                is_good = (size == 2 * best or size in (FIRST_TOKENS, limit)) and self._num_pending(view, size) >= size
-            if is_good and costs.seconds(size) <= room_s:
+                is_good = self._is_worth_trying(size, best, limit, room_s) and self._num_pending(view, size) >= size
+            if is_good:
                 best = size
             if size == limit:
                 break
             size = min(2 * size, limit)
         return best
+
+    def _is_worth_trying(self, size: int, best: int, limit: int, room_s: float) -> bool:
+        """Whether to find out what prompts of that size add to a step of decodes; best: known to be good, or 0."""
+        seconds = self._costs.prompts.seconds
+        is_largest = size in (FIRST_TOKENS, limit) or seconds(2 * size) > room_s
+        return seconds(size) <= room_s and (is_largest or size == 2 * best)
 
     def _num_pending(self, view: SchedulerView, enough: int) -> int:
         """Prompt tokens to be computed, as far as they are enough."""

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.answering import EventStream, closing
+from hookline.core.serve.answering import EventStream, closing, json_response
 from hookline.core.serve.anthropic.blocks import Blocks, event
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
@@ -50,9 +50,10 @@ class Messages:
         surface = self._surface
         fields, headers = await read(request, CountRequest)
         surface.model_name(fields.model)
-        text = fields.chat(fields.chosen_tools()).render(surface.codec)
-        ids = await surface.encoded(text, add_special_tokens=False)
-        return JSONResponse({"input_tokens": len(ids)}, headers=headers)
+        chat = fields.chat(fields.chosen_tools())
+        text = await surface.in_time(len(await request.body()), lambda: chat.render(surface.codec))
+        (ids,) = await surface.encoded([text], add_special_tokens=False)
+        return json_response({"input_tokens": len(ids)}, headers=headers)
 
 
 class _Answer:
@@ -70,7 +71,7 @@ class _Answer:
             self._grown(delta)
             last = delta.output
         assert last is not None
-        return JSONResponse(self._message(last), headers=headers)
+        return json_response(self._message(last), headers=headers)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The events of a stream."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput
-from hookline.core.serve.answering import EventStream, closing
+from hookline.core.serve.answering import EventStream, closing, json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -81,9 +81,9 @@ class _Answer:
         if self._fields.return_token_ids:
             body["prompt_token_ids"] = self._turn.token_ids
         if self._fields.prompt_logprobs is not None:
-            texts = self._surface.token_texts
+            texts = self._surface.spelling
             body["prompt_logprobs"] = prompt_logprobs(texts, outputs[0].prompt_logprobs or [])
-        return JSONResponse(body, headers=headers)
+        return json_response(body, headers=headers)
 
     def _choice(self, output: RequestOutput) -> dict[str, Any]:
         fields = self._fields
@@ -102,7 +102,7 @@ class _Answer:
 
     def _logprobs(self, logprobs: Any) -> dict[str, Any] | None:
         as_ids = bool(self._fields.return_tokens_as_token_ids)
-        return None if logprobs is None else chat_logprobs(self._surface.token_texts, logprobs, as_ids=as_ids)
+        return None if logprobs is None else chat_logprobs(self._surface.spelling, logprobs, as_ids=as_ids)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
@@ -55,17 +56,22 @@ class CompletionRequest(SamplingFields, kw_only=True):
         form = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
         raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
 
-    def params(self, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
-        """The engine's parameters for a prompt. With max_tokens 0 one token is made, which nobody gets to see."""
-        max_tokens = max_new_tokens(self.max_tokens, DEFAULT_MAX_TOKENS, num_prompt_tokens, max_model_len)
+    def params(self, prompt_lens: Sequence[int], max_model_len: int) -> list[SamplingParams]:
+        """The engine's parameters for each prompt. With max_tokens 0 one token is made, which nobody gets to see."""
         scores = self.logprobs if self.prompt_logprobs is None else self.prompt_logprobs
-        return sampling_params(
-            self,
-            max(1, max_tokens),
-            logprobs=self.logprobs,
-            prompt_logprobs=scores if self.echo else None,
-            structured_outputs=structured_outputs(self.response_format, self.structured_outputs),
-        )
+        further = {
+            "logprobs": self.logprobs,
+            "prompt_logprobs": scores if self.echo else None,
+            "structured_outputs": structured_outputs(self.response_format, self.structured_outputs),
+        }
+        made: dict[int, SamplingParams] = {}
+        found = []
+        for length in prompt_lens:
+            most = max(1, max_new_tokens(self.max_tokens, DEFAULT_MAX_TOKENS, length, max_model_len))
+            if most not in made:
+                made[most] = sampling_params(self, most, **further)
+            found.append(made[most])
+        return found
 
 
 def _is_ids(value: Any) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
-from hookline.core.serve.answering import EventStream, closing
+from hookline.core.serve.answering import EventStream, closing, json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.generation import Generation, Usage, finish_reason
@@ -36,12 +36,12 @@ class Completions:
         name = surface.model_name(fields.model)
         fields.check()
         max_len = surface.facts.max_model_len
-        adds, asked = fields.add_special_tokens is not False, []
-        for prompt in fields.prompts:
-            ids = prompt if isinstance(prompt, list) else await surface.encoded(prompt, add_special_tokens=adds)
-            asked.append((ids, fields.params(len(ids), max_len)))
-        prompts = [ids for ids, _ in asked]
-        work = _Answer(surface, fields, prompts, new_id("cmpl-", request), name)
+        given = fields.prompts
+        adds = fields.add_special_tokens is not False
+        encoded = iter(await surface.encoded([one for one in given if isinstance(one, str)], add_special_tokens=adds))
+        prompts = [one if isinstance(one, list) else next(encoded) for one in given]
+        asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
+        work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
         generation = await surface.open(asked, fields, request.headers)
         if fields.stream:
             events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
@@ -52,12 +52,18 @@ class Completions:
 
 
 class _Answer:
-    """One request's answer. prompts: token ids, which texts have become."""
+    """One request's answer. given: the prompts as they came; prompts: their token ids."""
 
     def __init__(
-        self, surface: Surface, fields: CompletionRequest, prompts: list[list[int]], id: str, model: str
+        self,
+        surface: Surface,
+        fields: CompletionRequest,
+        given: Sequence[str | list[int]],
+        prompts: Sequence[list[int]],
+        id: str,
+        model: str,
     ) -> None:
-        self._surface, self._fields, self._prompts = surface, fields, prompts
+        self._surface, self._fields, self._given, self._prompts = surface, fields, given, prompts
         self._named = (id, "text_completion", now_s(), model)
         self._usage = Usage(sum(map(len, prompts)))
         self._n = fields.n or 1
@@ -69,10 +75,10 @@ class _Answer:
         choices = [self._choice(number, one) for number, found in enumerate(outputs) for one in found]
         id, object, created, model = self._named
         named = {"id": id, "object": object, "created": created, "model": model}
-        return JSONResponse({**named, "choices": choices, "usage": self._usage.openai()}, headers=headers)
+        return json_response({**named, "choices": choices, "usage": self._usage.openai()}, headers=headers)
 
     def _choice(self, number: int, output: RequestOutput) -> dict[str, Any]:
-        fields, texts = self._fields, self._surface.token_texts
+        fields, texts = self._fields, self._surface.spelling
         prompt, ids, text = self._prompts[number], output.token_ids, output.text
         logprobs = output.logprobs
         if self._drops_token:
@@ -100,7 +106,7 @@ class _Answer:
 
     def _prompt_text(self, number: int) -> str:
         """The prompt as the model read it: a text of ids has no other form."""
-        given = self._fields.prompts[number]
+        given = self._given[number]
         return given if isinstance(given, str) else self._surface.codec.decode(given, skip_special_tokens=False)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -114,7 +120,7 @@ class _Answer:
             index = number * self._n + delta.index
             choice = choices.get(index)
             if choice is None:
-                texts = self._surface.token_texts
+                texts = self._surface.spelling
                 before = self._prompt_text(number) if fields.echo else ""
                 choice = choices[index] = _ChoiceStream(
                     ChoiceFrames(frames, index, is_chat=False), fields, texts, self._prompts[number], before

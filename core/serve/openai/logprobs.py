@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline.core.outputs import TokenLogprob
-from hookline.core.tokenizer.token_texts import TokenTexts
+from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 LEAST = -9999.0
 """In place of minus infinity, which JSON has no word for."""
@@ -18,7 +18,7 @@ class CompletionLogprobs:
     as_ids: tokens are written `token_id:N`.
     """
 
-    def __init__(self, texts: TokenTexts, *, as_ids: bool = False) -> None:
+    def __init__(self, texts: TokenSpelling, *, as_ids: bool = False) -> None:
         self._texts, self._as_ids, self._offset = texts, as_ids, 0
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class CompletionLogprobs:
         return found
 
 
-def chat_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
+def chat_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
     """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def chat_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprob], *, as_ids
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprob | None]) -> list[Any]:
+def prompt_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob | None]) -> list[Any]:
     """A mapping of token ids for each token of a prompt, None for the first."""
 
     def entry(token_id: int, logprob: float) -> tuple[str, dict[str, Any]]:

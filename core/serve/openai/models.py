@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.surface import Surface
 
 
@@ -18,11 +19,11 @@ class Models:
 
     async def list(self, request: Request) -> Response:
         """All cards."""
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._surface.facts.names]})
+        return json_response({"object": "list", "data": [self._card(name) for name in self._surface.facts.names]})
 
     async def one(self, request: Request) -> Response:
         """The card of one name. Names may have slashes in them."""
-        return JSONResponse(self._card(self._surface.model_name(request.path_params["name"])))
+        return json_response(self._card(self._surface.model_name(request.path_params["name"])))
 
     def _card(self, name: str) -> dict[str, Any]:
         facts = self._surface.facts
@@ -34,4 +35,5 @@ class Models:
             "root": facts.root,
             "parent": None,
             "max_model_len": facts.max_model_len,
+            "vocab_size": facts.vocab_size,
         }

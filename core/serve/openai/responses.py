@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hookline.core.contracts import Reasoning, Text
 from hookline.core.outputs import Delta, FinishReason
-from hookline.core.serve.answering import EventStream, closing
+from hookline.core.serve.answering import EventStream, closing, json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -67,7 +67,7 @@ class _Answer:
                 pass
             last = delta
         assert last is not None and last.finish_reason is not None
-        return JSONResponse(self._response(_status(last.finish_reason)), headers=headers)
+        return json_response(self._response(_status(last.finish_reason)), headers=headers)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The events of a stream."""
@@ -89,7 +89,7 @@ class _Answer:
     def _grown(self, delta: Delta) -> list[bytes]:
         """The events of a Delta; the items grow by it."""
         self._usage.num_completion_tokens += len(delta.token_ids)
-        logprobs = delta.logprobs and chat_logprobs(self._surface.token_texts, delta.logprobs)["content"]
+        logprobs = delta.logprobs and chat_logprobs(self._surface.spelling, delta.logprobs)["content"]
         parts = list(self._reader.push(delta.text))
         if delta.output is not None:
             parts += self._reader.finish()

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hookline.core.errors import RequestError, one_short_line, shown
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_template import ChatPrompt, checked_arguments, checked_messages
 from hookline.core.serve.errors import ApiError, invalid
@@ -54,13 +55,15 @@ class Tokens:
         surface.model_name(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
-        is_text = fields.prompt is not None
-        text = fields.prompt if fields.prompt is not None else self._rendered(fields)
+        is_text, size = fields.prompt is not None, len(await request.body())
+        text = fields.prompt
+        if text is None:
+            text = await surface.in_time(size, lambda: self._rendered(fields))
         adds = is_text if fields.add_special_tokens is None else fields.add_special_tokens
-        ids = await surface.encoded(text, add_special_tokens=adds)
-        texts = [surface.token_texts.text(one) for one in ids] if fields.return_token_strs else None
+        (ids,) = await surface.encoded([text], add_special_tokens=adds)
+        texts = [surface.spelling.text(one) for one in ids] if fields.return_token_strs else None
         found = {"count": len(ids), "max_model_len": surface.facts.max_model_len, "tokens": ids, "token_strs": texts}
-        return JSONResponse(found, headers=headers)
+        return json_response(found, headers=headers)
 
     def _rendered(self, fields: TokenizeRequest) -> str:
         chat = ChatPrompt(
@@ -88,7 +91,7 @@ class Tokens:
             text = await surface.in_time(4 * len(tokens), lambda: codec.decode(tokens, skip_special_tokens=False))
         except Exception as error:
             raise RequestError(f"the tokens cannot be read: {one_short_line(error)}") from None
-        return JSONResponse({"prompt": text}, headers=headers)
+        return json_response({"prompt": text}, headers=headers)
 
     async def info(self, request: Request) -> Response:
         """What the tokenizer was made with."""
@@ -96,7 +99,7 @@ class Tokens:
         if tokenizer is None:
             raise ApiError(404, "the checkpoint has no tokenizer", code="not_found")
         known = {name: value for name, value in tokenizer.init_kwargs.items() if _is_plain(value)}
-        return JSONResponse(
+        return json_response(
             {
                 **known,
                 "tokenizer_class": type(tokenizer).__name__,

@@ -10,7 +10,7 @@ from hookline.core.outputs import TokenLogprob
 from hookline.core.serve.openai.logprobs import LEAST, CompletionLogprobs, chat_logprobs
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.testing import FakeEngineClient, tiny_model
-from hookline.core.tokenizer.token_texts import TokenTexts
+from hookline.core.tokenizer.token_spelling import TokenSpelling
 from tests.core.serve.conftest import Ask
 
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
@@ -127,14 +127,14 @@ def test_the_page_of_the_endpoints_needs_nothing_from_elsewhere(ask: Ask) -> Non
 
 def test_bytes_of_tokens_make_the_characters_that_no_single_token_has() -> None:
     codec = tiny_model().codec
-    texts, text = TokenTexts(codec), "naïve 🙂 <|im_end|>"
+    texts, text = TokenSpelling(codec), "naïve 🙂 <|im_end|>"
     ids = codec.encode_text(text)
     assert b"".join(texts.data(one) for one in ids).decode() == text
     assert "�" in "".join(texts.text(one) for one in ids)
 
 
 def test_two_tokens_with_one_text_are_told_apart_and_minus_infinity_is_a_number() -> None:
-    texts = TokenTexts(tiny_model().codec)
+    texts = TokenSpelling(tiny_model().codec)
     halves = [one for one in range(4000) if texts.text(one) == "�"][:2]
     scored = TokenLogprob(halves[0], -1.5, ((halves[1], -0.5), (65, float("-inf"))))
     found = CompletionLogprobs(texts).of([halves[0]], [scored])

@@ -1,12 +1,14 @@
 """Files are tried before the work and written whole or not at all."""
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from hookline.core.errors import ConfigError
-from hookline.core.util.files import check_writable, write_whole
+from hookline.core.sweep.results import append_line
+from hookline.core.util.files import check_appendable, check_writable, write_whole
 
 
 def broken_pieces():
@@ -43,3 +45,20 @@ def test_a_new_file_can_be_read_by_whom_any_other_new_file_can(tmp_path: Path) -
     (tmp_path / "usual").touch()
     assert (tmp_path / "a").read_text() == "bc"
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+
+
+def test_a_file_of_lines_that_cannot_be_opened_is_named_with_the_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"result=.*missing/a.jsonl cannot be written: No such file or directory"):
+        check_appendable(tmp_path / "missing" / "a.jsonl", "result")
+    check_appendable(tmp_path / "a.jsonl", "result")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_does_not_fit_is_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.jsonl"
+    append_line(path, {"a": 1})
+    write = os.write
+    monkeypatch.setattr("os.write", lambda handle, data: write(handle, data[:4]))
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        append_line(path, {"b": 2})
+    assert path.read_text() == '{"a": 1}\n'

@@ -1,4 +1,4 @@
-"""What single tokens say: their text and their bytes, for log-probabilities. Remembers both."""
+"""How single tokens are spelt: their text and their bytes, for log-probabilities. Remembers both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.core.tokenizer.codec import Codec
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class TokenTexts:
+class TokenSpelling:
     """Texts of a codec's tokens, special ones included. Without a tokenizer a token's text is its id."""
 
     def __init__(self, codec: Codec) -> None:
