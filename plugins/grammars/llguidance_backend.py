@@ -81,7 +81,7 @@ class LLGuidance(GrammarBackend):
         text, started = self._text(wanted), time.perf_counter()
         first = self._parser(text)
         raise_error(first)
-        num_further = min(self.num_threads - 1, int(PARSERS_S / (time.perf_counter() - started)))
+        num_further = min(self.num_threads - 1, int(PARSERS_S / max(1e-6, time.perf_counter() - started)))
         parsers = [first]
         if num_further:
             with ThreadPoolExecutor(num_further, "hookline-grammar") as helpers:
