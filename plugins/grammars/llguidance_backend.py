@@ -71,8 +71,8 @@ class LLGuidance(GrammarBackend):
             max_grammar_size=config.max_grammar_size,
             verbose_errors=False,
         )
-        self.num_threads = config.num_threads or _num_threads()
-        self.executor = LLExecutor(self.num_threads)
+        self.executor = LLExecutor(config.num_threads)
+        self._num_parsers = config.num_threads or _num_threads()
         self._lanes = count()
         self.mask_bytes = 4 * -(-self.tokenizer.vocab_size // 32)
 
@@ -81,7 +81,7 @@ class LLGuidance(GrammarBackend):
         text, started = self._text(wanted), time.perf_counter()
         first = self._parser(text)
         raise_error(first)
-        num_further = min(self.num_threads - 1, int(PARSERS_S / max(1e-6, time.perf_counter() - started)))
+        num_further = min(self._num_parsers - 1, int(PARSERS_S / max(1e-6, time.perf_counter() - started)))
         parsers = [first]
         if num_further:
             with ThreadPoolExecutor(num_further, "hookline-grammar") as helpers:
@@ -179,7 +179,7 @@ class LLGuidanceMatcher(GrammarMatcher):
 
 
 def _num_threads() -> int:
-    """Four fifths of the cores that this process may use, as LLGuidanceConfig says."""
+    """At least as many as LLExecutor makes by itself, which looks at the limits of a container too."""
     return min(32, max(1, len(os.sched_getaffinity(0)) * 4 // 5))
 
 
