@@ -87,7 +87,7 @@ class LLGuidance(GrammarBackend):
             with ThreadPoolExecutor(num_further, "hookline-grammar") as helpers:
                 further = helpers.map(self._parser, [text] * num_further)
                 parsers += [parser for parser in further if not parser.is_error()]
-        num_bytes = BASE_BYTES * len(parsers) + BYTES_PER_CHARACTER * wanted.num_characters
+        num_bytes = len(parsers) * (BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
         return LLGuidanceGrammar([(next(self._lanes), parser) for parser in parsers], self.mask_bytes, num_bytes)
 
     def _parser(self, text: str) -> LLMatcher:
