@@ -53,15 +53,15 @@ class MaskedGraphs:
     index_G: Tensor
     tokens_G: Tensor
 
-    def begin(self, rows_D: Tensor, padding_row: int) -> None:
-        """Compute the hidden states of these rows."""
+    def begin(self, rows_D: Tensor, padding_row: int, masks: TokenMasks, masked_draws_K: Tensor) -> None:
+        """Compute the hidden states of these rows, and say which of them will have masks."""
         self.rows_G[: len(rows_D)].copy_(rows_D)
         self.rows_G[len(rows_D) :].fill_(padding_row)
         self.forward.replay()
+        masks.write_index(self.index_G, masked_draws_K)  # behind the draws of the step before, which read it
 
-    def finish(self, masks: TokenMasks, masked_draws_K: Tensor, num_draws: int) -> Tensor:
+    def finish(self, num_draws: int) -> Tensor:
         """Draw; returns the tokens or rows, valid until the next step."""
-        masks.write_index(self.index_G, masked_draws_K)
         self.draw.replay()
         return self.tokens_G[:num_draws]
 

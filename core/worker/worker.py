@@ -212,7 +212,7 @@ class Worker(SizedExecutor):
     def _finish(self, waiting: WaitingStep) -> Tensor:
         step, views = waiting.device_step.step, waiting.device_step.views
         if waiting.graphs is not None:
-            return waiting.graphs.finish(self.masks, views["masked_draws"], step.num_sampled)
+            return waiting.graphs.finish(step.num_sampled)
         assert waiting.sampled is not None and waiting.hidden_TD is not None
         index_N = self.masks.index(step.num_sampled, views["masked_draws"])
         forbid = partial(self.masks.forbid, index_N=index_N)
@@ -232,7 +232,7 @@ class Worker(SizedExecutor):
             options = {"is_shared": step.shared_len > 0, "pool": self.graphs.pool}
             graphs = self.masked_decodes.graphs(len(step.decode_rows), extras, **options)
             self.runner.begin()
-            graphs.begin(views["decode_rows"], self.table.padding_row)
+            graphs.begin(views["decode_rows"], self.table.padding_row, self.masks, views["masked_draws"])
             self._waiting = WaitingStep(device_step, extras, graphs=graphs)
         else:
             sampled, hidden_TD = self._forward(device_step)

@@ -1,13 +1,19 @@
 """Grammars by llguidance, which computes masks from the text so far: nothing is enumerated in advance.
 
 Its parser runs without the interpreter's lock, so compiling and filling hold up nobody, and fills the masks of a batch
-in threads of its own. Its limits end what is too large; it reports that, and never raises, so states are looked at.
+in threads of its own. Copies of one parser share its lexer, which one thread uses at a time: requests of one grammar
+are spread over several parsers, so that their masks are filled side by side. Its limits end what is too large; it
+reports that, and never raises, so states are looked at.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +36,8 @@ BYTES_PER_CHARACTER = 256
 """A rough measure of a compiled grammar: it grows with what was asked for."""
 BASE_BYTES = 1 << 20
 """What a small one takes, with the states that its lexer makes while it is used."""
+PARSERS_S = 0.1
+"""Most time of processors for the further parsers of a grammar."""
 MAX_NESTING = 100
 """Most brackets around a place in a GBNF grammar: its translation is recursive."""
 
@@ -64,15 +72,30 @@ class LLGuidance(GrammarBackend):
             verbose_errors=False,
         )
         self.executor = LLExecutor(config.num_threads)
+        self._num_parsers = config.num_threads or _num_threads()
+        self._lanes = count()
         self.mask_bytes = 4 * -(-self.tokenizer.vocab_size // 32)
 
     def compile(self, wanted: StructuredOutputs) -> LLGuidanceGrammar:
         """See GrammarBackend."""
-        first = LLMatcher(self.tokenizer, self._text(wanted), log_level=0, limits=self.limits)
+        text, started = self._text(wanted), time.perf_counter()
+        first = self._parser(text)
         raise_error(first)
-        first.compute_bitmask()  # makes the lexer's first states here, and not in the step loop
-        raise_error(first)
-        return LLGuidanceGrammar(first, self.mask_bytes, BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
+        num_further = min(self._num_parsers - 1, int(PARSERS_S / max(1e-6, time.perf_counter() - started)))
+        parsers = [first]
+        if num_further:
+            with ThreadPoolExecutor(num_further, "hookline-grammar") as helpers:
+                further = helpers.map(self._parser, [text] * num_further)
+                parsers += [parser for parser in further if not parser.is_error()]
+        num_bytes = len(parsers) * (BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
+        return LLGuidanceGrammar([(next(self._lanes), parser) for parser in parsers], self.mask_bytes, num_bytes)
+
+    def _parser(self, text: str) -> LLMatcher:
+        """A parser with a lexer of its own, whose first states are made here and not in the step loop."""
+        parser = LLMatcher(self.tokenizer, text, log_level=0, limits=self.limits)
+        if not parser.is_error():
+            parser.compute_bitmask()
+        return parser
 
     def _text(self, wanted: StructuredOutputs) -> str:
         """The grammar in llguidance's own form."""
@@ -93,7 +116,8 @@ class LLGuidance(GrammarBackend):
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """See GrammarBackend."""
-        rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        order = sorted(range(len(matchers)), key=lambda row: matchers[row].lane)  # neighbours go to one thread
+        rows = [(matchers[row].inner, row) for row in order]
         if masks_NW.strides[0] == self.mask_bytes and masks_NW.flags.c_contiguous:
             self.executor.unsafe_compute_mask_ptr(rows, masks_NW.ctypes.data, self.mask_bytes, len(matchers))
         else:
@@ -106,10 +130,10 @@ class LLGuidance(GrammarBackend):
 
 
 class LLGuidanceGrammar(Grammar):
-    """A parser at its beginning, which each request gets a copy of."""
+    """Parsers at their beginning, each with its lane; each request gets a copy of one, in turn."""
 
-    def __init__(self, first: LLMatcher, mask_bytes: int, num_bytes: int) -> None:
-        self._first, self._mask_bytes, self._num_bytes = first, mask_bytes, num_bytes
+    def __init__(self, parsers: Sequence[tuple[int, LLMatcher]], mask_bytes: int, num_bytes: int) -> None:
+        self._parsers, self._mask_bytes, self._num_bytes = cycle(parsers), mask_bytes, num_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -118,14 +142,15 @@ class LLGuidanceGrammar(Grammar):
 
     def matcher(self) -> LLGuidanceMatcher:
         """See Grammar."""
-        return LLGuidanceMatcher(self._first.deep_copy(), self._mask_bytes)
+        lane, parser = next(self._parsers)
+        return LLGuidanceMatcher(parser.deep_copy(), self._mask_bytes, lane)
 
 
 class LLGuidanceMatcher(GrammarMatcher):
-    """One copy. inner: llguidance's."""
+    """One copy. inner: llguidance's. lane: matchers of one lane share a lexer, and wait for each other."""
 
-    def __init__(self, inner: LLMatcher, mask_bytes: int) -> None:
-        self.inner, self._mask_bytes = inner, mask_bytes
+    def __init__(self, inner: LLMatcher, mask_bytes: int, lane: int) -> None:
+        self.inner, self._mask_bytes, self.lane = inner, mask_bytes, lane
 
     def fill(self, mask_W: np.ndarray) -> None:
         """See GrammarMatcher."""
@@ -151,6 +176,11 @@ class LLGuidanceMatcher(GrammarMatcher):
     def is_terminated(self) -> bool:
         """See GrammarMatcher."""
         return bool(self.inner.is_stopped()) and not self.inner.is_error()
+
+
+def _num_threads() -> int:
+    """At least as many as LLExecutor makes by itself, which looks at the limits of a container too."""
+    return min(32, max(1, len(os.sched_getaffinity(0)) * 4 // 5))
 
 
 def raise_error(matcher: LLMatcher) -> None:

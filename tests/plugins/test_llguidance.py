@@ -1,11 +1,57 @@
 """llguidance as a grammar back end: the suite, and what is its own."""
 
-from hookline.core.contracts import GrammarVocabulary
+import random
+
+import numpy as np
+import pytest
+
+from hookline.core.contracts import GrammarVocabulary, StructuredOutputs
 from hookline.core.testing.grammar_suite import GrammarSuite
-from hookline.plugins.grammars import LLGuidanceConfig
+from hookline.core.testing.plain_grammar import small_vocabulary
+from hookline.plugins.grammars import LLGuidanceConfig, llguidance_backend
 from hookline.plugins.grammars.llguidance_backend import LLGuidance
+
+WANTED = StructuredOutputs(json={"type": "array", "items": {"enum": ["x", 7]}})
 
 
 class TestLLGuidance(GrammarSuite):
     def make(self, vocabulary: GrammarVocabulary) -> LLGuidance:
         return LLGuidance(LLGuidanceConfig(num_threads=1), vocabulary)
+
+
+@pytest.fixture(scope="module")
+def threaded():
+    """A back end with three threads."""
+    return LLGuidance(LLGuidanceConfig(num_threads=3), small_vocabulary())
+
+
+def test_requests_of_one_grammar_are_spread_over_as_many_parsers_as_there_are_threads(threaded, monkeypatch):
+    monkeypatch.setattr(llguidance_backend, "PARSERS_S", 1000.0)
+    grammar, other = threaded.compile(WANTED), threaded.compile(WANTED)
+    lanes = [grammar.matcher().lane for _ in range(7)]
+    assert len(set(lanes)) == 3 and lanes[:3] == lanes[3:6]
+    assert other.matcher().lane not in lanes
+    assert grammar.num_bytes > 3 * llguidance_backend.BASE_BYTES
+
+
+def test_a_grammar_that_is_slow_to_compile_has_one_parser(threaded, monkeypatch):
+    monkeypatch.setattr(llguidance_backend, "PARSERS_S", 0.0)
+    grammar = threaded.compile(WANTED)
+    assert len({grammar.matcher().lane for _ in range(4)}) == 1
+
+
+def test_masks_filled_at_once_are_those_filled_one_by_one(threaded, monkeypatch):
+    monkeypatch.setattr(llguidance_backend, "PARSERS_S", 1000.0)
+    grammars = [threaded.compile(WANTED), threaded.compile(StructuredOutputs(regex="(ab|c){2,9}"))]
+    pairs = [(grammars[row % 2].matcher(), grammars[row % 2].matcher()) for row in range(11)]
+    rng, num_words = random.Random(0), threaded.mask_bytes // 4
+    for _ in range(12):
+        at_once = np.zeros((len(pairs), num_words), dtype=np.int32)
+        threaded.fill([one for one, _ in pairs], at_once)
+        for (one, other), mask_W in zip(pairs, at_once, strict=True):
+            alone = np.zeros(num_words, dtype=np.int32)
+            other.fill(alone)
+            assert (mask_W == alone).all()
+            token_id = rng.choice([token for token in range(32 * num_words) if alone[token // 32] >> token % 32 & 1])
+            if not one.is_terminated:
+                assert one.advance([token_id]) and other.advance([token_id])
