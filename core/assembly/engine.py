@@ -17,7 +17,7 @@ from hookline.core.assembly.worker import build_worker
 from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries
 from hookline.core.contracts import Limits
-from hookline.core.distributed.process_group import connect
+from hookline.core.distributed.process_group import behind_secret, connect
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import CapacityError, Interrupted, RankError
@@ -146,7 +146,9 @@ def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocEx
     try:
         monitor.wait_until_all("here")
         links.send(no_ints())  # each child waits for it before it joins the group
-        built = ranks = connect(links.store, resolved.ranks, resolved.device, links.heartbeat)
+        built = ranks = connect(
+            behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
+        )
         monitor.release = ranks.abort
         with monitor.interrupter.region():
             built = worker = build_worker(replace(resolved, ranks=ranks), processing)

@@ -48,7 +48,7 @@ def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], Non
     from hookline.core.assembly.resolve import resolve
     from hookline.core.assembly.worker import build_worker
     from hookline.core.config.settings import chosen_entries, validate
-    from hookline.core.distributed.process_group import connect, meeting_store
+    from hookline.core.distributed.process_group import behind_secret, connect, join
     from hookline.core.plugin.blame import Blaming
     from hookline.core.plugin.host import PluginHost
     from hookline.core.requests.logits_processing import Processing
@@ -59,5 +59,5 @@ def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], Non
     with Blaming(chosen_entries(config, host), "while starting"):
         resolved = resolve(config, host, task["rank"])
         meet()
-        ranks = connect(meeting_store(task["store_fd"], task["size"]), resolved.ranks, resolved.device, heartbeat)
+        ranks = connect(behind_secret(join(task["port"]), task["secret"]), resolved.ranks, resolved.device, heartbeat)
         return build_worker(replace(resolved, ranks=ranks), Processing.of(host.registry, resolved.facts))

@@ -7,6 +7,7 @@ collective does not end, `core.executor.monitor` finds the rank at fault and fre
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -142,14 +143,23 @@ def losing_others() -> Iterator[None]:
         raise RankError(f"a collective broke off: {str(error).partition(chr(10))[0]}") from error
 
 
-def meeting_store(fd: int, size: int) -> Any:
-    """The store where the ranks of an engine meet: a file without a name, which only they hold open.
+def listen() -> Any:
+    """The store where the ranks of an engine meet, on a free port that only this host can reach."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port, fd = server.getsockname()[1], server.detach()
+    return c10d.TCPStore(
+        LOOPBACK, port, is_master=True, timeout=START_TIMEOUT, wait_for_workers=False, master_listen_fd=fd
+    )
 
-    A port would be open to every user of the host.
-    """
-    store = c10d.FileStore(f"/proc/self/fd/{fd}", size)
-    store.set_timeout(START_TIMEOUT)
-    return store
+
+def join(port: int) -> Any:
+    """The same store, from another process."""
+    return c10d.TCPStore(LOOPBACK, port, is_master=False, timeout=START_TIMEOUT)
+
+
+def behind_secret(store: Any, secret: str) -> Any:
+    """The part of a store whose keys begin with a secret: other users of the host reach the port and guess no key."""
+    return c10d.PrefixStore(secret, store)
 
 
 def connect(store: Any, ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat) -> ProcessRanks:

@@ -23,11 +23,10 @@ _STANDARD_ERROR = 2
 class Child:
     """The process of one rank. `line` brings its messages.
 
-    fds: descriptors that it gets under the same numbers. target: what it runs, as "module:function", with its socket's
-    number as argument.
+    target: what it runs, as "module:function", with its socket's number as argument.
     """
 
-    def __init__(self, rank: int, fds: Sequence[int], target: str) -> None:
+    def __init__(self, rank: int, memory_fd: int, target: str) -> None:
         self.rank = rank
         self.connection, theirs = socket.socketpair()
         with theirs:
@@ -37,7 +36,7 @@ class Child:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=_STANDARD_ERROR,
-                pass_fds=(theirs.fileno(), *fds),
+                pass_fds=(theirs.fileno(), memory_fd),
             )
         self.line = JsonLines(self.connection)
 

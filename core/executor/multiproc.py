@@ -7,7 +7,7 @@ says what a child's process runs. A group that has lost a rank says so for ever;
 
 from __future__ import annotations
 
-import os
+import secrets
 import select
 import signal
 import threading
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
-from hookline.core.distributed.process_group import meeting_store
+from hookline.core.distributed.process_group import listen
 from hookline.core.errors import HooklineError, Interrupted, LostStep, RankError, RequestFault
 from hookline.core.executor.child import Child, end, kill
 from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
-from hookline.core.executor.shared_memory import SharedWords, nameless_file
+from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step, pack, pack_masks
 from hookline.core.step.timing import Clock
@@ -164,13 +164,13 @@ class RankLinks:
         words = self.memory.words
         heartbeats = [Heartbeat(words, rank) for rank in range(size)]
         self.heartbeat = heartbeats[0]
-        self.store_fd = nameless_file()
-        self.store: Any = meeting_store(self.store_fd, size)
+        self.store: Any = listen()
+        self.secret = secrets.token_hex(16)
         self.children: list[Child] = []
         self.monitor = Monitor(self.children, heartbeats, timeouts)
         try:
             for rank in range(1, size):
-                self.children.append(Child(rank, (self.memory.fd, self.store_fd), target))
+                self.children.append(Child(rank, self.memory.fd, target))
                 self.children[-1].tell({**task, **self._membership(rank)})
         except BaseException:
             self.close()
@@ -181,7 +181,8 @@ class RankLinks:
         return {
             "rank": rank,
             "size": self.size,
-            "store_fd": self.store_fd,
+            "port": self.store.port,
+            "secret": self.secret,
             "memory_fd": self.memory.fd,
             "num_words": self.num_words,
             "num_threads": max(1, torch.get_num_threads() // self.size),
@@ -229,13 +230,7 @@ class RankLinks:
             self.monitor.stop()
             end(self.children, CLOSE_S if self.monitor.failure is None else 0.0)
             self.memory.close()
-            self._leave_store()
-
-    def _leave_store(self) -> None:
-        self.store = None
-        if self.store_fd >= 0:
-            os.close(self.store_fd)
-            self.store_fd = -1
+            self.store = None
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class SharedWords:
     @classmethod
     def create(cls, num_words: int) -> SharedWords:
         """New memory, all zeros."""
-        fd = nameless_file()
+        fd = _nameless_file()
         os.ftruncate(fd, num_words * WORD)
         return cls(fd, num_words)
 
@@ -44,8 +44,7 @@ class SharedWords:
             self.fd = -1
 
 
-def nameless_file() -> int:
-    """A descriptor of an empty file in memory that no other process can open by a name."""
+def _nameless_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("hookline")
     with tempfile.TemporaryFile() as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -86,8 +87,8 @@ def _check_keys(rope_type: str, scaling: Mapping[str, Any]) -> None:
     unknown = [key for key, value in scaling.items() if key not in allowed and value is not None]
     if unknown:
         raise ConfigError(
-            f"rope scaling key '{shown_key(unknown[0])}' = {shown(scaling[unknown[0]])} is not supported with rope_type "
-            f"'{rope_type}'; "
+            f"rope scaling key '{shown_key(unknown[0])}' = {shown(scaling[unknown[0]])} is not supported with "
+            f"rope_type '{rope_type}'; "
             f"supported: {', '.join(('rope_theta', *_KEYS[rope_type]))}"
         )
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
@@ -98,7 +99,7 @@ def _check_keys(rope_type: str, scaling: Mapping[str, Any]) -> None:
 
 def _factor(scaling: Mapping[str, Any]) -> float:
     factor = scaling.get("factor")
-    if not _is_number(factor) or not 1 <= factor < math.inf:
+    if not _is_number(factor) or not 1 <= factor <= sys.float_info.max:
         raise ConfigError(f"rope scaling needs a 'factor' of at least 1, not {shown(factor)}")
     return float(factor)
 
@@ -110,7 +111,7 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _positive(name: str, value: Any) -> float:
-    if not _is_number(value) or not 0 < value < math.inf:
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise ConfigError(f"{name} = {shown(value)} must be a positive number")
     return float(value)
 
