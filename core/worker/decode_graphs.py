@@ -11,6 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,8 @@ class DecodeGraphs:
         self.runner, self.sizes, self.max_model_len = runner, list(sizes), max_model_len
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
+        self._kinds: set[tuple[bool, Extras]] = set()
+        """Kinds of graphs before whose first capture the plugins' results were looked at."""
         self._generation = 0
         self._shares = shares_prefixes
         self.pool: Any = None
@@ -96,9 +99,10 @@ class DecodeGraphs:
     def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
         device = self.runner.table.device
         rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
-        graph, tokens_G = record(
-            partial(self.step, rows_G, is_shared, extras), self.pool, device, self.runner.checking()
-        )
+        is_looked_at = (is_shared, extras) in self._kinds
+        self._kinds.add((is_shared, extras))
+        checking = nullcontext() if is_looked_at else self.runner.checking()  # sizes are not kinds
+        graph, tokens_G = record(partial(self.step, rows_G, is_shared, extras), self.pool, device, checking)
         return _Graph(graph, rows_G, tokens_G)
 
     def can_replay(self, step: Step, extras: Extras) -> bool:

@@ -10,6 +10,7 @@ Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -78,7 +79,8 @@ class PromptGraphs:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
-            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device, self.runner.checking())
+            checking = nullcontext() if self._graphs else self.runner.checking()  # shapes are of one kind
+            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device, checking)
             self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
         return len(self._graphs)
 

@@ -1,6 +1,6 @@
 """Whether models, kernels, samplers and processors return what their contracts say: looked at once per kind of step.
 
-The first eager step of each kind is looked at, and the run before each capture of a graph; what a graph replays is not.
+The first eager step of each kind is looked at, and the run before the first capture of each kind; replays are not.
 Looking at values waits for the device. Legend: as in core/contracts.
 """
 
