@@ -83,10 +83,10 @@ def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None 
     from hookline.core.util.files import check_appendable
 
     result, records = tree.get("result"), tree.get("records")
+    if records is not None:
+        make_records_folder(Path(records))  # the result may lie in it
     if result is not None:
         check_appendable(Path(result), "result")
-    if records is not None:
-        make_records_folder(Path(records))
     try:
         record, recording = (measure_ or measure)(tree, host)
     except Exception as error:

@@ -79,7 +79,7 @@ def rope_settings(hf_config: Mapping[str, Any]) -> RopeSettings:
     return settings
 
 
-def _check_keys(rope_type: str, scaling: Mapping[str, Any]) -> None:
+def _check_keys(rope_type: Any, scaling: Mapping[str, Any]) -> None:
     if not isinstance(rope_type, str) or rope_type not in _KEYS:
         near, known = near_miss(str(rope_type)[:50], _KEYS), ", ".join(_KEYS)
         raise ConfigError(f"rope_type '{shown_key(rope_type)}' is not supported.{near} Supported: {known}")

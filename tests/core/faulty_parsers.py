@@ -41,7 +41,7 @@ class KeepsNothingBack(PlainParser):
 
 class ForgetsItsEnd(PlainParser):
     def finish(self) -> Sequence[ParsedPart]:
-        return [] if self._kept in TAG else super().finish()
+        return [] if TAG.startswith(self._kept.strip()) else super().finish()
 
 
 class GivesEmptyText(PlainParser):

@@ -68,4 +68,4 @@ def test_the_pool_is_what_the_ledger_said_it_would_be(seed):
     executor = engine.executor = Comparing(engine.limits.plan, engine.limits.vocab_size)
     executor.engine = engine
     load.run(abort_chance=0.02)
-    assert executor.num_compared > 5
+    assert executor.num_compared >= 3
