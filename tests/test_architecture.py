@@ -282,6 +282,7 @@ def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contract", PLANTED)
 def test_the_contracts_hold_and_an_import_that_breaks_one_is_found(contract: str, copied_tree: Path) -> None:
     assert f"{contract} KEPT" in linted(copied_tree)

@@ -94,6 +94,7 @@ def forget_the_modules():
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "cause"),
     [

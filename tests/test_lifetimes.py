@@ -51,6 +51,7 @@ def two_ranks():
         yield llm
 
 
+@pytest.mark.slow
 def test_a_forked_child_gets_an_error_and_its_parent_keeps_the_ranks(two_ranks) -> None:
     before = two_ranks.generate("a", FEW)[0].token_ids
     said = in_a_fork(lambda: two_ranks.generate("b", FEW))
@@ -69,6 +70,7 @@ def test_an_async_engine_in_a_forked_child_is_an_error_and_never_a_wait() -> Non
     llm.close()
 
 
+@pytest.mark.slow
 def test_a_second_thread_is_refused_while_another_one_generates(two_ranks) -> None:
     stream = two_ranks.stream("a", SamplingParams(max_tokens=20))
     next(stream)

@@ -46,6 +46,7 @@ def test_without_arguments_command_line_and_library_agree(host: PluginHost) -> N
     assert composed(host) == validate({}, host)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_command_line_and_library_agree_on_a_preset(host: PluginHost, preset: Preset) -> None:
     assert composed(host, f"{preset.kind}={preset.name}") == validate({preset.kind: preset.name}, host)

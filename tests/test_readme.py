@@ -91,6 +91,7 @@ def run(line, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [marked(line) for line in RUN_HERE])
 def test_the_command_works(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -186,6 +187,7 @@ def test_every_snippet_is_tested():
     assert len(POLICIES) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_snippet_prints_text(name, tmp_path, monkeypatch, capsys):
     if name == "llm.observers" and PluginHost.load(environ={}).registry.find("observer", "prometheus") is None:

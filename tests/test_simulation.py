@@ -155,6 +155,7 @@ def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsy
     assert json.loads((tmp_path / "result.jsonl").read_text())["metrics"]["seconds"] == 1.25 + 4 * 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,6 +46,7 @@ def test_deltas_bring_the_log_probabilities_of_their_tokens(llm):
     assert next(llm.stream(PROMPTS[0], sampled(2))).logprobs is None
 
 
+@pytest.mark.slow
 def test_hot_nonsense_streams_as_it_decodes(llm):
     params = SamplingParams(temperature=50.0, max_tokens=80, seed=1, ignore_eos=True)
     for keep in True, False:

@@ -86,6 +86,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_each_form_is_kept_at_any_temperature(plain, form, temperature):

@@ -124,6 +124,7 @@ def test_a_benchmarks_own_requests_are_a_trace(mishaps, tmp_path):
     np.testing.assert_array_equal(recording.steps["decode_rows"], original.steps["decode_rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

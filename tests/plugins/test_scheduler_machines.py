@@ -131,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

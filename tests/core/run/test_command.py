@@ -263,6 +263,7 @@ def test_a_bug_of_ours_keeps_its_traceback(llm: type[FakeLLM]) -> None:
 # --- prompts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ORDINARY_PROMPTS)
 def test_a_prompt_arrives_as_it_was_typed(llm: type[FakeLLM], prompt: str) -> None:
     assert main([*CHOSEN, f"prompt={prompt}"]) == 0
@@ -410,6 +411,7 @@ def test_json_lines_hold_three_forms_and_their_own_sampling(llm: type[FakeLLM]) 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "error"),
     [
@@ -441,6 +443,7 @@ def test_a_bad_line_is_named_with_its_number(
 # --- mistakes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -715,6 +718,7 @@ def test_a_sweep_takes_a_file_name_but_no_folder_for_output(
     assert "profile=trace.json: all jobs of a sweep would write there; leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "given"), [([], "piped"), (["prompt=x"], None), (["prompts=[a]"], None)])
 def test_piped_prompts_are_read_once_for_all_jobs(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str | None
