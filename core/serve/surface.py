@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import Response
 
 from hookline.core.errors import clipped
+from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
-from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.serve.errors import ApiError, ErrorForm, invalid
 from hookline.core.serve.generation import Generation
 from hookline.core.serve.parsers import Parsers, chosen_parsers
 from hookline.core.serve.request_options import request_options
@@ -25,6 +27,18 @@ from hookline.core.tokenizer.token_spelling import TokenSpelling
 LONG_TEXT = 4000
 """Characters that take a millisecond or more to tokenize, which is then done in a thread."""
 Result = TypeVar("Result")
+
+
+class Work(Protocol):
+    """How an endpoint makes its answer of a generation."""
+
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream."""
+        ...
+
+    async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
+        """The response when all is there."""
+        ...
 
 
 class Surface:
@@ -83,6 +97,31 @@ class Surface:
             await Generation(streams).aclose()
             raise
         return Generation(streams)
+
+    async def answer(
+        self,
+        work: Work,
+        asked: list[tuple[list[int], Any]],
+        fields: Any,
+        request: Request,
+        headers: Mapping[str, str],
+        form: ErrorForm,
+    ) -> Response:
+        """Queue prompts as `open` does and answer with what comes of them: as events, or whole.
+
+        Raises: as `open`.
+        """
+        generation = await self.open(asked, fields, request.headers)
+        if not fields.stream:
+            return await closing(work.whole(generation, headers), generation.aclose)
+        return EventStream(
+            work.events(generation),
+            generation.aclose,
+            form,
+            self.facts.max_model_len,
+            headers=headers,
+            keep_alive_s=self.settings.keep_alive_s,
+        )
 
 
 def new_id(prefix: str, request: Request | None = None) -> str:

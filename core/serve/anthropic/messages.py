@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.answering import EventStream, closing, json_response
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.anthropic.blocks import Blocks, event
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
@@ -36,14 +36,7 @@ class Messages:
         fields.check()
         turn = await fields.turn(surface)
         work = _Answer(turn, new_id("msg_", request), name)
-        generation = await surface.open([(turn.token_ids, turn.params)], fields, request.headers)
-        max_len = surface.facts.max_model_len
-        if fields.stream:
-            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
-            return EventStream(
-                events, generation.aclose, ANTHROPIC_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
-            )
-        return await closing(work.whole(generation, headers), generation.aclose)
+        return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, ANTHROPIC_ERRORS)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt would have."""
@@ -64,7 +57,7 @@ class _Answer:
         self._usage = Usage(len(turn.token_ids))
         self._reader, self._blocks = turn.reader(), Blocks()
 
-    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+    async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The message with all blocks."""
         last = None
         async for _, delta in generation:

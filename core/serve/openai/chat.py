@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput
-from hookline.core.serve.answering import EventStream, closing, json_response
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -45,14 +45,7 @@ class Chat:
         fields.check()
         turn = await fields.turn(surface)
         work = _Answer(surface, fields, turn, new_id("chatcmpl-", request), name)
-        generation = await surface.open([(turn.token_ids, turn.params)], fields, request.headers)
-        max_len = surface.facts.max_model_len
-        if fields.stream:
-            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
-            return EventStream(
-                events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
-            )
-        return await closing(work.whole(generation, headers), generation.aclose)
+        return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, OPENAI_ERRORS)
 
 
 class _Answer:
@@ -65,7 +58,7 @@ class _Answer:
         wants = fields.include_reasoning is not False
         self._reasoning = REASONING_FIELDS[surface.settings.reasoning_field] if wants else ()
 
-    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+    async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all choices."""
         (outputs,) = await generation.outputs()
         choices = [self._choice(output) for output in outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
-from hookline.core.serve.answering import EventStream, closing, json_response
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.generation import Generation, Usage, finish_reason
@@ -42,13 +42,7 @@ class Completions:
         prompts = [one if isinstance(one, list) else next(encoded) for one in given]
         asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
         work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
-        generation = await surface.open(asked, fields, request.headers)
-        if fields.stream:
-            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
-            return EventStream(
-                events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
-            )
-        return await closing(work.whole(generation, headers), generation.aclose)
+        return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS)
 
 
 class _Answer:
@@ -69,7 +63,7 @@ class _Answer:
         self._n = fields.n or 1
         self._drops_token = fields.max_tokens == 0
 
-    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+    async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all choices."""
         outputs = await generation.outputs()
         choices = [self._choice(number, one) for number, found in enumerate(outputs) for one in found]

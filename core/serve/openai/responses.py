@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Reasoning, Text
 from hookline.core.outputs import Delta, FinishReason
-from hookline.core.serve.answering import EventStream, closing, json_response
+from hookline.core.serve.answering import json_response
 from hookline.core.serve.body import read
 from hookline.core.serve.chat_turn import Turn
 from hookline.core.serve.errors import OPENAI_ERRORS
@@ -38,14 +38,7 @@ class Responses:
         fields.check()
         turn = await fields.turn(surface)
         work = _Answer(surface, fields, turn, new_id("resp_", request), name)
-        generation = await surface.open([(turn.token_ids, turn.params)], fields, request.headers)
-        max_len = surface.facts.max_model_len
-        if fields.stream:
-            events, keep_alive_s = work.events(generation), surface.settings.keep_alive_s
-            return EventStream(
-                events, generation.aclose, OPENAI_ERRORS, max_len, headers=headers, keep_alive_s=keep_alive_s
-            )
-        return await closing(work.whole(generation, headers), generation.aclose)
+        return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, OPENAI_ERRORS)
 
 
 class _Answer:
@@ -59,7 +52,7 @@ class _Answer:
         self._items = ResponseItems(self._events)
         self._reader = turn.reader()
 
-    async def whole(self, generation: Generation, headers: dict[str, str]) -> Response:
+    async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all items."""
         last = None
         async for _, delta in generation:
