@@ -80,6 +80,7 @@ def resolve(config: Config, host: PluginHost, rank: int = 0) -> ResolvedConfig:
         block_size=config.engine.block_size,
         head_dim=spec.head_dim,
         num_ranks=config.tp,
+        attention=spec.attention_features,
     )
     for option in (config.model, config.sampler, config.scheduler):
         refuse_unmet(chosen(option), facts)

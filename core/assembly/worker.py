@@ -75,7 +75,7 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     with torch.inference_mode():
         if option.config.weights != "random":
             refuse_other_sizes(checkpoint.reference, checkpoint.shapes(), resolved.spec)
-        runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels)
+        runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels, option.config)
         model: Model = chosen(option).load()(checkpoint.config, runtime)
         if option.config.weights == "random":
             random_weights(model.weight_targets(), resolved.config.seed)

@@ -5,6 +5,15 @@ the errors. Each kind has a module of its own, with the legend of its shapes. Im
 """
 
 from hookline.core.contracts.batch import Batch
+from hookline.core.contracts.cache import (
+    FullAttention,
+    LayerCache,
+    NoCache,
+    RecurrentState,
+    SharedCache,
+    SlidingWindow,
+    StateTensor,
+)
 from hookline.core.contracts.exchange import (
     EMPTY,
     HEADER_BYTES,
@@ -16,7 +25,15 @@ from hookline.core.contracts.exchange import (
 )
 from hookline.core.contracts.grammar import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary
 from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
-from hookline.core.contracts.kernels import AttentionSpec, Kernels, QKNorm, Rope
+from hookline.core.contracts.kernels import (
+    ATTENTION_FEATURES,
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Kernels,
+    QKNorm,
+    Rope,
+)
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
 from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats
@@ -63,14 +80,17 @@ from hookline.core.util.ranges import bounded
 __all__ = [
     "ALL",
     "API_VERSION",
+    "ATTENTION_FEATURES",
     "EMPTY",
     "HEADER_BYTES",
     "MAX_SERVED_VALUES",
     "MIN_SLOT_BYTES",
     "NUM_COPIES",
+    "PLAIN_ATTENTION",
     "WORD_BYTES",
     "Arguments",
     "Attend",
+    "AttentionForm",
     "AttentionSpec",
     "Batch",
     "BlockBudget",
@@ -81,12 +101,14 @@ __all__ = [
     "Everyone",
     "Exchange",
     "FromSamplingParams",
+    "FullAttention",
     "Grammar",
     "GrammarBackend",
     "GrammarMatcher",
     "GrammarVocabulary",
     "Init",
     "Kernels",
+    "LayerCache",
     "Limits",
     "LogitsProcessor",
     "LogitsRows",
@@ -94,6 +116,7 @@ __all__ = [
     "ModelConfig",
     "ModelSpec",
     "Needs",
+    "NoCache",
     "Observer",
     "OpensCheckpoint",
     "OutputParser",
@@ -107,6 +130,7 @@ __all__ = [
     "QKNorm",
     "Ranks",
     "Reasoning",
+    "RecurrentState",
     "Registrar",
     "RemembersSteps",
     "RequestBegin",
@@ -119,6 +143,9 @@ __all__ = [
     "Scheduler",
     "SchedulerView",
     "ServedTokens",
+    "SharedCache",
+    "SlidingWindow",
+    "StateTensor",
     "StepStats",
     "StructuredOutputs",
     "Text",

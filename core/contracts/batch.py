@@ -46,6 +46,9 @@ class Batch:
     shared_lens_B: Tensor | None = None
     """(B,) int32: the same number of leading tokens for all rows that share them, 0 for the others. Only in batches of
     decodes, and only for kernels that declare `shared_prefix`."""
+    window: int | None = None
+    """Tokens that a query sees, itself included; None for all before it. Layers of other windows have batches of their
+    own, each prepared by itself, which differ from this one in window, slot_mapping_T, block_table_BM and scratch."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """Whatever Kernels.prepare wants its attend to find."""
 

@@ -19,12 +19,40 @@ if TYPE_CHECKING:
     from hookline.core.contracts.exchange import Exchange, PeerMemory
 
 
+ATTENTION_FEATURES = ("window", "scale", "softcap", "sinks")
+"""What attention may do beyond the plain one; a kernels entry says in Needs.attention which of it its class does."""
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """How a layer's attention differs from softmax(q k / sqrt(E)) v. The window is the batch's, see Batch.window.
+
+    scale: of the scores, in place of 1 / sqrt(E). softcap: c, for c * tanh(score / c) in place of each scaled score.
+    sinks_H: (H,), one more score of each head of this rank that takes its part of the softmax and has no value; the
+    model's own parameter.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What of ATTENTION_FEATURES it asks for."""
+        asked = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks_H}
+        return frozenset(name for name, value in asked.items() if value is not None)
+
+
+PLAIN_ATTENTION = AttentionForm()
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary embedding as the model wants it applied.
 
-    table_PE: (P, E) float32, cos of the E/2 frequencies then sin of the same; row p is position p (half-split layout,
-    as in Hugging Face's Llama family: the first half of a head pairs with the second).
+    table_PE: (P, R) float32, cos of the R/2 frequencies then sin of the same; row p is position p. R is the head dim E,
+    or less: then the first R values of a head are rotated and the others stay. Half-split layout, as in Hugging Face's
+    Llama family: the first half of the rotated values pairs with their second half.
     """
 
     table_PE: Tensor
@@ -117,10 +145,12 @@ class Kernels(Protocol):
         """
         ...
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """Causal attention of ragged queries over the paged cache: prefill, decode and mixed.
 
-        Query i of request b sits at position context_lens_B[b] - query_len_b + i and sees positions up to its own.
+        Query i of request b sits at position p = context_lens_B[b] - query_len_b + i and sees positions up to its own;
+        with Batch.window W only those above p - W. Blocks that lie wholly before what a row's first query sees may be
+        any. A form is passed only if it is not the plain one, and only to kernels that declare its features.
         Shapes: q_THE (T, H, E); returns (T, H, E). Head h reads kv head h // (H / K).
         Device: no host sync.
         """
@@ -134,10 +164,19 @@ class Kernels(Protocol):
 
     @optional
     def qkv_attend(
-        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+        self,
+        qkv_TC: Tensor,
+        kv_2NSKE: Tensor,
+        batch: Batch,
+        rope: Rope | None,
+        norm: QKNorm | None,
+        form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
         """`qk_norm_rope_write`, then `attend` with the queries it returns: (T, C) -> (T, H, E)."""
-        return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch)
+        q_THE = self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
+        if form is PLAIN_ATTENTION:
+            return self.attend(q_THE, kv_2NSKE, batch)
+        return self.attend(q_THE, kv_2NSKE, batch, form)
 
     @optional
     def linear_add_rms_norm(

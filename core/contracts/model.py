@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.cache import FullAttention, LayerCache, SlidingWindow
+from hookline.core.contracts.kernels import PLAIN_ATTENTION, AttentionForm
+
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
@@ -48,6 +51,21 @@ class ModelSpec:
     vocab_size: int
     max_position: int
     """Longest sequence the model was made for, in tokens (after RoPE scaling)."""
+    layers: tuple[LayerCache, ...] = ()
+    """What each layer keeps, in order; empty means FullAttention in every layer."""
+    attention: frozenset[str] = frozenset()
+    """What of ATTENTION_FEATURES the layers ask of the kernels, besides "window", which `layers` says."""
+
+    @property
+    def cache_layers(self) -> tuple[LayerCache, ...]:
+        """What each of the num_layers layers keeps."""
+        return self.layers or (FullAttention(),) * self.num_layers
+
+    @property
+    def attention_features(self) -> frozenset[str]:
+        """All that the kernels must do beyond plain attention."""
+        has_windows = any(isinstance(layer, SlidingWindow) for layer in self.layers)
+        return self.attention | {"window"} if has_windows else self.attention
 
 
 class Attend(Protocol):
@@ -57,9 +75,17 @@ class Attend(Protocol):
     the device, in any order, some perhaps twice; None, or no such attribute, means all.
     """
 
-    def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
-        """Attend with this rank's heads over the paged cache.
+    def __call__(
+        self,
+        layer: int,
+        qkv_TC: Tensor,
+        rope: Rope | None,
+        norm: QKNorm | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
+        """Attend with this rank's heads over the paged cache, within the window that ModelSpec.layers states.
 
+        rope: None leaves queries and keys as they are. form: a scale, cap or sinks of the model's own.
         Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; returns (T, H * E).
         Device: no host sync. May overwrite qkv_TC.
         """
@@ -74,6 +100,8 @@ class Runtime:
     dtype: dtype
     ranks: Ranks
     kernels: Kernels
+    config: Any = None
+    """The option's config dataclass, with the user's values; None where a model is built without one."""
 
 
 class Model(Protocol):

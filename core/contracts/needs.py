@@ -33,5 +33,7 @@ class Needs:
     captured."""
     shared_prefix: bool = False
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
+    attention: tuple[str, ...] = ()
+    """Capabilities of kernels: which of ATTENTION_FEATURES `attend` does. Models that need others are refused."""
     vocabulary_shards: bool = False
     """A capability of samplers: `sample_shard` works on one rank's part of the vocabulary."""

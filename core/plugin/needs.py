@@ -38,6 +38,8 @@ class Facts:
     block_size: int | None = None
     head_dim: int | None = None
     num_ranks: int = 1
+    attention: frozenset[str] = frozenset()
+    """What of ATTENTION_FEATURES the model asks of its kernels."""
 
 
 def unmet(needs: Needs, facts: Facts) -> list[str]:
@@ -51,6 +53,12 @@ def unmet(needs: Needs, facts: Facts) -> list[str]:
     if needs.head_dims and facts.head_dim is not None and facts.head_dim not in needs.head_dims:
         reasons.append(f"the model's head_dim is {facts.head_dim}, needs {_either(needs.head_dims)}")
     return reasons
+
+
+def _lacking(needs: Needs, facts: Facts) -> list[str]:
+    """What kernels do not do of what the model's attention needs."""
+    missing = sorted(facts.attention.difference(needs.attention))
+    return [f"the model's attention needs {', '.join(missing)}"] if missing else []
 
 
 def unavailable(needs: Needs) -> list[str]:
@@ -68,7 +76,7 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
     Raises: PluginError with the reasons, and the entries that would fit.
     """
     entries = host.registry.of_kind("kernels")
-    reasons = {entry.name: unmet(entry.needs, facts) for entry in entries}
+    reasons = {entry.name: unmet(entry.needs, facts) + _lacking(entry.needs, facts) for entry in entries}
     fitting = sorted((entry for entry in entries if not reasons[entry.name]), key=lambda entry: -entry.priority)
     if name == AUTO:
         return _best(fitting, reasons)

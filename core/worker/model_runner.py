@@ -15,7 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch, Kernels, Model, QKNorm, Rope, Sampler, SamplingBatch, is_offered
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    AttentionForm,
+    Batch,
+    Kernels,
+    Model,
+    QKNorm,
+    Rope,
+    Sampler,
+    SamplingBatch,
+    is_offered,
+)
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.step.message import Step
 from hookline.core.worker.device_clock import StepClock
@@ -35,11 +46,18 @@ class PagedAttention:
     progress: list[int] = field(default_factory=lambda: [0])
     """One number: calls so far."""
 
-    def __call__(self, layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        qkv_TC: Tensor,
+        rope: Rope | None,
+        norm: QKNorm | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
         """See Attend."""
         self.progress[0] += 1
-        kv_2NSKE = self.kv_layers[layer]
-        out_THE = self.kernels.qkv_attend(qkv_TC, kv_2NSKE, self.batch, rope, norm)
+        forms = () if form is PLAIN_ATTENTION else (form,)
+        out_THE = self.kernels.qkv_attend(qkv_TC, self.kv_layers[layer], self.batch, rope, norm, *forms)
         return out_THE.reshape(qkv_TC.shape[0], -1)
 
 
