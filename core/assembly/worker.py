@@ -111,7 +111,7 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits) if resolved.captures_prompts else []
+    shapes = prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
     rehearsals = [lambda: worker(1).profile_run(attention)]
     if resolved.uses_graphs:
         rehearsals += [lambda: worker(1).profile_graphs(attention, shapes), lambda: profile_extra_sampling(resolved)]
