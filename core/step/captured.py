@@ -11,8 +11,8 @@ TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 204
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
 MOST_MIXED = 512
 """Largest max_num_batched_tokens with which mixed steps are captured; steps of prompts of so many tokens always are."""
-LAUNCH_BOUND = 3e12
-"""Products of weights and tokens in a step that takes a card about as long as a host launches it, which is 5 to 20 ms:
+LAUNCH_BOUND = 1e13
+"""Products of weights and tokens in a step that takes a card about as long as a host launches it, which is 5 to 30 ms:
 the longer, the more threads ask for the interpreter (docs/log.md, 2026-11-22)."""
 LEAST_SAVED = 64
 """Tokens by which such a multiple is less than max_num_batched_tokens."""
