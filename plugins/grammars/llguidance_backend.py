@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 BYTES_PER_CHARACTER = 256
 """A rough measure of a compiled grammar: it grows with what was asked for."""
+MAX_FORCED_TEXTS = 16384
+"""Texts that grammars force whose tokens are remembered; tokenizing one takes longer than most masks."""
+LONG_TEXT = 256
+"""Characters from which on a text is not remembered."""
 BASE_BYTES = 1 << 20
 """What a small one takes, with the states that its lexer makes while it is used."""
 PARSERS_S = 0.1
@@ -55,10 +60,15 @@ class _Tokenizer:
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = sorted(vocabulary.special_ids)
         self.eos_token_id = min(vocabulary.stop_ids)
-        self._encode = vocabulary.encode
+        self._encode = lru_cache(MAX_FORCED_TEXTS)(vocabulary.encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        """The tokens of a text that a grammar forces, such as a key: asked while masks are filled, from any thread.
+
+        The same few texts come again and again.
+        """
+        text = text if isinstance(text, str) else text.decode()
+        return self._encode(text) if len(text) < LONG_TEXT else self._encode.__wrapped__(text)
 
 
 class LLGuidance(GrammarBackend):
