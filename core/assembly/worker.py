@@ -120,6 +120,9 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
     if resolved.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
         ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+    if resolved.device.type == "cuda":
+        ready.warm_up(attention, shares_prefixes=resolved.shares_prefixes)
+    ready.late_work.begin()
     return ready
 
 

@@ -33,6 +33,7 @@ from hookline.core.contracts.kernels import (
     Kernels,
     QKNorm,
     Rope,
+    StepShape,
 )
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs

@@ -7,17 +7,19 @@ H heads, K kv heads, E head dim, N cache blocks, S block size, C = (H + 2K) * E.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, PeerMemory, QKNorm, Rope
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, PeerMemory, QKNorm, Rope, StepShape
 from hookline.core.distributed.side_stream import SideStream
 from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_decode import (
+    FEW_ROWS,
     DecodeScratch,
     DecodeTiling,
     Newest,
@@ -26,7 +28,7 @@ from hookline.plugins.kernels.triton_decode import (
     schedule_decode,
 )
 from hookline.plugins.kernels.triton_exchange import TritonExchange
-from hookline.plugins.kernels.triton_launch import fuses_decode
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
 from hookline.plugins.kernels.triton_prefill import (
     PrefillTiling,
     prefill_attention,
@@ -44,6 +46,18 @@ from hookline.plugins.kernels.triton_shared_prefix import (
 from hookline.plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, wide_product
 
 MOST_DEEP_OUTPUTS = 5120
+_PROMPT_TOKENS = tuple(1 << exponent for exponent in range(15))
+_CONTEXTS = (1024, 2048)
+"""Sizes of prompts and their contexts among which each choice of prefill tiles is found."""
+One = TypeVar("One")
+
+
+def first_of_each(many: Iterable[One], choice: Callable[[One], object]) -> list[One]:
+    """The first of those that have the same choice."""
+    found: dict[object, One] = {}
+    for one in many:
+        found.setdefault(choice(one), one)
+    return list(found.values())
 
 
 def is_deep(num_rows: int, num_out: int, width: int) -> bool:
@@ -79,7 +93,9 @@ class TritonKernels(TorchKernels):
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
     """
 
-    own_row_counts = range(1, triton_thin.MAX_ROWS + 1)
+    own_row_counts = (1, 2, 3, 4, 5, 16, 24, 32, 64, 104, 128, 256, 257)
+    """Thin products have a kernel for each number of rows; of the others, and of norms, these are the last rows of a
+    choice, or the first."""
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)
@@ -177,6 +193,35 @@ class TritonKernels(TorchKernels):
         """See core.contracts.Exchange."""
         return TritonExchange(peers, self._wide_scratch)
 
+    def step_shapes(self) -> Sequence[StepShape]:
+        """See Kernels.step_shapes: one for each way that decodes beside prompts are cut, and prompts are."""
+        spec = self.spec
+        decodes = first_of_each(range(1, spec.max_num_seqs + 1), self._decode_choice)
+        sizes = [(tokens, context) for context in _CONTEXTS for tokens in _PROMPT_TOKENS]
+        prompts = first_of_each(sizes, lambda size: self._prefill_tiling(*size))
+        return [
+            *(StepShape(rows, tokens, is_shared=shared) for rows in decodes for tokens in (0, 1) for shared in (False, True)),
+            *(StepShape(num_tokens=tokens, context_len=context) for tokens, context in prompts),
+        ]
+
+    def _decode_choice(self, num_rows: int) -> object:
+        """What kernels of so many decodes are compiled for."""
+        spec, card = self.spec, self._decode_scratch.card
+        group = spec.num_heads // spec.num_kv_heads
+        shared = shared_tiling(num_rows * group, spec.num_kv_heads, spec.dtype, card)
+        return (
+            decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card),
+            triggers_late(num_rows, is_large=group >= WIDE_GROUP), fuses_decode(num_rows, group),
+            num_rows <= FEW_ROWS, replace(shared, max_parts=0),
+        )  # fmt: skip
+
+    def _prefill_tiling(self, num_tokens: int, max_context_len: int) -> PrefillTiling:
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        return prefill_tiling(
+            num_tokens, max_context_len, spec.num_heads, group, spec.dtype, self._decode_scratch.card
+        )
+
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.
 
@@ -203,10 +248,7 @@ class TritonKernels(TorchKernels):
 
     def _prepare_prefill(self, batch: Batch) -> _PrefillStep:
         spec, num_tokens = self.spec, batch.num_tokens - batch.num_decodes
-        tiling = prefill_tiling(
-            num_tokens, batch.max_context_len, spec.num_heads, spec.num_heads // spec.num_kv_heads, spec.dtype,
-            self._decode_scratch.card,
-        )  # fmt: skip
+        tiling = self._prefill_tiling(num_tokens, batch.max_context_len)
         tokens_a_tile = tiling.block_m // (spec.num_heads // spec.num_kv_heads)
         if batch.query_starts_host is None or batch.context_lens_host is None:
             tiles_W2 = query_tiles_on_device(batch.query_starts_B1, num_tokens, batch.num_decodes, tokens_a_tile)
@@ -219,8 +261,9 @@ class TritonKernels(TorchKernels):
         return _PrefillStep(tiles.to(spec.device, non_blocking=True), tiling)
 
     def qkv_attend(
-        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
-    ) -> Tensor:
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:  # fmt: skip
         """See Kernels.qkv_attend; one launch for decode rows alone that share no prefix, where that is faster."""
         step: _DecodeStep | None = batch.scratch.get("decode")
         group = self.spec.num_heads // self.spec.num_kv_heads
@@ -235,7 +278,9 @@ class TritonKernels(TorchKernels):
         )  # fmt: skip
         return out_THE
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(
+        self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION
+    ) -> Tensor:
         """See Kernels.attend. `prepare` must have seen this batch.
 
         In a captured step prompts are computed beside the decodes, which leave most of the arithmetic units idle.
