@@ -146,8 +146,10 @@ def _state_form(
     shape, num_ranks = list(tensor.shape), resolved.ranks.size
     if tensor.split_dim is not None:
         if shape[tensor.split_dim] % num_ranks:
-            raise ConfigError(f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
-                f"layer {layer}, which is {tensor.shape}")
+            raise ConfigError(
+                f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
+                f"layer {layer}, which is {tensor.shape}"
+            )
         shape[tensor.split_dim] //= num_ranks
     return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else resolved.attention.dtype
 

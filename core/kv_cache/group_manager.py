@@ -29,7 +29,9 @@ HASH_BYTES = 32
 
 def chain_hash(previous: int, tokens: bytes) -> int:
     """Cryptographic hash of all tokens up to a block's end: of the hash before it, then of its own token ids."""
-    return int.from_bytes(blake2b(previous.to_bytes(HASH_BYTES, "little") + tokens, digest_size=HASH_BYTES).digest(), "little")
+    return int.from_bytes(
+        blake2b(previous.to_bytes(HASH_BYTES, "little") + tokens, digest_size=HASH_BYTES).digest(), "little"
+    )
 
 
 class GroupedCacheManager(KVCacheManager):

@@ -123,7 +123,9 @@ def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
         raise ConfigError(f"the model's spec.layers has {len(layers)} entries for num_layers={spec.num_layers}")
     for index, layer in enumerate(layers):
         if isinstance(layer, SlidingWindow) and layer.num_tokens < 1:
-            raise ConfigError(f"the model's spec.layers[{index}] is a window of {layer.num_tokens} tokens; 1 is the least")
+            raise ConfigError(
+                f"the model's spec.layers[{index}] is a window of {layer.num_tokens} tokens; 1 is the least"
+            )
         if isinstance(layer, SharedCache):
             is_earlier = 0 <= layer.layer < index
             if not is_earlier or not isinstance(layers[layer.layer], FullAttention | SlidingWindow):

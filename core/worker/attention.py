@@ -75,7 +75,9 @@ class GroupedAttention:
         self.progress[0] += 1
         place = self.groups.places[layer]
         if place is None:
-            raise StepFault(f"the model calls attend for layer {layer}, which has no keys and values by its spec.layers")
+            raise StepFault(
+                f"the model calls attend for layer {layer}, which has no keys and values by its spec.layers"
+            )
         batch, kv_2NSKE = self.batches[place[0]], self.kv_places[place[1]]
         forms = () if form is PLAIN_ATTENTION else (form,)
         if self.groups.writes[layer]:
@@ -117,9 +119,7 @@ def grouped_attention(
     for one in batches:
         kernels.prepare(one)
     is_new_B = None if layer_states is None else batch.context_lens_B == batch.query_starts_B1.diff()
-    return GroupedAttention(
-        kernels, kv_places, groups, batches, rows_N, progress, layer_states, batch.rows_B, is_new_B
-    )
+    return GroupedAttention(kernels, kv_places, groups, batches, rows_N, progress, layer_states, batch.rows_B, is_new_B)
 
 
 def queries(

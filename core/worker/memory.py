@@ -85,6 +85,8 @@ def _peak_bytes(device: torch.device, rehearsal: Callable[[], None]) -> int:
 def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Tensor:
     """The KV cache, all zeros: [2, layers, blocks + 1, block_size, K, E]; the last block is scratch."""
     shape = (2, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
+    if not num_layers:
+        return torch.empty(shape, dtype=spec.dtype, device=spec.device)
     if spec.device.type == "cpu":
         return _zeros_on_cpu(shape, spec)
     try:

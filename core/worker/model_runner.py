@@ -25,7 +25,6 @@ from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.step_checks import StepChecks
 
-
 _UNCHECKED: AbstractContextManager[None] = nullcontext()
 ROWS_AT_ONCE = 256
 """Prompt tokens whose logits are held at a time."""
@@ -55,6 +54,8 @@ class ModelRunner:
 
     progress: list[int]
     """One number, which changes with each layer."""
+    groups: CacheGroups | None = None
+    """Set if layers keep unlike things."""
     is_checking = False
     """Whether what plugins return in this step is looked at; see `checking`."""
 
@@ -74,7 +75,8 @@ class ModelRunner:
         groups: CacheGroups | None = None,
     ) -> None:
         self.progress = [0]
-        self.groups = None if table.is_plain else groups
+        if not table.is_plain:
+            self.groups = groups
         self.checks = StepChecks() if checks is None else checks
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_layers = list(kv_cache.unbind(1))
@@ -120,9 +122,7 @@ class ModelRunner:
         """What the model's forward is given, prepared."""
         kernels, groups = self.kernels, self.groups
         if groups is not None:
-            return grouped_attention(
-                kernels, self.kv_layers, groups, batch, rows_N, self.progress, self.table.states
-            )
+            return grouped_attention(kernels, self.kv_layers, groups, batch, rows_N, self.progress, self.table.states)
         kernels.prepare(batch)
         return PagedAttention(kernels, self.kv_layers, batch, rows_N, self.progress)
 

@@ -181,7 +181,10 @@ class LayerStates:
     """
 
     def __init__(
-        self, layers: Mapping[int, Mapping[str, tuple[tuple[int, ...], torch.dtype]]], num_rows: int, device: torch.device
+        self,
+        layers: Mapping[int, Mapping[str, tuple[tuple[int, ...], torch.dtype]]],
+        num_rows: int,
+        device: torch.device,
     ) -> None:
         alike: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, str]]] = {}
         for layer, named in layers.items():
