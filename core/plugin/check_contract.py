@@ -47,8 +47,8 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
         return f"it has no method sample_shard({arguments}); {_where(contract)}"
     if kind == "kernels" and set(needs.attention).difference({"window"}):
         for name in ("attend", "qkv_attend"):
-            arguments = _arguments(getattr(contract, name), all_of_them=True)
-            fault = _call_fault(getattr(target, name, None), f"its {name}", arguments, is_bound=False)
+            taken = _arguments(getattr(contract, name), all_of_them=True)
+            fault = _call_fault(getattr(target, name, None), f"its {name}", taken, is_bound=False)
             if fault is not None:
                 return f"{fault}, though it declares attention={needs.attention}; {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
