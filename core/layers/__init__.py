@@ -16,7 +16,8 @@ from hookline.core.layers.linear import (
     RowParallelLinear,
 )
 from hookline.core.layers.residual import Residual, SummedBlock
-from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
+from hookline.core.layers.rope import rope_table
+from hookline.core.layers.rope_settings import RopeSettings, rope_settings
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
