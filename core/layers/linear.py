@@ -52,6 +52,15 @@ class ColumnParallelLinear:
                 targets[f"{name}.bias"] = WeightTarget.shard(bias_O, 0, part, init="zeros")
         return targets
 
+    def joined_targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` (and `name.bias`) -> this rank's rows of one tensor that holds all packed matrices in order."""
+        each = self.targets(*(str(index) for index in range(len(self.parts))))
+        kinds = ["weight"] if self.bias_O is None else ["weight", "bias"]
+        return {
+            f"{name}.{kind}": WeightTarget.joined([each[f"{index}.{kind}"] for index in range(len(self.parts))])
+            for kind in kinds
+        }
+
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
     """Several column-parallel matrices of the same input in one product, e.g. gate and up.
@@ -167,6 +176,10 @@ class GatedMLP:
     def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
         """`name.gate.weight` and so on -> this rank's part."""
         return {**self.gate_up.targets(f"{name}.{gate}", f"{name}.{up}"), **self.down.targets(f"{name}.{down}")}
+
+    def joined_targets(self, name: str, gate_up: str, down: str) -> dict[str, WeightTarget]:
+        """`name.gate_up.weight`, which holds gate, then up, and `name.down.weight` -> this rank's part."""
+        return {**self.gate_up.joined_targets(f"{name}.{gate_up}"), **self.down.targets(f"{name}.{down}")}
 
     def _gated(self, x_TD: Tensor) -> Tensor:
         return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)

@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from hookline.core.checkpoint.load import random_weights
-from hookline.core.contracts import AttentionSpec, Batch, ModelSpec, QKNorm, Rope, Runtime, WeightTarget
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    ModelSpec,
+    QKNorm,
+    Rope,
+    Runtime,
+    SlidingWindow,
+    WeightTarget,
+)
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.batches import Row, make_batch
@@ -101,12 +112,22 @@ class ModelDriver:
     def attend_of(self, batch: Batch, rows_N: Tensor | None = None) -> Any:
         """What forward is given: `core.contracts.Attend` that checks how it is called, and wants these rows."""
 
-        def attend(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+        def attend(
+            layer: int,
+            qkv_TC: Tensor,
+            rope: Rope | None,
+            norm: QKNorm | None = None,
+            form: AttentionForm = PLAIN_ATTENTION,
+        ) -> Tensor:
             check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
             self.attended.append(layer)
             self._check_attend(batch, qkv_TC, rope, norm)
-            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], batch, rope, norm)
-            return self.kernels.attend(q_THE, self.cache[:, layer], batch).flatten(1)
+            self._check_form(layer, form)
+            kept = self.spec.cache_layers[layer]
+            seen = replace(batch, window=kept.num_tokens) if isinstance(kept, SlidingWindow) else batch
+            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], seen, rope, norm)
+            forms = () if form is PLAIN_ATTENTION else (form,)
+            return self.kernels.attend(q_THE, self.cache[:, layer], seen, *forms).flatten(1)
 
         attend.rows_N = rows_N  # type: ignore[attr-defined]
         return attend
@@ -116,11 +137,20 @@ class ModelDriver:
         width = (sizes.num_heads + 2 * sizes.num_kv_heads) * head_dim
         check_form("qkv_TC, which attend was given,", qkv_TC, (batch.num_tokens, width), sizes.dtype)
         if rope is not None:
-            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), head_dim), torch.float32)
+            rotated = rope.table_PE.shape[-1]
+            is_part = rotated % 2 == 0 and 2 <= rotated <= head_dim
+            check(is_part, f"rope.table_PE has {rotated} columns, and must have an even number of at most {head_dim}")
+            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), rotated), torch.float32)
             enough = len(rope.table_PE) >= self.spec.max_position
             check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
         for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
             check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
+
+    def _check_form(self, layer: int, form: AttentionForm) -> None:
+        unsaid = sorted(form.features - self.spec.attention)
+        check(not unsaid, f"layer {layer} asks attend for {unsaid}, which spec.attention does not say")
+        if form.sinks_H is not None:
+            check_form("form.sinks_H", form.sinks_H, (self.attention.num_heads,), form.sinks_H.dtype)
 
 
 def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:
@@ -134,9 +164,21 @@ def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
     """Random weights in which everything counts: norms are not one, biases not zero. Ranks of any number agree."""
     random_weights({name: replace(target, init="normal") for name, target in targets.items()}, seed)
     with torch.inference_mode():
-        for target in targets.values():
-            if target.view is not None:
-                target.view.mul_(AMPLITUDE).add_(float(target.init == "ones"))
+        for piece in (piece for target in targets.values() for piece in target.pieces):
+            assert piece.view is not None
+            piece.view.sub_(piece.add).mul_(AMPLITUDE).add_(piece.add + float(piece.init == "ones"))
+
+
+def stored_weights(targets: Mapping[str, WeightTarget]) -> dict[str, Tensor]:
+    """The checkpoint's tensors that would fill these targets of a single rank with what they hold."""
+    weights = {}
+    for name, target in targets.items():
+        if target.view is not None:
+            weights[name] = target.view.new_full(target.shape, torch.nan)
+            for piece in target.pieces:
+                assert piece.view is not None
+                piece.cut(weights[name]).copy_(piece.view - piece.add)
+    return weights
 
 
 def tensors_with_nan(holder: Any, path: str = "model", depth: int = 6) -> list[str]:
