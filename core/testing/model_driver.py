@@ -122,12 +122,12 @@ class ModelDriver:
             check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
             self.attended.append(layer)
             self._check_attend(batch, qkv_TC, rope, norm)
-            self._check_form(layer, form)
-            kept = self.spec.cache_layers[layer]
-            seen = replace(batch, window=kept.num_tokens) if isinstance(kept, SlidingWindow) else batch
+            self._check_form(form)
+            cache = self.spec.cache_layers[layer]
+            window = cache.num_tokens if isinstance(cache, SlidingWindow) else None
+            seen = batch if window is None else replace(batch, window=window)
             q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], seen, rope, norm)
-            forms = () if form is PLAIN_ATTENTION else (form,)
-            return self.kernels.attend(q_THE, self.cache[:, layer], seen, *forms).flatten(1)
+            return self.kernels.attend(q_THE, self.cache[:, layer], seen, form).flatten(1)
 
         attend.rows_N = rows_N  # type: ignore[attr-defined]
         return attend
@@ -137,20 +137,22 @@ class ModelDriver:
         width = (sizes.num_heads + 2 * sizes.num_kv_heads) * head_dim
         check_form("qkv_TC, which attend was given,", qkv_TC, (batch.num_tokens, width), sizes.dtype)
         if rope is not None:
-            rotated = rope.table_PE.shape[-1]
-            is_part = rotated % 2 == 0 and 2 <= rotated <= head_dim
-            check(is_part, f"rope.table_PE has {rotated} columns, and must have an even number of at most {head_dim}")
-            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), rotated), torch.float32)
+            width = rope.table_PE.shape[-1]
+            fits = width % 2 == 0 and 0 < width <= head_dim
+            check(fits, f"rope.table_PE has {width} columns and must have an even number up to head_dim={head_dim}")
+            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), width), torch.float32)
             enough = len(rope.table_PE) >= self.spec.max_position
             check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
         for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
             check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
 
-    def _check_form(self, layer: int, form: AttentionForm) -> None:
-        unsaid = sorted(form.features - self.spec.attention)
-        check(not unsaid, f"layer {layer} asks attend for {unsaid}, which spec.attention does not say")
+    def _check_form(self, form: AttentionForm) -> None:
+        unsaid = sorted(form.features - self.spec.attention_features)
+        check(not unsaid, f"attend was given {', '.join(unsaid)}, which ModelSpec.attention does not name")
         if form.sinks_H is not None:
-            check_form("form.sinks_H", form.sinks_H, (self.attention.num_heads,), form.sinks_H.dtype)
+            check_form(
+                "sinks_H, which attend was given,", form.sinks_H, (self.attention.num_heads,), form.sinks_H.dtype
+            )
 
 
 def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:

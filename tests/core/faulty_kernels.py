@@ -116,12 +116,16 @@ class ReadsTheNextBlock(PlainKernels):
 
 
 class SeesOneTokenTooFew(PlainKernels):
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
-        return super().attend_row(q_QHE, k_LKE, v_LKE) if len(q_QHE) > 1 else self._shorter(q_QHE, k_LKE, v_LKE)
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
+        return (
+            super().attend_row(q_QHE, k_LKE, v_LKE, *rest)
+            if len(q_QHE) > 1
+            else self._shorter(q_QHE, k_LKE, v_LKE, *rest)
+        )
 
-    def _shorter(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+    def _shorter(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
         length = max(1, len(k_LKE) - 1)
-        return super().attend_row(q_QHE, k_LKE[:length], v_LKE[:length])
+        return super().attend_row(q_QHE, k_LKE[:length], v_LKE[:length], *rest)
 
 
 class SeesOneTokenTooMany(PlainKernels):
@@ -132,21 +136,21 @@ class SeesOneTokenTooMany(PlainKernels):
 
 
 class IgnoresCausality(PlainKernels):
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
-        return torch.cat([super(IgnoresCausality, self).attend_row(q_HE[None], k_LKE, v_LKE) for q_HE in q_QHE])
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
+        return torch.cat([super(IgnoresCausality, self).attend_row(q_HE[None], k_LKE, v_LKE, *rest) for q_HE in q_QHE])
 
 
 class CountsPositionsFromTheChunk(PlainKernels):
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
         if len(q_QHE) == 1:
-            return super().attend_row(q_QHE, k_LKE, v_LKE)
-        return super().attend_row(q_QHE, k_LKE[: len(q_QHE)], v_LKE[: len(q_QHE)])
+            return super().attend_row(q_QHE, k_LKE, v_LKE, *rest)
+        return super().attend_row(q_QHE, k_LKE[: len(q_QHE)], v_LKE[: len(q_QHE)], *rest)
 
 
 class MapsHeadsRoundRobin(PlainKernels):
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
         repeats = q_QHE.shape[1] // k_LKE.shape[1]
-        return super().attend_row(q_QHE, k_LKE.repeat(1, repeats, 1), v_LKE.repeat(1, repeats, 1))
+        return super().attend_row(q_QHE, k_LKE.repeat(1, repeats, 1), v_LKE.repeat(1, repeats, 1), *rest)
 
 
 class WritesValuesAsKeys(PlainKernels):
@@ -161,8 +165,8 @@ class WritesBesideItsSlots(PlainKernels):
 
 
 class ForgetsTheScale(PlainKernels):
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
-        return super().attend_row(q_QHE / self.spec.scale, k_LKE, v_LKE)
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
+        return super().attend_row(q_QHE / self.spec.scale, k_LKE, v_LKE, *rest)
 
 
 class WeighsUnseenBlocks(PlainKernels):
@@ -194,11 +198,11 @@ class SharesThePrefixWithAll(PlainKernels):
 
 
 class OverflowsInSoftmax(PlainKernels):
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, *rest: Any) -> Tensor:
         repeats = q_QHE.shape[1] // k_LKE.shape[1]
         k_LHE = k_LKE.repeat_interleave(repeats, 1)
         scores_HQL = torch.einsum("qhe,lhe->hql", q_QHE.float(), k_LHE.float()) * self.spec.scale
-        out_QHE = super().attend_row(q_QHE, k_LKE, v_LKE)
+        out_QHE = super().attend_row(q_QHE, k_LKE, v_LKE, *rest)
         return out_QHE * (scores_HQL.exp().sum() / scores_HQL.exp().sum())
 
 
