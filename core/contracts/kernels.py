@@ -100,7 +100,10 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype.
+
+        A norm's weight, here and below, may be float32 whatever the dtype of x is.
+        """
         ...
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -203,6 +206,14 @@ class Kernels(Protocol):
         out_TD.copy_(normed_TD)
         if sum_TD.data_ptr() != residual_TD.data_ptr():
             residual_TD.copy_(sum_TD)
+
+    @optional
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """gelu(first half) * second half along the last dimension, GELU in its tanh form: (T, 2F) -> (T, F).
+
+        Left out, `core.layers` computes it plainly.
+        """
+        raise AssertionError("left out")
 
     @optional
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:

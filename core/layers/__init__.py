@@ -15,6 +15,7 @@ from hookline.core.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from hookline.core.layers.norm import WholeQKNorm
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import rope_table
 from hookline.core.layers.rope_settings import RopeSettings, rope_settings
@@ -33,6 +34,7 @@ __all__ = [
     "SoftmaxRouter",
     "SummedBlock",
     "VocabParallelEmbedding",
+    "WholeQKNorm",
     "empty_parameter",
     "every_expert",
     "plain_expert_mlp",

@@ -12,11 +12,13 @@ Legend: T tokens, D input features of this rank, O output features of this rank,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from hookline.core.contracts import Part, Runtime, WeightTarget
+from hookline.core.contracts import Part, Runtime, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part, head_parts
 from hookline.core.layers.vocab import empty_parameter
 
@@ -150,14 +152,28 @@ class RowParallelLinear:
 class GatedMLP:
     """down(silu(gate(x)) * up(x)) with the intermediate features split over the ranks; the partial sums are added up.
 
+    activation: "gelu_tanh" takes the tanh form of GELU in place of silu; kernels may offer `gelu_tanh_mul` for it.
     Shapes: x_TD (T, D) -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
 
-    def __init__(self, hidden: int, inner: int, runtime: Runtime, *, what: str = "intermediate_size") -> None:
-        self.kernels = runtime.kernels
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
-        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        runtime: Runtime,
+        *,
+        what: str = "intermediate_size",
+        bias: bool = False,
+        activation: Literal["silu", "gelu_tanh"] = "silu",
+    ) -> None:
+        kernels = self.kernels = runtime.kernels
+        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what, bias=bias)
+        self.down = RowParallelLinear(inner, hidden, runtime, what=what, bias=bias)
+        self._is_one_product = activation == "silu" and not bias
+        self._mul = kernels.silu_mul
+        if activation == "gelu_tanh":
+            self._mul = kernels.gelu_tanh_mul if is_offered(kernels.gelu_tanh_mul) else plain_gelu_tanh_mul
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank."""
@@ -182,7 +198,15 @@ class GatedMLP:
         return {**self.gate_up.joined_targets(f"{name}.{gate_up}"), **self.down.targets(f"{name}.{down}")}
 
     def _gated(self, x_TD: Tensor) -> Tensor:
-        return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+        if self._is_one_product:
+            return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+        return self._mul(self.gate_up(x_TD))
+
+
+def plain_gelu_tanh_mul(gate_up_TF: Tensor) -> Tensor:
+    """See Kernels.gelu_tanh_mul."""
+    gate_TF, up_TF = gate_up_TF.chunk(2, -1)
+    return functional.gelu(gate_TF, approximate="tanh").mul_(up_TF)
 
 
 def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:

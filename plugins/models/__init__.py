@@ -21,9 +21,24 @@ class Qwen3MoeConfig(ModelConfig):
     """Qwen3 with experts. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class LlamaConfig(ModelConfig):
+    """Llama, Mistral or Phi-3. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
+class Qwen2Config(ModelConfig):
+    """Qwen2 or Qwen2.5. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
+class Olmo2Config(ModelConfig):
+    """OLMo 2. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
-    """Register qwen3 and qwen3_moe."""
+    """Register the architectures of docs/models.md."""
     register(
         "qwen3",
         "hookline.plugins.models.qwen3:Qwen3",
@@ -35,4 +50,22 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.qwen3_moe:Qwen3Moe",
         config=Qwen3MoeConfig,
         help="Qwen3-MoE: Qwen3's attention, experts chosen by a softmax router",
+    )
+    register(
+        "llama",
+        "hookline.plugins.models.llama:Llama",
+        config=LlamaConfig,
+        help="Llama 2 and 3, Mistral, Yi, SmolLM, Phi-3: GQA, RoPE, SwiGLU; windows, biases, fused weights",
+    )
+    register(
+        "qwen2",
+        "hookline.plugins.models.qwen2:Qwen2",
+        config=Qwen2Config,
+        help="Qwen2 and Qwen2.5: GQA with biases, RoPE, SwiGLU",
+    )
+    register(
+        "olmo2",
+        "hookline.plugins.models.olmo2:Olmo2",
+        config=Olmo2Config,
+        help="OLMo 2: norms behind each part, queries and keys normalised over all heads",
     )

@@ -1,0 +1,85 @@
+"""Small random models of transformers, by a config.json of each architecture: as checkpoints and as references.
+
+Knows nothing of our models and of engines. Legend: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "eos_token_id": 3,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**SIZES, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
+    "llama_biased": {**SIZES, "model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    "mistral": {**SIZES, "model_type": "mistral", "sliding_window": None, "num_key_value_heads": 1},
+    "mistral_window": {**SIZES, "model_type": "mistral", "sliding_window": 13},
+    "phi3": {**SIZES, "model_type": "phi3", "sliding_window": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "qwen2": {**SIZES, "model_type": "qwen2"},
+    "qwen2_window": {
+        **SIZES,
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 13,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {**SIZES, "model_type": "olmo2"},
+}
+"""A config.json for each architecture, small enough for a CPU, in which all that it can do counts."""
+
+
+def transformers_model(config: Mapping[str, Any], seed: int = 0) -> Any:
+    """A random float32 model, with weights so large that each token matters, and no norm of one or bias of zero."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    their_config = AutoConfig.for_model(**{**config, "initializer_range": 0.2})
+    model = AutoModelForCausalLM.from_config(their_config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def save_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0) -> Any:
+    """Save a random checkpoint in several files, and return transformers' model of it."""
+    model = transformers_model(config, seed)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return model
+
+
+def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
+    """Logits (T, V) that transformers computes with these weights; all but a tied head must be there."""
+    model = transformers_model(config)
+    missing, surplus = model.load_state_dict(weights, strict=False)
+    assert not surplus and set(missing) <= {"lm_head.weight"}, (missing, surplus)
+    with torch.no_grad():
+        logits_1TV: Tensor = model(torch.tensor([list(token_ids)])).logits
+    return logits_1TV[0]
