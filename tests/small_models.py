@@ -59,7 +59,7 @@ def transformers_model(config: Mapping[str, Any], seed: int = 0) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    their_config = AutoConfig.for_model(**{**config, "initializer_range": 0.2})
+    their_config = AutoConfig.for_model(**{**config, "initializer_range": 0.3})
     model = AutoModelForCausalLM.from_config(their_config, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
