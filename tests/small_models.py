@@ -33,6 +33,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+# A config.json for each architecture, small enough for a CPU, in which all that it can do counts.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SIZES, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "llama_biased": {**SIZES, "model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 16},
@@ -50,8 +51,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "olmo2": {**SIZES, "model_type": "olmo2"},
+    "gemma3": {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 100,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+        },
+        "tie_word_embeddings": True,
+    },
 }
-"""A config.json for each architecture, small enough for a CPU, in which all that it can do counts."""
+CONFIGS["gemma3_window"] = {**CONFIGS["gemma3"], "sliding_window": 13}
 
 
 def transformers_model(config: Mapping[str, Any], seed: int = 0) -> Any:

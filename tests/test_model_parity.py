@@ -19,7 +19,7 @@ from tests.small_models import CONFIGS, save_checkpoint
 
 NUM_TOKENS = 64
 LENGTHS = (1, 7, 40, 23)
-PLUGINS = {"phi3": "llama", "mistral": "llama"}
+PLUGINS = {"phi3": "llama", "mistral": "llama", "gemma3_text": "gemma3"}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny_pool_in_chunks": dict(engine=dict(num_blocks=40, block_size=4, max_num_batched_tokens=8, max_num_seqs=4)),

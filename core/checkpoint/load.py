@@ -70,7 +70,8 @@ def load_checkpoint(
     """
     stored = stored_tensors(Path(folder)) if stored is None else stored
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
-    jobs = [(name, stored[name].path, targets[name]) for name in stored if targets[name].view is not None]
+    wanted = (name for name in stored if name in targets and targets[name].view is not None)
+    jobs = [(name, stored[name].path, targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
@@ -160,9 +161,10 @@ def _refuse_not_finite(checkpoint: str, sums: Sums) -> None:
 def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, WeightTarget]) -> None:
     """Compare names and shapes before a byte is read."""
     wanted = {name: target for name, target in targets.items() if target.view is not None}
+    ignored = tuple(name[:-1] for name, target in targets.items() if target.view is None and name.endswith("*"))
     problems = [
         _some("missing", [name for name in wanted if name not in stored], str),
-        _some("surplus", [name for name in stored if name not in targets], str),
+        _some("surplus", [name for name in stored if name not in targets and not name.startswith(ignored)], str),
         _some(
             "misshaped",
             [name for name, target in wanted.items() if name in stored and stored[name] != target.shape],

@@ -67,7 +67,10 @@ class WeightTarget:
 
     @classmethod
     def ignored(cls) -> WeightTarget:
-        """A tensor that checkpoints may hold and this model does not need, e.g. the head when it is tied."""
+        """A tensor that checkpoints may hold and this model does not need, e.g. the head when it is tied.
+
+        Under a name that ends with `*` it stands for all tensors whose names begin so.
+        """
         return cls(None)
 
     @classmethod

@@ -36,6 +36,11 @@ class Olmo2Config(ModelConfig):
     """OLMo 2. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class Gemma3Config(ModelConfig):
+    """Gemma 3, text alone. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
     """Register the architectures of docs/models.md."""
@@ -68,4 +73,10 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.olmo2:Olmo2",
         config=Olmo2Config,
         help="OLMo 2: norms behind each part, queries and keys normalised over all heads",
+    )
+    register(
+        "gemma3",
+        "hookline.plugins.models.gemma3:Gemma3",
+        config=Gemma3Config,
+        help="Gemma 3, text alone: windows with a rope of their own on most layers, norms around each part",
     )

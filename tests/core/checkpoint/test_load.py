@@ -343,3 +343,12 @@ def test_a_drawn_tensor_does_not_depend_on_where_its_pieces_go() -> None:
     random_weights({"fused": WeightTarget.whole(whole)}, 3)
     random_weights({"fused": joined}, 3)
     assert torch.equal(torch.cat([first, second]), whole)
+
+
+def test_a_starred_name_ignores_all_that_begin_so(tmp_path: Path) -> None:
+    tensors = stored("text.a", "vision.b", "vision.c.d")
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = targets_for({"text.a": tensors["text.a"]})
+    assert "2 surplus tensors: vision.b, vision.c.d" in refusal(tmp_path, targets)
+    load_checkpoint(tmp_path, {**targets, "vision.*": WeightTarget.ignored()})
+    assert torch.equal(view(targets, "text.a"), tensors["text.a"])
