@@ -65,7 +65,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": True,
     },
+    "gpt_oss": {
+        **SIZES,
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 100,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+        "swiglu_limit": 1.0,
+    },
 }
+CONFIGS["gpt_oss_window"] = {**CONFIGS["gpt_oss"], "sliding_window": 13}
 CONFIGS["gemma3_window"] = {**CONFIGS["gemma3"], "sliding_window": 13}
 
 

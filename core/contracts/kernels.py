@@ -239,6 +239,19 @@ class Kernels(Protocol):
         raise AssertionError("left out")
 
     @optional
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """Sum over a token's experts of weight * (((u + 1) * g * sigmoid(alpha * g)) @ down.T + down_bias): (T, D).
+
+        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out, `core.layers`
+        computes it plainly. The rest is as for expert_mlp.
+        Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
+        """
+        raise AssertionError("left out")
+
+    @optional
     def exchange(self, peers: PeerMemory) -> Exchange:
         """Collectives of a few rows through this memory, which the GPUs read of each other.
 

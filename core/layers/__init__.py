@@ -1,5 +1,6 @@
 """Tensor-parallel layers, the residual stream and rotary tables, for models."""
 
+from hookline.core.layers.clamped_experts import ClampedExperts, plain_clamped_expert_mlp
 from hookline.core.layers.experts import (
     ParallelExperts,
     SoftmaxRouter,
@@ -22,6 +23,7 @@ from hookline.core.layers.rope_settings import RopeSettings, rope_settings
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
+    "ClampedExperts",
     "ColumnParallelLinear",
     "GatedMLP",
     "MergedColumnParallelLinear",
@@ -37,6 +39,7 @@ __all__ = [
     "WholeQKNorm",
     "empty_parameter",
     "every_expert",
+    "plain_clamped_expert_mlp",
     "plain_expert_mlp",
     "plain_route_experts",
     "rope_settings",

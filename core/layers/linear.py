@@ -80,6 +80,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class QKVParallelLinear(ColumnParallelLinear):
     """Query, key and value projections in one product, split by heads; kv heads are replicated if ranks exceed them.
 
+    q_heads, kv_heads: which of the heads this rank has.
     Shapes: x_TD (T, D) -> qkv_TC (T, (H + 2K) * E) with this rank's H and K.
     Raises: ConfigError listing the valid tp values if the heads cannot be split.
     """
@@ -95,6 +96,7 @@ class QKVParallelLinear(ColumnParallelLinear):
         bias: bool = False,
     ) -> None:
         q_heads, kv_heads = head_parts(num_heads, num_kv_heads, runtime.ranks)
+        self.q_heads, self.kv_heads = q_heads, kv_heads
         self.num_heads, self.num_kv_heads = q_heads.size, kv_heads.size
         parts = [heads.times(head_dim) for heads in (q_heads, kv_heads, kv_heads)]
         self._allocate(in_features, parts, runtime, bias)

@@ -41,6 +41,11 @@ class Gemma3Config(ModelConfig):
     """Gemma 3, text alone. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class GptOssConfig(ModelConfig):
+    """gpt-oss. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
     """Register the architectures of docs/models.md."""
@@ -79,4 +84,10 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.gemma3:Gemma3",
         config=Gemma3Config,
         help="Gemma 3, text alone: windows with a rope of their own on most layers, norms around each part",
+    )
+    register(
+        "gpt_oss",
+        "hookline.plugins.models.gpt_oss:GptOss",
+        config=GptOssConfig,
+        help="gpt-oss: attention with sinks, windows on every second layer, experts with biases; MXFP4 dequantised",
     )
