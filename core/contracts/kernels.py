@@ -114,7 +114,10 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype.
+
+        A norm's weight, here and below, may be float32 whatever the dtype of x is.
+        """
         ...
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -226,6 +229,14 @@ class Kernels(Protocol):
             residual_TD.copy_(sum_TD)
 
     @optional
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """gelu(first half) * second half along the last dimension, GELU in its tanh form: (T, 2F) -> (T, F).
+
+        Left out, `core.layers` computes it plainly.
+        """
+        raise AssertionError("left out")
+
+    @optional
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
@@ -245,6 +256,19 @@ class Kernels(Protocol):
         Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
         (X, 2F, D), gate then up; down_XDF (X, D, F).
         Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """Sum over a token's experts of weight * (((u + 1) * g * sigmoid(alpha * g)) @ down.T + down_bias): (T, D).
+
+        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out, `core.layers`
+        computes it plainly. The rest is as for expert_mlp.
+        Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
         """
         raise AssertionError("left out")
 
