@@ -1,8 +1,12 @@
-"""Which process an object belongs to: a fork copies objects, but neither the threads nor the ranks behind them."""
+"""Processes: which one an object belongs to, and whether one is stopped.
+
+A fork copies objects, but neither the threads nor the ranks behind them.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from hookline.core.errors import HooklineError
 
@@ -25,3 +29,13 @@ class Home:
                 f"this engine belongs to process {self._pid}, and this is {os.getpid()}, a fork of it: its threads and "
                 "ranks are not here. Make a new engine after the fork"
             )
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process, so that it does nothing until it is let go on. Linux only;
+    elsewhere False."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in ("T", "t")
