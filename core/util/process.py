@@ -1,4 +1,7 @@
-"""Which process an object belongs to, since a fork copies objects but neither threads nor ranks; and its garbage."""
+"""Processes: which one an object belongs to, whether one is stopped, and what is not searched for garbage.
+
+A fork copies objects, but neither the threads nor the ranks behind them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from hookline.core.errors import HooklineError
 
@@ -42,3 +46,13 @@ def settled() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process, so that it does nothing until it is let go on. Linux only;
+    elsewhere False."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in ("T", "t")
