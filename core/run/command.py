@@ -43,7 +43,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
     from hookline.core.request_info import NOT_SAID
-    from hookline.core.run.results import refusals
+    from hookline.core.run.results import refusals, with_refused
     from hookline.core.util.files import check_writable
 
     if run.output is None:
@@ -55,6 +55,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
             name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()
         }
         outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
+        outputs = with_refused(outputs, run.refused)
         show(run, outputs)
     refused = refusals(outputs)
     for line in refused:

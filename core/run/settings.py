@@ -13,12 +13,12 @@ from typing import Any
 
 from hookline.core.config.schema import check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, RequestError
 from hookline.core.frontend.profiling import Profile, ProfileKeys
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from hookline.core.request_info import INFO_KEYS, RequestInfo
-from hookline.core.run.prompts import read_prompts
+from hookline.core.run.prompts import Line, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
 
 
@@ -58,7 +58,8 @@ class RunConfig:
     """A validated run.
 
     params: one for each prompt. infos: for each, its INFO_KEYS as they were given. output: a .jsonl file; None prints
-    text. usage: say what it took. profile: the steps to trace; None traces none.
+    text. usage: say what it took. profile: the steps to trace; None traces none. refused: why lines of a prompts file
+    are no prompts, by their places among all that was asked for.
     """
 
     config: Config
@@ -68,6 +69,7 @@ class RunConfig:
     output: Path | None = None
     usage: bool = False
     profile: Profile | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
 
 
 def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
@@ -83,7 +85,8 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     output, profile = _checked_output(tree.get("output")), Profile.of(tree)
     infos = {key: tree[key] for key in INFO_KEYS if tree.get(key) is not None}
     RequestInfo.validated(**infos, tag_keys=config.engine.tag_keys)
-    prompts = read_prompts(tree, SamplingParams.of(sampling), stdin, infos)
+    sampled = SamplingParams.of(sampling)
+    lines = read_prompts(tree, sampled, stdin, infos)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
@@ -92,12 +95,31 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     )
 
     processing = Processing.of(host.registry)
-    for one in prompts:
-        processing.check(one.params)
-    each = [one.params for one in prompts]
+    processing.check(sampled)
+    lines = [_checked(line, processing.check) for line in lines]
+    check_any_good(lines)
+    good = [line for line in lines if not line.error]
     return RunConfig(
-        config, [one.prompt for one in prompts], each, [one.info for one in prompts], output, usage, profile
+        config,
+        [line.prompt for line in good],
+        [line.params for line in good],
+        [line.info for line in good],
+        output,
+        usage,
+        profile,
+        {place: line.error for place, line in enumerate(lines) if line.error},
     )
+
+
+def _checked(line: Line, check: Callable[[SamplingParams], None]) -> Line:
+    """The line, refused if its own parameters cannot be."""
+    if not line.place or line.error:
+        return line
+    try:
+        check(line.params)
+    except RequestError as error:
+        return line.refused(error)
+    return line
 
 
 def _checked_output(value: Any) -> Path | None:

@@ -25,7 +25,7 @@ from hookline.core.info import command as info_command
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
-from hookline.core.run.prompts import DEFAULT_PROMPTS, read_prompts
+from hookline.core.run.prompts import DEFAULT_PROMPTS, Line, read_prompts
 from hookline.core.run.results import write_json_lines
 from hookline.core.run.settings import RunKeys
 from hookline.core.sampling_params import SamplingParams
@@ -315,7 +315,7 @@ def test_standard_input_is_left_alone_when_there_is_a_source() -> None:
     def read() -> str:
         raise AssertionError("read")
 
-    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [("x", SamplingParams(), {})]
+    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [Line("x", SamplingParams())]
 
 
 def test_what_is_said_on_the_command_line_is_of_every_prompt(llm: type[FakeLLM]) -> None:
@@ -432,11 +432,44 @@ def test_json_lines_hold_three_forms_and_their_own_sampling(llm: type[FakeLLM]) 
         ('{"prompt": "a", "max_tokens": 0}', "p.jsonl:2: sampling.max_tokens=0 must be at least 1"),
     ],
 )
-def test_a_bad_line_is_named_with_its_number(
+def test_a_bad_line_is_refused_alone_with_its_number(
     llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], line: str, error: str
 ) -> None:
-    Path("p.jsonl").write_text('{"prompt": "fine"}\n' + line + "\n")
-    assert fails(["prompts_file=p.jsonl"], capsys).startswith(error)
+    Path("p.jsonl").write_text('{"prompt": "fine"}\n' + line + '\n{"prompt": "too"}\n')
+    assert main([*CHOSEN, "prompts_file=p.jsonl", "output=out.jsonl"]) == 2
+    assert llm.calls[0][0] == ["fine", "too"]
+    err = capsys.readouterr().err
+    assert f"hookline: request 2/3 was refused: {error}" in err and "Traceback" not in err
+    rows = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == [0, 1, 2]
+    assert [row["finish_reason"] for row in rows] == ["length", "error", "length"]
+    assert rows[1]["error"].startswith(error) and rows[0]["error"] is None
+
+
+def test_a_line_whose_processor_s_arguments_cannot_be_is_refused_alone(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "a", "extra_args": {"dry": {"lenght": 3}}}, {"prompt": "b", "extra_args": {"dry": {"length": 3}}}]
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([*CHOSEN, "prompts_file=p.jsonl"]) == 2
+    assert llm.calls[0][0] == ["b"]
+    assert "request 1/2 was refused: p.jsonl:1: unknown key 'sampling.extra_args.dry.lenght'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_a_line_that_is_no_utf_8_is_refused_alone(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    good = {"txt": ["one", "two"], "jsonl": ['{"prompt": "one"}', '{"prompt": "two"}']}[suffix]
+    Path(f"p.{suffix}").write_bytes(b"\xff\n".join(line.encode() + b"\n" for line in good))
+    assert main([*CHOSEN, f"prompts_file=p.{suffix}"]) == 2
+    assert llm.calls[0][0] == ["one", "two"]
+    assert f"request 2/3 was refused: p.{suffix}:2: not UTF-8 text: 'utf-8' codec" in capsys.readouterr().err
+
+
+def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.jsonl").write_text('{"promt": "a"}\n{"promt": "b"}\n')
+    assert fails(["prompts_file=p.jsonl"], capsys).startswith("p.jsonl:1: unknown key 'promt'. Did you mean 'prompt'?")
     assert llm.calls == []
 
 
@@ -514,7 +547,7 @@ def test_a_deleted_option_is_refused(llm: type[FakeLLM], capsys: pytest.CaptureF
     ("content", "error"),
     [
         (b"\n \n", "prompts_file=p.txt holds no prompt"),
-        (b"\xff\xfe", "prompts_file=p.txt cannot be read: 'utf-8' codec can't decode"),
+        (b"\xff\xfe", "p.txt:1: not UTF-8 text: 'utf-8' codec can't decode"),
     ],
 )
 def test_an_unusable_prompts_file_is_named(
