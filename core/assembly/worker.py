@@ -122,7 +122,7 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
         ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
     if resolved.device.type == "cuda":
         ready.warm_up(attention, shares_prefixes=resolved.shares_prefixes)
-    ready.late_work.begin()
+    ready.late.begin()
     return ready
 
 
