@@ -147,6 +147,7 @@ __all__ = [
     "SharedCache",
     "SlidingWindow",
     "StateTensor",
+    "StepShape",
     "StepStats",
     "StructuredOutputs",
     "Text",

@@ -40,4 +40,3 @@ def unloaded_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
         runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels, option.config)
         model: Model = chosen(option).load()(resolved.checkpoint.config, runtime)
     return model
-

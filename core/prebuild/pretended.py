@@ -169,8 +169,8 @@ def _torch_cuda(card: Card, num_devices: int) -> dict[str, Any]:
         "graph_pool_handle": (0, 0),
     }
     made = {name: lambda *args, _value=value, **kwargs: _value for name, value in answers.items()}
-    nothing = ("set_device", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats", "init", "_lazy_init")
-    made |= {name: lambda *args, **kwargs: None for name in nothing}
+    setters = ("set_device", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats", "_lazy_init")
+    made |= {name: lambda *args, **kwargs: None for name in setters}
     made |= {name: lambda *args, **kwargs: nullcontext() for name in ("stream", "graph", "device")}
     made |= {name: lambda *args, **kwargs: _Stream() for name in ("current_stream", "default_stream")}
     return made | {"Stream": _Stream, "Event": _Stream, "CUDAGraph": _Stream}
