@@ -149,6 +149,7 @@ __all__ = [
     "SlidingWindow",
     "StateRows",
     "StateTensor",
+    "StepShape",
     "StepStats",
     "StructuredOutputs",
     "Text",

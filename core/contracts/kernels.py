@@ -92,7 +92,8 @@ class StepShape:
     """Sizes of a step, as far as kernels choose by them.
 
     num_tokens: of prompts, besides one for each decode. context_len: most tokens that a row has in the cache at the end
-    of the step, 0 for the fewest there can be; more prompt tokens than that are of several prompts. is_shared: whether decodes share a prefix, see Batch.shared_lens_B.
+    of the step, 0 for the fewest there can be; more prompt tokens than that are of several prompts. is_shared: whether
+    decodes share a prefix, see Batch.shared_lens_B.
     """
 
     num_decodes: int = 0

@@ -172,6 +172,11 @@ class Engine:
         }
 
     @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView."""
+        return self.executor.late_work
+
+    @property
     def num_blocks(self) -> int:
         """See EngineView."""
         return self.pool.num_blocks

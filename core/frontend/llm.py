@@ -104,6 +104,10 @@ class LLM:
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
+        built.phases.end()
+        self.start_phases_s: Mapping[str, float] = built.phases.seconds
+        """Seconds that the parts of the start took, by their names; in a command since the process was started."""
+        logger.info("engine start: %s", built.phases)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)

@@ -5,7 +5,6 @@ What it launches is what an engine of this configuration launches on such a card
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import make_kernels, make_worker
 from hookline.core.config.settings import Config
-from hookline.core.contracts import Model, Runtime
+from hookline.core.contracts import Kernels, Model, Runtime
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.worker.worker import Worker
@@ -34,13 +33,10 @@ def dry_worker(config: Config, host: PluginHost) -> tuple[Worker, ResolvedConfig
     return make_worker(resolved, unloaded_model(resolved, kernels), kernels, processing), resolved
 
 
-def unloaded_model(resolved: ResolvedConfig, kernels: object) -> Model:
+def unloaded_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     """The model with weights of which nothing but their sizes is there."""
     option = resolved.config.model
     with torch.inference_mode():
         runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels, option.config)
         model: Model = chosen(option).load()(resolved.checkpoint.config, runtime)
     return model
-
-
-__all__ = ["dry_worker", "nullcontext", "unloaded_model"]

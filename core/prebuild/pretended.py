@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from hookline.core.errors import ConfigError
+from hookline.core.worker.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
     with ExitStack() as stack:
         for name, value in _torch_cuda(card, num_devices).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
         stack.enter_context(_recorded_launches(card, seen))
         stack.enter_context(mode)
         stack.enter_context(_Addresses(mode))
@@ -167,8 +169,8 @@ def _torch_cuda(card: Card, num_devices: int) -> dict[str, Any]:
         "graph_pool_handle": (0, 0),
     }
     made = {name: lambda *args, _value=value, **kwargs: _value for name, value in answers.items()}
-    nothing = ("set_device", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats", "init", "_lazy_init")
-    made |= {name: lambda *args, **kwargs: None for name in nothing}
+    setters = ("set_device", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats", "_lazy_init")
+    made |= {name: lambda *args, **kwargs: None for name in setters}
     made |= {name: lambda *args, **kwargs: nullcontext() for name in ("stream", "graph", "device")}
     made |= {name: lambda *args, **kwargs: _Stream() for name in ("current_stream", "default_stream")}
     return made | {"Stream": _Stream, "Event": _Stream, "CUDAGraph": _Stream}

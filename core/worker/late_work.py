@@ -21,9 +21,13 @@ function compiled by torch.compile."""
 
 
 class LateWork:
-    """Counts since `begin`, by kind; `seconds` likewise. Before that nothing is counted."""
+    """Counts since `begin`, by kind; `seconds` likewise. Before that nothing is counted.
 
-    def __init__(self) -> None:
+    is_late: whether each is a warning; if not, an engine is starting, and wants to know what of it its start is.
+    """
+
+    def __init__(self, *, is_late: bool = True) -> None:
+        self._is_late = is_late
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._lock = Lock()
@@ -43,9 +47,15 @@ class LateWork:
         with self._lock:
             self.counts[kind] += 1
             self.seconds[kind] += seconds
-        logger.warning("%s after the engine was ready: %s, %.3f s", _TOLD[kind], what, seconds)
+        if self._is_late:
+            logger.warning("%s after the engine was ready: %s, %.3f s", _TOLD[kind], what, seconds)
+
+    def __str__(self) -> str:
+        done = [f"{_SHORT[kind]} {self.counts[kind]} in {self.seconds[kind]:.1f} s" for kind in _SHORT]
+        return "kernels " + ", ".join(done)
 
 
+_SHORT = {COMPILED: "compiled", FETCHED: "read from their cache", LOADED: "loaded"}
 _TOLD = {
     COMPILED: "a kernel was compiled",
     FETCHED: "a compiled kernel was read from its cache",

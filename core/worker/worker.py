@@ -6,7 +6,7 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -66,7 +66,7 @@ class Worker(SizedExecutor):
         self.prompt_graphs: PromptGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.masked_decodes: MaskedDecodes | None = None
-        self.late_work = LateWork()
+        self.late = LateWork()
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
@@ -80,6 +80,11 @@ class Worker(SizedExecutor):
     def num_blocks(self) -> int:
         """Blocks that requests can hold; the scratch block is not counted."""
         return self.runner.num_blocks
+
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work."""
+        return self.late.counts
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
@@ -331,7 +336,7 @@ class Worker(SizedExecutor):
 
     def close(self) -> None:
         """Drop the cache, the weights and what processors keep."""
-        self.late_work.end()
+        self.late.end()
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None

@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, PeerMemory, QKNorm, Rope, StepShape
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    PeerMemory,
+    QKNorm,
+    Rope,
+    StepShape,
+)
 from hookline.core.distributed.side_stream import SideStream
 from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
 from hookline.plugins.kernels.torch_reference import TorchKernels
@@ -199,8 +208,9 @@ class TritonKernels(TorchKernels):
         decodes = first_of_each(range(1, spec.max_num_seqs + 1), self._decode_choice)
         sizes = [(tokens, context) for context in _CONTEXTS for tokens in _PROMPT_TOKENS]
         prompts = first_of_each(sizes, lambda size: self._prefill_tiling(*size))
+        kinds = [(tokens, is_shared) for tokens in (0, 1) for is_shared in (False, True)]
         return [
-            *(StepShape(rows, tokens, is_shared=shared) for rows in decodes for tokens in (0, 1) for shared in (False, True)),
+            *(StepShape(rows, tokens, is_shared=is_shared) for rows in decodes for tokens, is_shared in kinds),
             *(StepShape(num_tokens=tokens, context_len=context) for tokens, context in prompts),
         ]
 
@@ -218,9 +228,7 @@ class TritonKernels(TorchKernels):
     def _prefill_tiling(self, num_tokens: int, max_context_len: int) -> PrefillTiling:
         spec = self.spec
         group = spec.num_heads // spec.num_kv_heads
-        return prefill_tiling(
-            num_tokens, max_context_len, spec.num_heads, group, spec.dtype, self._decode_scratch.card
-        )
+        return prefill_tiling(num_tokens, max_context_len, spec.num_heads, group, spec.dtype, self._decode_scratch.card)
 
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.
@@ -278,9 +286,7 @@ class TritonKernels(TorchKernels):
         )  # fmt: skip
         return out_THE
 
-    def attend(
-        self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION
-    ) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels.attend. `prepare` must have seen this batch.
 
         In a captured step prompts are computed beside the decodes, which leave most of the arithmetic units idle.

@@ -152,7 +152,8 @@ def _even_parts(tiles, tiles_an_item):
 @triton.jit(do_not_specialize=["num_rows", "num_items", "target", "shared_parts"])
 def _schedule_kernel(
     context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target, shared_parts,
-    TILE: tl.constexpr, MIN_TILES: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
+    TILE: tl.constexpr, MIN_TILES: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
     ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
