@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from hookline.core.checkpoint.load import random_weights
-from hookline.core.contracts import AttentionSpec, Batch, ModelSpec, QKNorm, Rope, Runtime, WeightTarget
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    ModelSpec,
+    QKNorm,
+    Rope,
+    Runtime,
+    SlidingWindow,
+    WeightTarget,
+)
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.batches import Row, make_batch
@@ -101,12 +112,22 @@ class ModelDriver:
     def attend_of(self, batch: Batch, rows_N: Tensor | None = None) -> Any:
         """What forward is given: `core.contracts.Attend` that checks how it is called, and wants these rows."""
 
-        def attend(layer: int, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None = None) -> Tensor:
+        def attend(
+            layer: int,
+            qkv_TC: Tensor,
+            rope: Rope | None,
+            norm: QKNorm | None = None,
+            form: AttentionForm = PLAIN_ATTENTION,
+        ) -> Tensor:
             check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
             self.attended.append(layer)
             self._check_attend(batch, qkv_TC, rope, norm)
-            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], batch, rope, norm)
-            return self.kernels.attend(q_THE, self.cache[:, layer], batch).flatten(1)
+            self._check_form(form)
+            cache = self.spec.cache_layers[layer]
+            window = cache.num_tokens if isinstance(cache, SlidingWindow) else None
+            seen = batch if window is None else replace(batch, window=window)
+            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], seen, rope, norm)
+            return self.kernels.attend(q_THE, self.cache[:, layer], seen, form).flatten(1)
 
         attend.rows_N = rows_N  # type: ignore[attr-defined]
         return attend
@@ -116,11 +137,22 @@ class ModelDriver:
         width = (sizes.num_heads + 2 * sizes.num_kv_heads) * head_dim
         check_form("qkv_TC, which attend was given,", qkv_TC, (batch.num_tokens, width), sizes.dtype)
         if rope is not None:
-            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), head_dim), torch.float32)
+            width = rope.table_PE.shape[-1]
+            fits = width % 2 == 0 and 0 < width <= head_dim
+            check(fits, f"rope.table_PE has {width} columns and must have an even number up to head_dim={head_dim}")
+            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), width), torch.float32)
             enough = len(rope.table_PE) >= self.spec.max_position
             check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
         for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
             check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
+
+    def _check_form(self, form: AttentionForm) -> None:
+        unsaid = sorted(form.features - self.spec.attention_features)
+        check(not unsaid, f"attend was given {', '.join(unsaid)}, which ModelSpec.attention does not name")
+        if form.sinks_H is not None:
+            check_form(
+                "sinks_H, which attend was given,", form.sinks_H, (self.attention.num_heads,), form.sinks_H.dtype
+            )
 
 
 def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:

@@ -1,8 +1,8 @@
 """Kernels that are obviously right: every formula as the contract states it, in float64, one sequence at a time.
 
 The reference of KernelsSuite, and what ModelSuite runs models with. Slow, and with no other purpose.
-Legend: T tokens, Q queries and L context of one row, D hidden, O output features, F half of gate and up, H heads,
-K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
+Legend: T tokens, Q queries of a row and L tokens that they see, D hidden, O output features, F half of gate and up,
+H heads, K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Kernels, QKNorm, Rope
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, Kernels, QKNorm, Rope
 
 
 class PlainKernels(Kernels):
@@ -98,34 +98,57 @@ class PlainKernels(Kernels):
     def prepare(self, batch: Batch) -> None:
         """See Kernels."""
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels."""
         starts = batch.query_starts_B1.tolist()
-        rows = [
-            self.attend_row(q_THE[starts[row] : starts[row + 1]], *self.read_row(kv_2NSKE, batch, row))
-            for row in range(batch.num_requests)
-        ]
+        rows = []
+        for row in range(batch.num_requests):
+            q_QHE = q_THE[starts[row] : starts[row + 1]]
+            rows.append(self.attend_row(q_QHE, *self.read_row(kv_2NSKE, batch, row), batch.window, form))
         return torch.cat(rows).to(q_THE.dtype)
 
     def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (L, K, E) of a row's context."""
-        position_L = torch.arange(int(batch.context_lens_B[row]), device=kv_2NSKE.device)
+        """Keys and values (L, K, E) of the tokens that a row's first query sees, and of all after them."""
+        context, first = int(batch.context_lens_B[row]), 0
+        if batch.window is not None:
+            num_queries = int(batch.query_starts_B1[row + 1] - batch.query_starts_B1[row])
+            first = max(0, context - num_queries - batch.window + 1)
+        position_L = torch.arange(first, context, device=kv_2NSKE.device)
         block_L = batch.block_table_BM[row][position_L // self.spec.block_size].long()
         k_LKE, v_LKE = kv_2NSKE[:, block_L, position_L % self.spec.block_size].double()
         return k_LKE, v_LKE
 
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+    def attend_row(
+        self,
+        q_QHE: Tensor,
+        k_LKE: Tensor,
+        v_LKE: Tensor,
+        window: int | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Causal attention of the last Q of L tokens: (Q, H, E)."""
         num_groups, (num_queries, context) = q_QHE.shape[1] // k_LKE.shape[1], (len(q_QHE), len(k_LKE))
         k_LHE, v_LHE = k_LKE.repeat_interleave(num_groups, 1), v_LKE.repeat_interleave(num_groups, 1)
-        score_HQL = torch.einsum("qhe,lhe->hql", q_QHE.double(), k_LHE) * self.spec.scale
+        scale = self.spec.scale if form.scale is None else form.scale
+        score_HQL = torch.einsum("qhe,lhe->hql", q_QHE.double(), k_LHE) * scale
+        if form.softcap is not None:
+            score_HQL = form.softcap * (score_HQL / form.softcap).tanh()
         position_L = torch.arange(context, device=k_LKE.device)
-        is_future_QL = position_L > position_L[context - num_queries :, None]
-        weight_HQL = score_HQL.masked_fill(is_future_QL, -torch.inf).softmax(-1)
+        position_Q1 = position_L[context - num_queries :, None]
+        is_hidden_QL = position_L > position_Q1
+        if window is not None:
+            is_hidden_QL |= position_L <= position_Q1 - window
+        score_HQL = score_HQL.masked_fill(is_hidden_QL, -torch.inf)
+        if form.sinks_H is not None:
+            sink_HQ1 = form.sinks_H.double()[:, None, None].expand(-1, num_queries, 1)
+            score_HQL = torch.cat((score_HQL, sink_HQ1), -1)
+        weight_HQL = score_HQL.softmax(-1)[..., :context]
         return torch.einsum("hql,lhe->qhe", weight_HQL, v_LHE)
 
 
 def _rotate(x_TXE: Tensor, positions_T: Tensor, rope: Rope) -> Tensor:
     cos_T1F, sin_T1F = rope.table_PE[positions_T].double().unsqueeze(1).chunk(2, -1)
-    first_TXF, second_TXF = x_TXE.chunk(2, -1)
-    return torch.cat((first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F), -1)
+    num_rotated = rope.table_PE.shape[1]
+    (first_TXF, second_TXF), rest_TXE = x_TXE[..., :num_rotated].chunk(2, -1), x_TXE[..., num_rotated:]
+    rotated = first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F
+    return torch.cat((*rotated, rest_TXE), -1)

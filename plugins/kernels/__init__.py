@@ -29,7 +29,7 @@ def register_kernels(register: Registrar) -> None:
         "torch",
         "hookline.plugins.kernels.torch_reference:TorchKernels",
         help="plain torch on any device: the reference",
-        needs=Needs(),
+        needs=Needs(attention=("window", "scale", "softcap", "sinks")),
         priority=0,
     )
     register(
