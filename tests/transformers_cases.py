@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture. without: sizes that its config does not know."""
+    """One architecture."""
 
     model_type: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +81,8 @@ WINDOWED = ("mistral", "gemma2", "cohere2")
 """Cases with sliding windows."""
 FEW = ("phi3", "gpt2", "opt", "cohere", "granite", "gpt_neox", "glm4", "mixtral")
 """Cases that every run tests; the others are nightly."""
+FEW_AT_TP_2 = ("phi3", "gpt_neox")
+"""The same for two processes."""
 
 
 def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) -> Any:

@@ -19,6 +19,7 @@ from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.plugins.models.transformers_attention import PROBED, SERVED, LayerAttention, Mask, attach
 from hookline.plugins.models.transformers_config import refuse
+from hookline.plugins.models.transformers_layers import pin_rope
 
 NUM_TOKENS = 3
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
@@ -106,6 +107,7 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     """
     model = meta_model(config, model_class, torch.bfloat16)
     decoder, given = split(model)
+    pin_rope(decoder)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need")
     seen = _Seen(config.model_type)
