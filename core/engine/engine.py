@@ -32,6 +32,9 @@ from hookline.core.errors import (
 )
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
+from hookline.core.kv_cache.group_budget import GroupedLedger
+from hookline.core.kv_cache.group_manager import GroupedCacheManager
+from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
@@ -90,6 +93,7 @@ class Engine:
         model_name: str = "",
         job_folder: Path | None = None,
         structured_output: StructuredOutput | None = None,
+        groups: CacheGroups | None = None,
     ) -> None:
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
@@ -107,7 +111,7 @@ class Engine:
         """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; replaced where the engine's driver has other things to do meanwhile."""
-        self.cache = KVCacheManager(pool, self.queue.table)
+        self.cache = self._cache_of(groups)
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
@@ -128,6 +132,18 @@ class Engine:
         self._is_closed = False
         self.home = Home()
         self._notify("on_engine_start", engine=self)
+
+    def _cache_of(self, groups: CacheGroups | None) -> KVCacheManager:
+        """The manager of the pool; groups: None if every layer keeps every token."""
+        if groups is None or groups.is_plain:
+            return KVCacheManager(self.pool, self.queue.table)
+        return GroupedCacheManager(self.pool, self.queue.table, groups, self.limits.plan)
+
+    def ledger(self) -> Ledger:
+        """A fresh ledger of the pool as it is now."""
+        if isinstance(self.cache, GroupedCacheManager):
+            return GroupedLedger(self.cache, self.queue)
+        return Ledger(self.cache, self.queue)
 
     # ------------------------------------------------------------------------------------- EngineView, for observers
 
@@ -556,7 +572,7 @@ class Engine:
 
     def _ask(self) -> tuple[Plan, CheckedPlan]:
         queue, limits = self.queue, self.limits.plan
-        budget, prefilling = Ledger(self.cache, queue), queue.prefilling()
+        budget, prefilling = self.ledger(), queue.prefilling()
         waiting, running = Views(queue.waiting), Views(queue.running)
         num_steps = queue.num_steps_without_decode
         view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps, self.served.of)
@@ -568,7 +584,7 @@ class Engine:
             raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
         self.feedback.planned(plan)
         try:
-            return plan, check_plan(plan, queue, Ledger(self.cache, queue), limits, self.policy)
+            return plan, check_plan(plan, queue, self.ledger(), limits, self.policy)
         except BaseException as error:
             self._give_up()
             if isinstance(error, (PlanError, *PASSES)):

@@ -89,6 +89,7 @@ class Request:
         "fault",
         "first_token_s",
         "followers",
+        "group_blocks",
         "info",
         "match",
         "max_tokens",
@@ -203,7 +204,7 @@ class Request:
         self.block_hashes: list[int] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.match: tuple[int, list[int]] = (-1, [])
+        self.match: tuple[int, Any] = (-1, [])
         """(pool version, blocks found): the last prefix look-up, valid while the version stands."""
         self.view = RequestFacade(self)
         self.reset()
@@ -211,6 +212,8 @@ class Request:
     def reset(self) -> None:
         """Forget blocks and progress, as before the first step: on arrival and when preempted."""
         self.blocks: list[int] = []
+        self.group_blocks: list[list[int]] = []
+        """Those of each group of layers, if there are several or one with a window; `blocks` is the first of them."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0
