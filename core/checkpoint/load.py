@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def load_checkpoint(
     stored = stored_tensors(Path(folder)) if stored is None else stored
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
     wanted = (name for name in stored if name in targets and targets[name].view is not None)
-    jobs = [(name, stored[name].path, targets[name]) for name in wanted]
+    jobs = [(stored[name].name or name, stored[name].path, targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
@@ -100,6 +101,23 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
             sums.append((tensor_name, _sum(target)))
     _refuse_not_finite(name, sums)
     return num_bytes
+
+
+def renamed(
+    folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
+) -> dict[str, StoredTensor]:
+    """The tensors of a folder under the names that a model has for them, without those that it needs not.
+
+    Raises: CheckpointError if two would have the same name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        new = rename(name)
+        if new is not None and new in found:
+            raise CheckpointError(f"{folder} holds {found[new].name} and {name}, which are the same tensor; remove one")
+        if new is not None:
+            found[new] = replace(tensor, name=name)
+    return found
 
 
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:

@@ -24,10 +24,11 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and its shape."""
+    """Where a tensor lies and its shape. name: the file's, if it is known by another."""
 
     path: Path
     shape: tuple[int, ...]
+    name: str = ""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
