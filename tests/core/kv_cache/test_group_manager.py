@@ -21,6 +21,7 @@ from hookline.core.testing.scheduler_suite import RandomLoad, drain
 from tests.core.kv_cache.test_budget import Foreseeing
 
 FULL, W = FullAttention(), SlidingWindow
+PAIR = (FULL, W(6))
 LAYERS = [(FULL, W(4)), (FULL, W(1), W(7)), (W(5), W(5), FULL, W(5)), (FULL, W(9), W(9), W(3))]
 
 
@@ -29,7 +30,7 @@ class Mixed:
         return plan_mixed(view, 0.0)
 
 
-def engine_of(layers=(FULL, W(6)), scheduler=None, **options):
+def engine_of(layers=PAIR, scheduler=None, **options):
     return fake_engine(scheduler or PlainScheduler(), layers=layers, **{"num_blocks": 128, **options})
 
 
@@ -190,7 +191,7 @@ def test_requests_of_one_step_share_what_the_first_of_them_computes():
     assert [outputs[id_] for id_ in ids] == [completion(1, [*prompt, last], 4, 50) for last in (40, 41, 42)]
 
 
-# ---------------------------------------------------------------------------------------------- loads, ledger, lost steps
+# -------------------------------------------------------------------------------------------- loads, ledger, lost steps
 
 
 class Comparing(FakeExecutor):
