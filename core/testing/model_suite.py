@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import WeightTarget
+from hookline.core.contracts import ATTENTION_FEATURES, WeightTarget
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.testing.checks import check, check_close
@@ -75,9 +75,15 @@ class ModelSuite:
         check(config == before, "spec changed the hf_config it was given")
         for field in fields(spec):
             value = getattr(spec, field.name)
+            if field.name in ("layers", "attention"):
+                continue
             check(isinstance(value, int) and value > 0, f"spec.{field.name} = {value!r} must be a positive int")
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         check(heads % kv_heads == 0, f"spec: {heads} heads cannot share {kv_heads} kv heads evenly")
+        lengths = (len(spec.cache_layers), spec.num_layers)
+        check(lengths[0] == lengths[1], f"spec.layers has {lengths[0]} layers and num_layers is {lengths[1]}")
+        unknown = sorted(spec.attention - set(ATTENTION_FEATURES))
+        check(not unknown, f"spec.attention asks for {unknown}; there is {list(ATTENTION_FEATURES)}")
 
     def test_spec_refuses_what_the_model_does_not_implement(self) -> None:
         """ConfigError for unknown rope and model types, quantised weights and senseless sizes."""
