@@ -63,7 +63,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
         },
-        "tie_word_embeddings": True,
     },
     "gpt_oss": {
         **SIZES,

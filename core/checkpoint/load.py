@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.core.checkpoint.mxfp4 import BLOCKS, SCALES, Mxfp4Slices
 from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.errors import CheckpointError
@@ -72,7 +73,7 @@ def load_checkpoint(
     stored = stored_tensors(Path(folder)) if stored is None else stored
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
     wanted = (name for name in stored if name in targets and targets[name].view is not None)
-    jobs = [(stored[name].name or name, stored[name].path, targets[name]) for name in wanted]
+    jobs = [(stored[name].name or name, stored[name], targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
@@ -141,16 +142,24 @@ def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> T
 
 
 @torch.inference_mode()  # The parameters may be inference tensors, and the mode is per thread.
-def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> Sums:
+def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
     sums = []
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
-        for name, path, target in jobs:
+
+        def slices(path: Path, name: str) -> Any:
             if path not in files:
                 files[path] = stack.enter_context(open_file(path))
-            if _num_bytes(target):
-                target.fill(files[path].get_slice(name))
-                sums.append((name, _sum(target)))
+            return files[path].get_slice(name)
+
+        for name, tensor, target in jobs:
+            if not _num_bytes(target):
+                continue
+            if tensor.scales is None:
+                target.fill(slices(tensor.path, name))
+            else:
+                target.fill(Mxfp4Slices(slices(tensor.path, name + BLOCKS), slices(tensor.scales, name + SCALES)))
+            sums.append((name, _sum(target)))
     return sums
 
 
