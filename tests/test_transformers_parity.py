@@ -13,7 +13,7 @@ from hookline.core.testing.model_driver import Chunk, ModelDriver
 from hookline.core.testing.thread_ranks import on_ranks
 from hookline.plugins.models.transformers_model import TransformersModel
 from tests.test_parity import greedy, random_prompts, transformers_greedy
-from tests.transformers_cases import CASES, FEW, FEW_AT_TP_2, make_checkpoint
+from tests.transformers_cases import CASES, FEW, FEW_AT_TP_2, WINDOWED, make_checkpoint
 
 pytestmark = pytest.mark.slow
 NUM_TOKENS = 64
@@ -49,8 +49,10 @@ def test_greedy_tokens_equal_transformers_in_chunks_with_preemptions_and_prefix_
         outputs = llm.generate(prompts, greedy(NUM_TOKENS))
         again = llm.generate(prompts[-1:], greedy(NUM_TOKENS))
     assert [output.token_ids for output in outputs] == expected
-    assert sum(output.num_preemptions for output in outputs) >= 1
-    assert again[0].token_ids == expected[-1] and again[0].num_cached_tokens >= 8
+    assert again[0].token_ids == expected[-1]
+    if name not in WINDOWED:  # those hold too few blocks to be preempted, and give them back to be used again
+        assert sum(output.num_preemptions for output in outputs) >= 1
+        assert again[0].num_cached_tokens >= 8
 
 
 @pytest.mark.parametrize("name", some([name for name in CASES if CASES[name].has_plan], FEW_AT_TP_2))

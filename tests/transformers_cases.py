@@ -40,7 +40,8 @@ CASES = {
     "gpt2": Case("gpt2", {"n_positions": 256}, has_plan=False),
     "opt": Case("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}, has_plan=False),
     "stablelm": Case("stablelm", {"use_qkv_bias": True}, has_plan=False),
-    "cohere": Case("cohere", {"use_qk_norm": True, "logit_scale": 0.7}),
+    "cohere": Case("cohere", {"logit_scale": 0.7}),
+    "cohere_qk_norm": Case("cohere", {"use_qk_norm": True}, has_plan=False),
     "granite": Case("granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "starcoder2": Case("starcoder2"),
     "gpt_neox": Case("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
@@ -79,7 +80,7 @@ CASES = {
 }  # fmt: skip
 WINDOWED = ("mistral", "gemma2", "cohere2")
 """Cases with sliding windows."""
-FEW = ("phi3", "gpt2", "opt", "cohere", "granite", "gpt_neox", "glm4", "mixtral")
+FEW = ("phi3", "gpt2", "opt", "cohere", "granite", "gpt_neox", "glm4", "mixtral", "gemma2")
 """Cases that every run tests; the others are nightly."""
 FEW_AT_TP_2 = ("phi3", "gpt_neox")
 """The same for two processes."""

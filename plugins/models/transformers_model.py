@@ -31,7 +31,7 @@ from hookline.plugins.models.transformers_layers import (
     pin_rope,
     use_kernel_norms,
 )
-from hookline.plugins.models.transformers_probe import Facts, meta_model, probe, split
+from hookline.plugins.models.transformers_probe import Facts, check_ranks, meta_model, probe, split
 from hookline.plugins.models.transformers_weights import StoredNames, parameter_targets, refuse_other_forms
 
 
@@ -40,8 +40,10 @@ class TransformersModel:
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         config, model_class, facts = _read(json.dumps(hf_config, sort_keys=True))
-        model = meta_model(config, model_class, runtime.dtype)
+        model = meta_model(config, model_class)
         plan = Plan(_plan(model, runtime), facts.layers[0].num_kv_heads)
+        if runtime.ranks.size > 1:
+            check_ranks(lambda model, place: _served(model, plan, place), config, model_class, runtime.ranks)
         self.names = StoredNames(model)
         self.targets, head = _served(model, plan, runtime)
         refuse_other_forms(self.names, self.targets)

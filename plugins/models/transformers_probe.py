@@ -7,21 +7,22 @@ what this engine does not do is refused by name. Legend: T tokens, H heads, K kv
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Ranks, Runtime
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.plugins.models.transformers_attention import PROBED, SERVED, LayerAttention, Mask, attach
 from hookline.plugins.models.transformers_config import refuse
 from hookline.plugins.models.transformers_layers import pin_rope
 
-NUM_TOKENS = 3
+NUM_TOKENS = 300
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
 NOT_DONE = ("alibi", "position_bias", "attention_bias", "indices", "topk_indices", "block_mask")
 """Arguments of an attention call that change its scores, and which no kernels here know."""
@@ -71,8 +72,10 @@ class GivenOutput:
             raise AttributeError(name)
 
 
-def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
-    """The causal model without memory for its parameters.
+def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+    """The causal model without memory for its parameters, which are float32.
+
+    Not by transformers' own way: that sets torch's default dtype, which all threads of a process share.
 
     Raises: ConfigError if transformers cannot build it, or has its attention not replaced.
     """
@@ -80,7 +83,8 @@ def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel], dty
         refuse(config.model_type, "code that comes with a checkpoint is never run")
     try:
         with torch.device("meta"):
-            model = model_class._from_config(config, dtype=dtype, attn_implementation=SERVED)
+            config._attn_implementation = SERVED
+            model = model_class(config)
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (SERVED,):
             refuse(config.model_type, NO_INTERFACE)
@@ -88,6 +92,14 @@ def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel], dty
     if not isinstance(model.get_output_embeddings(), nn.Linear) or model.base_model is model:
         refuse(config.model_type, "it has no decoder with an output head")
     return model.eval()
+
+
+def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+    """The same with parameters of bfloat16, in which everything must work that works in float32."""
+    model = meta_model(config, model_class)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return model
 
 
 def split(model: PreTrainedModel) -> tuple[nn.Module, GivenHidden]:
@@ -105,25 +117,65 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
 
     Raises: ConfigError with the reason if it cannot be served.
     """
-    model = meta_model(config, model_class, torch.bfloat16)
+    model = _probed(config, model_class)
     decoder, given = split(model)
     pin_rope(decoder)
+    if getattr(model, "_is_stateful", False) or any(isinstance(one, nn.Conv1d) for one in decoder.modules()):
+        refuse(config.model_type, "its layers keep states, of which nothing is known here")
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need")
     seen = _Seen(config.model_type)
     attach(decoder, seen)
     ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
     model.config._attn_implementation = PROBED
-    _run(decoder, seen, input_ids=ones, attention_mask=ones, position_ids=ones, use_cache=False)
+    _run(decoder, config.model_type, input_ids=ones, attention_mask=ones, position_ids=ones, use_cache=False)
     layers = tuple(seen.layers)
     if not layers:
         refuse(config.model_type, NO_INTERFACE)
+    if len(layers) < config.num_hidden_layers:
+        which = f"{len(layers)} of {config.num_hidden_layers}"
+        refuse(config.model_type, f"only {which} of its layers attend through transformers' attention interface")
     model.config._attn_implementation = SERVED
-    hidden_TD = _run(decoder, seen, input_ids=ones, position_ids=ones, use_cache=False)
+    hidden_TD = _run(decoder, config.model_type, input_ids=ones, position_ids=ones, use_cache=False)
     given.hidden_ND = hidden_TD
-    logits_TV = _run(model, seen, input_ids=ones, use_cache=False, what="logits")
+    logits_TV = _run(model, config.model_type, input_ids=ones, use_cache=False, what="logits")
     _refuse_unlike(config.model_type, layers)
     return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1])
+
+
+def check_ranks(run: Callable[[PreTrainedModel, Runtime], None], config: PreTrainedConfig, model_class: Any, ranks: Ranks) -> None:
+    """Run this rank's part of the model once without data: whether what its plan shards fits together.
+
+    run: puts the rank's layers into a model. Raises: ConfigError with what does not fit.
+    """
+    runtime = Runtime(torch.device("meta"), torch.bfloat16, _Shapes(ranks.rank, ranks.size), _Products())  # type: ignore[arg-type]
+    model = _probed(config, model_class)
+    run(model, runtime)
+    decoder, _ = split(model)
+    pin_rope(decoder)
+    attach(decoder, lambda query, *_, **__: query.transpose(1, 2))
+    ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
+    _run(decoder, config.model_type, what=f"plan for tp={ranks.size}", input_ids=ones, position_ids=ones, use_cache=False)
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """A rank among others that are not there: its collectives give tensors of the right shape."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather_last(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.size, -1)
+
+
+class _Products:
+    """Kernels for linears alone."""
+
+    linear = staticmethod(functional.linear)
 
 
 class _Seen:
@@ -145,6 +197,8 @@ class _Seen:
         options: Mapping[str, Any],
     ) -> Tensor:
         (_, num_heads, _, head_dim), num_kv_heads = query.shape, key.shape[1]
+        if key.shape[2] != query.shape[2]:
+            refuse(self.model_type, "it attends over other keys than one of each token")
         if value.shape != key.shape or key.shape[-1] != head_dim:
             sizes = f"{head_dim}, {key.shape[-1]} and {value.shape[-1]}"
             refuse(self.model_type, f"its queries, keys and values have unlike head dims or counts ({sizes})")
@@ -175,7 +229,7 @@ def _form(scaling: float | None, softcap: float | None, head_dim: int) -> Attent
     return form if form.features else PLAIN_ATTENTION
 
 
-def _run(module: nn.Module, seen: _Seen, *, what: str = "forward", **inputs: Any) -> Tensor:
+def _run(module: nn.Module, model_type: str, *, what: str = "forward", **inputs: Any) -> Tensor:
     try:
         with torch.no_grad():
             output = module(**inputs)
@@ -183,8 +237,8 @@ def _run(module: nn.Module, seen: _Seen, *, what: str = "forward", **inputs: Any
         raise
     except Exception as error:
         if Mask.__name__ in str(error):
-            refuse(seen.model_type, "it works on attention masks itself, and none is built here")
-        refuse(seen.model_type, f"its {what} needs what is not here: {one_short_line(error)}")
+            refuse(model_type, "it works on attention masks itself, and none is built here")
+        refuse(model_type, f"its {what} needs what is not here: {one_short_line(error)}")
     result: Tensor = output[0] if isinstance(output, tuple) else output.get("logits", output.get("last_hidden_state"))
     return result[0]
 
