@@ -5,12 +5,15 @@ The same for the only rank and for each of several; knows no processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from hookline.core.assembly.poolers import pooler_makers
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
+from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.checkpoint.locate import locate
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime, TokenTexts
@@ -25,6 +28,7 @@ from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
@@ -38,10 +42,10 @@ _NO_HOST_MEMORY = (
 )
 
 
-def build_worker(resolved: ResolvedConfig, processing: Processing) -> Worker:
+def build_worker(resolved: ResolvedConfig, processing: Processing, poolers: Sequence[Entry] = ()) -> Worker:
     """The worker of the rank that `resolved` is about; the other ranks have to build theirs at the same time.
 
-    processing: the logits processors that are installed, the same on every rank.
+    processing: the logits processors that are installed, the same on every rank; poolers: likewise.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
@@ -51,7 +55,7 @@ def build_worker(resolved: ResolvedConfig, processing: Processing) -> Worker:
         kernels = make_kernels(resolved)
         ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
         resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
-        return make_worker(resolved, load_model(resolved, kernels), kernels, processing)
+        return make_worker(resolved, load_model(resolved, kernels), kernels, processing, poolers)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(resolved, error)) from error
     except RuntimeError as error:
@@ -80,14 +84,16 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
         if option.config.weights == "random":
             random_weights(model.weight_targets(), resolved.config.seed)
         elif checkpoint.source is not None:
-            load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
+            load_source(checkpoint.reference, checkpoint.source, fitted(model.weight_targets(), checkpoint))
         else:
             assert checkpoint.folder is not None
-            load_checkpoint(checkpoint.folder, model.weight_targets(), stored=checkpoint.stored)
+            load_checkpoint(checkpoint.folder, fitted(model.weight_targets(), checkpoint), stored=checkpoint.stored)
     return model
 
 
-def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing) -> Worker:
+def make_worker(
+    resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing, poolers: Sequence[Entry] = ()
+) -> Worker:
     """Size the KV cache, put the rank together and capture its graphs."""
     attention = resolved.attention
     sampler_entry = chosen(resolved.config.sampler)
@@ -108,6 +114,8 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
             pipeline=Pipeline(processing.stages, processor_spec(resolved), partial(rank_token_texts, resolved)),
             checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
         )
+        num_rows, device = attention.max_num_seqs + 1, attention.device
+        runner.pooled_states = PooledStates(pooler_makers(resolved, poolers, runner), num_rows, device)
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len

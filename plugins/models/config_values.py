@@ -73,11 +73,11 @@ class ConfigValues:
         value = shown(self.values[key]) if key in self.values else "missing"
         raise ConfigError(f"{self.model} does not support {key} = {value}; supported: {supported}")
 
-    def refuse_other_architectures(self, model_type: str, architecture: str) -> None:
+    def refuse_other_architectures(self, model_type: str, *architectures: str) -> None:
         """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything."""
         self.only("model_type", model_type)
-        if architecture not in (self.texts("architectures") or [architecture]):
-            self.refuse("architectures", architecture)
+        if not set(architectures).intersection(self.texts("architectures") or architectures):
+            self.refuse("architectures", " or ".join(architectures))
         self.only("hidden_act", "silu")
         if self.values.get("use_sliding_window"):
             self.refuse("use_sliding_window", "false")
