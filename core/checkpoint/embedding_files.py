@@ -12,29 +12,28 @@ from typing import Any
 
 from hookline.core.checkpoint.headless import is_classifier
 from hookline.core.errors import shown
-from hookline.core.pooling_params import PoolingDefaults
+from hookline.core.pooling_params import CLASSIFY, EMBED, SCORE, PoolingDefaults
 
 MODULES = "modules.json"
-POOLERS = {"cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean", "lasttoken": "last"}
-"""The modes of sentence-transformers' Pooling that poolers of ours are for."""
 MODE = "pooling_mode"
 _MAX_BYTES = 1 << 20
 
 
 def pooling_defaults(folder: Path | None, config: Mapping[str, Any]) -> PoolingDefaults:
     """What a checkpoint says of its vectors; what cannot be computed is refused when a request asks for it."""
-    scorer = "classify" if is_classifier(config) else "yes_no"
     if folder is None or not (folder / MODULES).is_file():
-        return PoolingDefaults(scorer=scorer)
+        return PoolingDefaults(scored_by=CLASSIFY if is_classifier(config) else SCORE)
+    scored_by = CLASSIFY if is_classifier(config) else EMBED
     try:
-        pooler, normalizes = _read(folder)
+        mode, normalizes = _read(folder)
     except (OSError, ValueError, RecursionError) as error:
-        return PoolingDefaults(refusal=f"{folder / MODULES} does not say how to pool: {error}; name a pooler")
-    return PoolingDefaults(pooler, normalizes, scorer="cosine" if scorer == "yes_no" else scorer)
+        refusal = f"{folder / MODULES} does not say how to pool: {error}; name a pooler"
+        return PoolingDefaults(refusal=refusal, scored_by=scored_by)
+    return PoolingDefaults(mode, normalizes, scored_by=scored_by)
 
 
 def _read(folder: Path) -> tuple[str, bool]:
-    """The pooler's name, and whether vectors are scaled to length 1. Raises: ValueError for what is not known."""
+    """The mode, and whether vectors are scaled to length 1. Raises: ValueError for what is not known."""
     modules = _json(folder / MODULES)
     if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
         raise ValueError("it is no list of modules")
@@ -46,20 +45,20 @@ def _read(folder: Path) -> tuple[str, bool]:
     path = folder / inside / "config.json"
     if not path.resolve().is_relative_to(folder.resolve()) and ".." in Path(inside).parts:
         raise ValueError(f"its path {shown(inside)} leads out of the folder")
-    return _pooler(_json(path)), "Normalize" in kinds
+    return _mode(_json(path)), "Normalize" in kinds
 
 
-def _pooler(config: Any) -> str:
+def _mode(config: Any) -> str:
     if not isinstance(config, dict):
         raise ValueError("the Pooling module's config.json is no object")
     said = config.get(MODE)
     modes = [said] if isinstance(said, str) else list(said) if isinstance(said, list) else []
     modes += [key.removeprefix(f"{MODE}_") for key, value in config.items() if key.startswith(f"{MODE}_") and value]
-    if len(modes) != 1 or modes[0] not in POOLERS:
-        raise ValueError(f"its pooling mode is {shown(modes)}; one of {', '.join(POOLERS)} can be computed")
+    if len(modes) != 1 or not isinstance(modes[0], str):
+        raise ValueError(f"its pooling mode is {shown(modes)}; one can be computed, not several")
     if config.get("include_prompt") is False:
         raise ValueError("it leaves the prompt out of the mean (include_prompt is false), which is not supported")
-    return POOLERS[modes[0]]
+    return modes[0]
 
 
 def _json(path: Path) -> Any:

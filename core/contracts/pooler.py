@@ -73,8 +73,9 @@ class Pooler(Protocol):
     reads_all_tokens: bool = True
     """Whether it needs the hidden states of every token. If not, it is given each prompt's last token alone, in one
     call, and its requests start from cached prefixes; others compute their whole prompt."""
-    makes_embeddings: bool = True
-    """Whether its vectors are embeddings: of hidden_size numbers, which a request may have shortened and normalised."""
+    task: str = "embed"
+    """What its vectors are: "embed", of hidden_size numbers, which a request may have shortened and normalised;
+    "classify", the logits of classes; "score", one number."""
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
         """Keep the config; load what it needs of the checkpoint."""

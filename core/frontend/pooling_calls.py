@@ -9,7 +9,6 @@ from hookline.core.errors import RequestError, shown
 from hookline.core.frontend.generation import Call, ProgressBar, infos_each
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.relevance import (
-    CLASSIFY,
     QWEN3_RERANKER,
     PairTemplate,
     as_texts,
@@ -21,7 +20,7 @@ from hookline.core.frontend.relevance import (
     scoring_params,
 )
 from hookline.core.outputs import RequestOutput
-from hookline.core.pooling_params import PoolingDefaults, PoolingParams
+from hookline.core.pooling_params import CLASSIFY, PoolingDefaults, PoolingParams
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 
@@ -70,7 +69,7 @@ class PoolingCalls:
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Params = PoolingParams(pooler=CLASSIFY),  # noqa: B008 - frozen
+        params: Params = PoolingParams(task=CLASSIFY),  # noqa: B008 - frozen
         **options: Any,
     ) -> list[RequestOutput]:
         """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`; options as of `embed`.
@@ -105,7 +104,7 @@ class PoolingCalls:
             if not isinstance(text, str):
                 raise RequestError(f"score compares texts, and {shown(text)} is none")
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        pooling = scoring_params(params, self.pooling_defaults)
+        pooling = scoring_params(params, self.pooling_defaults.scored_by)
         if pooling is None:
             each = _params_each(embedding_params(params), 1 + len(texts))
             found = self._pool([query, *texts], each, _with_first(infos, len(texts)), timeout_s, progress)

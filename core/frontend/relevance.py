@@ -13,11 +13,9 @@ import numpy as np
 
 from hookline.core.errors import RequestError, shown
 from hookline.core.outputs import FinishReason, RequestOutput
-from hookline.core.pooling_params import PoolingDefaults, PoolingParams
+from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.util.arrays import VectorArray
-
-COSINE, CLASSIFY = "cosine", "classify"
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,11 @@ def pair_tokens(codec: Codec, template: PairTemplate, query: str, document: str)
     return around[0] + codec.encode_plain(pair) + around[1]
 
 
-def scoring_params(params: PoolingParams | None, defaults: PoolingDefaults) -> PoolingParams | None:
-    """What pools a pair; None if query and document are embedded by themselves, and compared."""
+def scoring_params(params: PoolingParams | None, scored_by: str) -> PoolingParams | None:
+    """What pools a pair; None if query and document are embedded by themselves. scored_by: see PoolingDefaults."""
     if params is not None and params.pooler is not None:
         return params
-    return None if defaults.scorer == COSINE else PoolingParams(pooler=defaults.scorer)
+    return None if scored_by == EMBED else PoolingParams(task=scored_by)
 
 
 def embedding_params(params: PoolingParams | None) -> PoolingParams:
@@ -96,7 +94,7 @@ def class_relevance(logits: VectorArray) -> float:
 
 def reading(params: PoolingParams) -> Callable[[VectorArray], float]:
     """How the vector of a pair is read."""
-    return class_relevance if params.pooler == CLASSIFY else relevance
+    return class_relevance if params.pooler is None and params.task == CLASSIFY else relevance
 
 
 def cosine(query: RequestOutput) -> Callable[[VectorArray], float]:

@@ -15,12 +15,14 @@ import numpy as np
 from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.registry import POOLER, Entry
-from hookline.core.pooling_params import PoolingDefaults, PoolingParams
+from hookline.core.pooling_params import EMBED, PoolingDefaults, PoolingParams
 from hookline.core.util.arrays import VectorArray
 from hookline.core.util.text import near_miss
 
 WIDTH = 4
 """Integers for each pooled chunk of a step: its index, the pooler's, flags, and how many numbers count (0: all)."""
+SHORT_FOR = ("", "token", "_token", "_tokens")
+"""Endings of sentence-transformers' modes that may be left out."""
 BEGINS, ENDS, NORMALIZES = 1, 2, 4
 """The flags: the chunk is a request's first, its last, and its vector is scaled to length 1."""
 
@@ -68,15 +70,22 @@ class Poolers:
         self._classes: dict[int, Any] = {}
         self.defaults = PoolingDefaults() if defaults is None else defaults
 
-    @property
-    def default(self) -> str:
-        """The pooler of requests that name none.
+    def default(self, task: str) -> str:
+        """The pooler of requests that name none: the configuration's if it is for the task, else the checkpoint's own,
+        else the one of the highest priority.
 
-        Raises: RequestError if the checkpoint's own cannot be computed.
+        Raises: RequestError if there is none, or if the checkpoint's own cannot be computed.
         """
-        if self._chosen is None and self.defaults.refusal is not None:
+        if self._chosen is not None and self._class(self._index(self._chosen)).task == task:
+            return self._chosen
+        if task == EMBED and self.defaults.refusal is not None:
             raise RequestError(self.defaults.refusal)
-        return self.defaults.pooler if self._chosen is None else self._chosen
+        if task == EMBED and self.defaults.pooler is not None:
+            return self.defaults.pooler
+        for entry in sorted(self.entries, key=lambda entry: -entry.priority):
+            if self._class(self.entries.index(entry)).task == task:
+                return entry.name
+        raise RequestError(f"there is no pooler whose task is {task}")
 
     def prepare(self, params: PoolingParams) -> Pooling:
         """What a request's parameters mean here.
@@ -85,10 +94,10 @@ class Poolers:
         """
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling={shown(params)} must be PoolingParams")
-        name = self.default if params.pooler is None else params.pooler
+        name = self.default(params.task) if params.pooler is None else params.pooler
         index = self._index(name)
         cls = self._class(index)
-        if cls.makes_embeddings:
+        if cls.task == EMBED:
             size = params.dimensions or 0
             if size > self._hidden_size:
                 raise RequestError(
@@ -104,11 +113,12 @@ class Poolers:
 
     def _index(self, name: str) -> int:
         names = [entry.name for entry in self.entries]
-        if name not in names:
-            raise RequestError(
-                f"there is no pooler {shown(name)}.{near_miss(name, names)} Poolers: {', '.join(names) or 'none'}"
-            )
-        return names.index(name)
+        for spelling in (f"{name}{ending}" for ending in SHORT_FOR):
+            if spelling in names:
+                return names.index(spelling)
+        raise RequestError(
+            f"there is no pooler {shown(name)}.{near_miss(name, names)} Poolers: {', '.join(names) or 'none'}"
+        )
 
     def _class(self, index: int) -> Any:
         entry = self.entries[index]

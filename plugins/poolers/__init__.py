@@ -19,12 +19,18 @@ class YesNoConfig:
 
 @hookimpl
 def register_poolers(register: Registrar) -> None:
-    register("last", "hookline.plugins.poolers.tokens:LastToken", help="the hidden state of the last token")
-    register("mean", "hookline.plugins.poolers.tokens:Mean", help="the mean of all tokens' hidden states")
-    register("cls", "hookline.plugins.poolers.tokens:FirstToken", help="the hidden state of the first token")
+    """Those of single tokens bear the names of sentence-transformers' modes, which is how checkpoints ask for them."""
     register(
-        "classify",
-        "hookline.plugins.poolers.heads:Classify",
+        "lasttoken",
+        "hookline.plugins.poolers.tokens:LastToken",
+        help="the hidden state of the last token: the default",
+        priority=10,
+    )
+    register("mean_tokens", "hookline.plugins.poolers.tokens:Mean", help="the mean of all tokens' hidden states")
+    register("cls_token", "hookline.plugins.poolers.tokens:FirstToken", help="the hidden state of the first token")
+    register(
+        "class_logits",
+        "hookline.plugins.poolers.heads:ClassLogits",
         help="logits of a ForSequenceClassification checkpoint's classes, at the last token",
     )
     register(

@@ -19,7 +19,6 @@ class LastTokenHead(Pooler):
     """Base of poolers that need the last token alone."""
 
     reads_all_tokens = False
-    makes_embeddings = False
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
         self.config, self.spec = config, spec
@@ -31,8 +30,10 @@ class LastTokenHead(Pooler):
         return hidden_TD.index_select(0, chunks.starts_B + chunks.lens_B - 1).float()
 
 
-class Classify(LastTokenHead):
+class ClassLogits(LastTokenHead):
     """Logits of the classes: transformers' ForSequenceClassification, whose head is the tensor score.weight."""
+
+    task = "classify"
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
         super().__init__(config, spec)
@@ -44,6 +45,8 @@ class Classify(LastTokenHead):
 
 class YesNo(LastTokenHead):
     """The probability of yes, where the next token is yes or no."""
+
+    task = "score"
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
         super().__init__(config, spec)
