@@ -134,6 +134,9 @@ def test_a_batch_file_may_ask_for_embeddings(tmp_path: Any, expected: list[Any])
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = [f"{tmp_path}/in.jsonl", f"{tmp_path}/out.jsonl", "device=cpu"]
     assert main([*arguments, "engine.num_blocks=256"]) == 0
-    answers = {one["custom_id"]: one["response"]["body"] for one in map(json.loads, (tmp_path / "out.jsonl").open())}
+    answers = {
+        one["custom_id"]: one["response"]["body"]
+        for one in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    }
     for i, vector in enumerate(expected):
         assert np.allclose(answers[str(i)]["data"][0]["embedding"], vector, atol=1e-5)
