@@ -6,15 +6,18 @@ The only place that puts all four kinds together. What does not fit was refused 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.cpu_threads import num_cpu_threads
+from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
+from hookline.core.checkpoint.headless import why_no_generation
 from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries
 from hookline.core.contracts import Limits
@@ -29,8 +32,10 @@ from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import choose_grammars
 from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.plugin.registry import Entry
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.arrays import no_ints
@@ -65,24 +70,28 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
-        executor = build_executor(resolved, processing, phases)
+        poolers = make_poolers(resolved, host.registry)
+        executor = build_executor(resolved, processing, phases, poolers.entries)
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
         try:
             structured_output = make_structured_output(resolved, host)
-            return Built(assemble(resolved, observers, executor, processing, structured_output), resolved, phases)
+            engine = assemble(resolved, observers, executor, processing, structured_output, poolers)
+            return Built(engine, resolved, phases)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
 
 
 def build_executor(
-    resolved: ResolvedConfig, processing: Processing, phases: StartPhases | None = None
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
 ) -> SizedExecutor:
     """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
-    if resolved.ranks.size == 1:
-        return build_worker(resolved, processing, phases)
-    return start_ranks(resolved, processing, phases)
+    start = build_worker if resolved.ranks.size == 1 else start_ranks
+    return start(resolved, processing, phases, poolers)
 
 
 def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
@@ -100,6 +109,7 @@ def assemble(
     executor: SizedExecutor,
     processing: Processing,
     structured_output: StructuredOutput | None = None,
+    poolers: Poolers | None = None,
 ) -> Engine:
     """The engine around its executor."""
     attention, config, groups = resolved.attention, resolved.config, resolved.groups
@@ -124,6 +134,8 @@ def assemble(
         max_queued_tokens=config.engine.max_queued_tokens,
         tag_keys=config.engine.tag_keys,
         processing=processing,
+        poolers=Poolers() if poolers is None else poolers,
+        no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
         num_cache_tokens=groups.longest(
             plan.num_blocks, plan.block_size, plan.max_num_batched_tokens, plan.max_model_len
@@ -151,7 +163,10 @@ def assemble(
 
 
 def start_ranks(
-    resolved: ResolvedConfig, processing: Processing, phases: StartPhases | None = None
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
 ) -> MultiprocExecutor:
     """Start the further ranks, build our own worker beside them, and wait until all are ready.
 
@@ -170,7 +185,7 @@ def start_ranks(
             )
         monitor.release = ranks.abort
         with monitor.interrupter.region():
-            built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases)
+            built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases, poolers)
         with phases.part("further ranks"):
             monitor.wait_until_all("ready")
     except BaseException as error:

@@ -5,12 +5,15 @@ The same for the only rank and for each of several; knows no processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from hookline.core.assembly.poolers import pooler_makers
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
+from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
 from hookline.core.checkpoint.locate import locate
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, Runtime, StateTensor, TokenTexts
@@ -27,6 +30,7 @@ from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import LayerStates, RequestTable
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
@@ -40,10 +44,16 @@ _NO_HOST_MEMORY = (
 )
 
 
-def build_worker(resolved: ResolvedConfig, processing: Processing, phases: StartPhases | None = None) -> Worker:
+def build_worker(
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
+) -> Worker:
     """The worker of the rank that `resolved` is about; the other ranks have to build theirs at the same time.
 
-    processing: the logits processors that are installed, the same on every rank. phases: told what the start takes.
+    processing: the logits processors that are installed, the same on every rank; poolers: likewise. phases: told what
+    the start takes.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
@@ -57,7 +67,7 @@ def build_worker(resolved: ResolvedConfig, processing: Processing, phases: Start
             resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
         with phases.part("weights"):
             model = load_model(resolved, kernels)
-        return make_worker(resolved, model, kernels, processing, phases)
+        return make_worker(resolved, model, kernels, processing, phases, poolers)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(resolved, error)) from error
     except RuntimeError as error:
@@ -86,18 +96,23 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
         if option.config.weights == "random":
             random_weights(model.weight_targets(), resolved.config.seed)
         elif checkpoint.source is not None:
-            load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
+            load_source(checkpoint.reference, checkpoint.source, fitted(model.weight_targets(), checkpoint))
         else:
             assert checkpoint.folder is not None
             stored = checkpoint.stored
             if hasattr(model, "tensor_name"):
                 stored = renamed(checkpoint.folder, stored, model.tensor_name)
-            load_checkpoint(checkpoint.folder, model.weight_targets(), stored=stored)
+            load_checkpoint(checkpoint.folder, fitted(model.weight_targets(), checkpoint), stored=stored)
     return model
 
 
 def make_worker(
-    resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing, phases: StartPhases | None = None
+    resolved: ResolvedConfig,
+    model: Model,
+    kernels: Kernels,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
 ) -> Worker:
     """Size the KV cache, put the rank together, capture its graphs and warm it up."""
     attention, phases = resolved.attention, phases or StartPhases()
@@ -122,6 +137,8 @@ def make_worker(
             checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
             groups=groups,
         )
+        num_rows, device = attention.max_num_seqs + 1, attention.device
+        runner.pooled_states = PooledStates(pooler_makers(resolved, poolers, runner), num_rows, device)
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len

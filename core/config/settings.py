@@ -145,6 +145,7 @@ class Config(EngineKeys):
     sampler: Option
     kernels: Option = field(default_factory=Option)
     grammars: Option = field(default_factory=Option)
+    pooler: Option = field(default_factory=Option)
 
     def __post_init__(self) -> None:
         for name in ("tp", "seed"):
@@ -279,3 +280,4 @@ def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
     yield from host.registry.of_kind("processor")
+    yield from host.registry.of_kind("pooler")

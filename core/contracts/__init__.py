@@ -49,6 +49,7 @@ from hookline.core.contracts.parser import (
     Text,
     ToolCall,
 )
+from hookline.core.contracts.pooler import PooledChunks, Pooler, PoolerModel, PoolerSpec
 from hookline.core.contracts.processor import (
     FromSamplingParams,
     LogitsProcessor,
@@ -127,6 +128,10 @@ __all__ = [
     "Part",
     "PeerMemory",
     "Plan",
+    "PooledChunks",
+    "Pooler",
+    "PoolerModel",
+    "PoolerSpec",
     "Prefilled",
     "ProcessorSpec",
     "QKNorm",

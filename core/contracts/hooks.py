@@ -172,6 +172,19 @@ def register_grammars(register: Registrar) -> None:
 
 
 @hookspec
+def register_poolers(register: Registrar) -> None:
+    """Add poolers: they make one vector of a prompt's hidden states, for requests that embed, classify or score.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)). The
+             class is core.contracts.Pooler; it is imported by the first request that asks for it, and requests may ask
+             for any that is registered. `pooler=auto` takes the one that the checkpoint says.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/poolers/__init__.py
+    """
+
+
+@hookspec
 def config_packages() -> list[str]:  # type: ignore[empty-body]
     """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
 

@@ -90,6 +90,8 @@ class RequestBegin:
     """Read-only."""
     deadline_s: float | None
     """Seconds after the arrival."""
+    is_pooled: bool = False
+    """Whether it ends with a vector in place of tokens; its params mean nothing then."""
 
 
 @dataclass(frozen=True)

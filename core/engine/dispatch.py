@@ -100,6 +100,13 @@ class Dispatcher:
             self.queue.end(request)
             self.free_row(request)
 
+    def finish_pooled(self, requests: Sequence[Request]) -> None:
+        """Take those out of the running requests whose vectors a launched step computes."""
+        for request in requests:
+            if request.id in self.queue.running:
+                self.queue.end(request)
+                self.free_row(request)
+
     def start_chunk(self, request: Request, num_tokens: int, draft: StepDraft) -> None:
         """Admit the request if it is waiting, then plan its next tokens."""
         if request.row < 0:

@@ -42,6 +42,7 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
+from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
@@ -202,6 +203,7 @@ class Engine:
         arrival_s: float | None = None,
         watcher: Watcher | None = None,
         like: int | None = None,
+        pooling: PoolingParams | None = None,
     ) -> int:
         """Queue a request and return its id.
 
@@ -209,6 +211,7 @@ class Engine:
         timeout_s: ends it so long after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
         like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
+        pooling: it ends with a vector once its prompt is computed, and draws nothing; params are not looked at then.
         Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary; or
         if any of its arguments is wrong.
         """
@@ -221,7 +224,7 @@ class Engine:
         given = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         info = RequestInfo.validated(**given, tag_keys=self.limits.tag_keys) if other is None else other.info
         options: dict[str, Any] = {"prompt": prompt, "info": info, "arrival_s": arrival_s, "watcher": watcher}
-        options["like"] = other
+        options["like"], options["pooling"] = other, pooling
         request = admit(self.limits, self._next_id, prompt_token_ids, params, **options)
         self._next_id += 1
         self._enqueue(request)
@@ -426,6 +429,7 @@ class Engine:
             num_context_tokens = self._context_tokens(plan)
             if not len(dispatched.step.masked_draws):
                 self.dispatcher.expect(dispatched.sampled)
+                self.dispatcher.finish_pooled(dispatched.pooled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
@@ -448,6 +452,7 @@ class Engine:
             self.structured_output.fill(constraints, self.executor.mask_rows(len(requests)))
             self.executor.release(launched.handle, len(requests))
             self.dispatcher.expect(self.queue.table.still_there(sampled))
+            self.dispatcher.finish_pooled(launched.dispatched.pooled)
         launched.host_s["launch"] += self.watch.seconds.pop("release")
 
     def _end_faulty(self, launched: _InFlight) -> list[RequestOutput]:
@@ -489,6 +494,8 @@ class Engine:
                 if self._hears_gaps:
                     self._tell_gaps(entries_N)
                 outputs += self._commit(entries_N, tokens_N, is_over_N)
+                if launched.dispatched.pooled:
+                    outputs += self._end_pooled(launched)
                 self._notify_ends(outputs)
             self._report(launched, len(entries_N))
             if self._counts_tokens:
@@ -527,6 +534,16 @@ class Engine:
                 device_s=None if self.last_stats is None else self.last_stats.device_s,
             )
         self._last_end_s = now_s
+
+    def _end_pooled(self, launched: _InFlight) -> list[RequestOutput]:
+        """End the requests whose vectors a step brought, but for those that have left since."""
+        vectors, ended = self.executor.collect_vectors(launched.handle), []
+        for request, vector in zip(launched.dispatched.pooled, vectors, strict=True):
+            if request.id in self.queue.live:
+                assert request.pooling is not None
+                request.vector, fault = request.pooling.kept(vector)
+                ended.append(self._end(request, FinishReason.ERROR if fault else FinishReason.STOP, fault))
+        return ended
 
     def _keep_scores(self, dispatched: Dispatched, rows: IntArray) -> IntArray:
         """Give the requests their log-probabilities; returns the sampled tokens."""

@@ -19,10 +19,11 @@ from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, PluginError, RequestError, shown
-from hookline.core.frontend.generation import Call, ProgressBar
+from hookline.core.frontend.generation import Call, ProgressBar, infos_each
 from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.pooling_calls import PoolingCalls
 from hookline.core.frontend.step_guard import StepGuard
-from hookline.core.outputs import Delta, RequestOutput, merge_completions
+from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
@@ -34,7 +35,7 @@ OptionValue = str | Mapping[str, Any] | None
 Tags = Mapping[str, str]
 
 
-class LLM:
+class LLM(PoolingCalls):
     """An engine with a tokenizer: `generate` blocks until every prompt is done, `stream` yields text as it comes.
 
     Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
@@ -54,6 +55,7 @@ class LLM:
         sampler: OptionValue = None,
         kernels: OptionValue = None,
         grammars: OptionValue = None,
+        pooler: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
@@ -64,6 +66,7 @@ class LLM:
         host = PluginHost.load()
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
+        options["pooler"] = pooler
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
         tree["observers"] = observers
         if checkpoint is not None:
@@ -147,16 +150,7 @@ class LLM:
         with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
         """
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        call = self._call(prompts, params, infos, timeout_s=timeout_s)
-        found: dict[int, list[RequestOutput]] = {}
-        try:
-            for delta in call.run(progress):
-                if delta.output is not None:
-                    found.setdefault(delta.prompt_index, []).append(delta.output)
-        finally:
-            if progress is not None:
-                progress.close()
-        return [merge_completions(found[index]) for index in sorted(found)]
+        return self._call(prompts, params, infos, timeout_s=timeout_s).outputs(progress)
 
     def stream(
         self,
@@ -190,7 +184,7 @@ class LLM:
     ) -> Call:
         wanted = as_prompts(prompts)
         asked = list(zip(wanted, _params_each(params, len(wanted)), strict=True))
-        return Call(self.output_processor, asked, _infos_each(infos, len(wanted)), **options)
+        return Call(self.output_processor, asked, infos_each(infos, len(wanted)), **options)
 
     @property
     def observers(self) -> dict[str, Any]:
@@ -258,16 +252,3 @@ def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count
     return each
 
 
-def _infos_each(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The arguments of each prompt; what is a list, and no text, has one each."""
-    each = [_one_each(name, value, count) for name, value in infos.items()]
-    return [dict(zip(infos, values, strict=True)) for values in zip(*each, strict=True)]
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-        return [value] * count
-    each = list(value)
-    if len(each) != count:
-        raise RequestError(f"{name} has {len(each)} values for {count} prompts; pass one, or one for each prompt")
-    return each

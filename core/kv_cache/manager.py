@@ -60,7 +60,11 @@ class KVCacheManager:
     # ------------------------------------------------------------------------------------------------------- prefixes
 
     def max_cached_blocks(self, request: Request) -> int:
-        """Full blocks before the request's last known token; none while its prompt has to be scored."""
+        """Full blocks before the request's last known token; none while its prompt has to be scored, or if its pooler
+        reads all of it.
+        """
+        if request.pooling is not None and request.pooling.reads_all_tokens:
+            return 0
         if request.scores is not None and request.scores.misses_prompt:
             return 0
         return (request.num_tokens - 1) // request.block_size

@@ -22,6 +22,7 @@ _CONTRACTS: dict[str, type] = {
     "reasoning_parser": contracts.OutputParser,
     "tool_parser": contracts.OutputParser,
     "grammars": contracts.GrammarBackend,
+    "pooler": contracts.Pooler,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint, contracts.RenamesTensors),

@@ -17,12 +17,14 @@ from hookline.core.util.text import one_line
 
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""
-KINDS = ("model", "scheduler", "sampler", "kernels", "grammars")
+KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler")
 """The plugin kinds that the configuration chooses an option of, as they are named there."""
 GRAMMARS = "grammars"
 """The kind that is chosen by the first request that needs it."""
 MODEL, KERNELS = "model", "kernels"
-CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS)
+POOLER = "pooler"
+"""The kind of which the configuration chooses one and each pooled request may name another."""
+CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER)
 """The kinds of which core can choose an option."""
 PROCESSOR = "processor"
 """The kind whose options are chosen by requests, not by the configuration."""

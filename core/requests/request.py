@@ -18,11 +18,12 @@ from hookline.core.contracts import RequestBegin
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
+from hookline.core.requests.pooling import Pooling
 from hookline.core.requests.scores import Scores
 from hookline.core.requests.structured_output import Constraint
 from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, VectorArray, ints
 
 TokenArray = np.ndarray[Any, np.dtype[np.int32]]
 COUNTS = (
@@ -98,6 +99,7 @@ class Request:
         "num_prompt_tokens",
         "params",
         "parent_serial",
+        "pooling",
         "prefix_root",
         "prepared",
         "priority",
@@ -111,6 +113,7 @@ class Request:
         "tags",
         "temperature",
         "tokens",
+        "vector",
         "view",
         "watcher",
     )
@@ -160,6 +163,7 @@ class Request:
         arrival_s: float = 0.0,
         info: RequestInfo = PLAIN,
         watcher: Watcher | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
         self.entry = -1
@@ -183,6 +187,9 @@ class Request:
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
         self.followers = followers
+        self.pooling = pooling
+        """How its prompt is pooled; None if it generates tokens."""
+        self.vector: VectorArray | None = None
         self.fault: str | None = None
         """Why it ends with an error."""
         self.scores: Scores | None = None
@@ -245,7 +252,14 @@ class Request:
         """What observers are told of it."""
         info = self.info
         return RequestBegin(
-            self.id, self.arrival_s, self.num_prompt_tokens, self.params, info.priority, info.tags, info.deadline_s
+            self.id,
+            self.arrival_s,
+            self.num_prompt_tokens,
+            self.params,
+            info.priority,
+            info.tags,
+            info.deadline_s,
+            is_pooled=self.pooling is not None,
         )
 
     def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
@@ -266,9 +280,12 @@ class Request:
             tags=dict(self.tags),
             priority=self.info.priority,
             deadline_s=self.info.deadline_s,
+            vector=self.vector,
         )
 
     def _stop_reason(self) -> str | int | None:
+        if self.pooling is not None:
+            return None
         last = int(self.tokens[self.num_known_tokens - 1])
         return self.stop_string or (last if last in self.params.stop_token_ids else None)
 

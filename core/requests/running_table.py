@@ -48,6 +48,8 @@ class RunningTable:
         self.is_constrained_S = views["is_constrained"]
         self.num_constrained = 0
         """How many requests here draw by masks."""
+        self.num_pooled = 0
+        """How many requests here are pooled."""
         self.id_S[:] = NOBODY
         self.tokens_SL: TokenArray = np.empty((num_entries, max_len), dtype=np.int32)
         self._requests: list[Request | None] = [None] * num_entries
@@ -65,6 +67,7 @@ class RunningTable:
         tokens[: request.num_known_tokens] = request.tokens[: request.num_known_tokens]
         request.tokens = tokens
         self.num_constrained += request.is_constrained
+        self.num_pooled += request.pooling is not None
         self._watch(request, 1)
 
     def leave(self, request: Request) -> None:
@@ -77,6 +80,7 @@ class RunningTable:
         self.id_S[entry] = NOBODY
         self._free.append(entry)
         self.num_constrained -= request.is_constrained
+        self.num_pooled -= request.pooling is not None
         self._watch(request, -1)
 
     def requests(self, entries: IntArray) -> Iterator[Request]:

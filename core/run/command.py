@@ -54,7 +54,11 @@ def execute(run: RunConfig, host: PluginHost) -> int:
         infos: dict[str, Any] = {
             name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()
         }
-        outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
+        progress = progress_bar(len(run.prompts))
+        if run.pooling is None:
+            outputs = llm.generate(run.prompts, run.params, **infos, progress=progress)
+        else:
+            outputs = llm.embed(run.prompts, run.pooling, **infos, progress=progress)
         outputs = with_refused(outputs, run.refused)
         show(run, outputs, is_chat=llm.config.model.config.chat)
     refused = refusals(outputs)
@@ -66,13 +70,13 @@ def execute(run: RunConfig, host: PluginHost) -> int:
 def show(run: RunConfig, outputs: Sequence[RequestOutput], *, is_chat: bool = False) -> None:
     """Print or write the results, and what they took."""
     from hookline.core.errors import ConfigError
-    from hookline.core.run.results import print_text, usage_line, write_json_lines
+    from hookline.core.run.results import print_text, usage_line, write_results
 
     if run.output is None:
         print_text(outputs, is_chat=is_chat)
     else:
         try:
-            write_json_lines(outputs, run.output)
+            write_results(outputs, run.output)
         except ConfigError:
             print_text(outputs, is_chat=is_chat)  # the work is done, and must not be lost with the file
             raise

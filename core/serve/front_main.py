@@ -161,6 +161,8 @@ def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedMo
         created_s=facts.created_s,
         version=hookline.__version__,
         vocab_size=facts.vocab_size,
+        scored_by=facts.scored_by,
+        no_embeddings=facts.no_embeddings,
     )
 
 

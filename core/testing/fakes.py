@@ -20,11 +20,13 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
+from hookline.core.requests.pooling import BEGINS, ENDS, WIDTH
 from hookline.core.requests.request import Request
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step, pack, unpack
 from hookline.core.step.timing import Clock, DeviceTime
-from hookline.core.util.arrays import IntArray, MaskArray, ints, num_mask_words
+from hookline.core.testing.fake_poolers import READS_ALL, pooled_numbers
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, ints, num_mask_words
 
 HOLE = -1
 """A cache slot that was never written."""
@@ -46,6 +48,14 @@ def completion(
         if tokens[-1] in stop_ids:
             break
     return tokens[len(prompt) :]
+
+
+class FakeHandle(list[int]):
+    """The tokens of a step, and its vectors."""
+
+    def __init__(self, tokens: Iterable[int], vectors: list[VectorArray]) -> None:
+        super().__init__(tokens)
+        self.vectors = vectors
 
 
 class FakeClock:
@@ -77,6 +87,8 @@ class FakeExecutor(Executor):
         self.table = np.full((limits.max_num_seqs, len(windows) * self.row_columns), HOLE, dtype=np.int64)
         self.seeds = np.zeros(limits.max_num_seqs, dtype=np.int64)
         self.tokens: dict[int, int] = {}
+        self.pooled: dict[int, int] = {}
+        """Tokens pooled so far, by row."""
         self.lengths: dict[int, int] = {}
         self.steps: list[Step] = []
         self.is_closed = False
@@ -95,9 +107,10 @@ class FakeExecutor(Executor):
         ends = self._write_decodes(step) + self._write_chunks(step)
         assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
         self._waiting = None
+        vectors = self._pool(step, ends)
         if not len(step.masked_draws):
-            return self._draw_all(step, ends, {})
-        handle: list[int] = []
+            return FakeHandle(self._draw_all(step, ends, {}), vectors)
+        handle = FakeHandle((), vectors)
         self._waiting = step, ends, handle
         return handle
 
@@ -124,6 +137,28 @@ class FakeExecutor(Executor):
         """The tokens that were drawn."""
         assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose masks never came"
         return ints(handle)
+
+    def collect_vectors(self, handle: Any) -> list[VectorArray]:
+        """See Executor."""
+        vectors: list[VectorArray] = handle.vectors
+        return vectors
+
+    def _pool(self, step: Step, ends: list[tuple[int, int]]) -> list[VectorArray]:
+        """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""
+        vectors = []
+        for index, pooler, flags, _ in step.pooled.reshape(-1, WIDTH).tolist():
+            row, end = ends[len(step.decode_rows) + index]
+            if pooler == READS_ALL:
+                start = int(step.chunk_starts[index])
+                assert start == (0 if flags & BEGINS else self.pooled[row]), (
+                    f"row {row} is not pooled from its beginning"
+                )
+                self.pooled[row] = end
+            if flags & ENDS:
+                context = self.cache[self._slots(row, 0, end)]
+                assert (context != HOLE).all(), f"row {row} pools a cache slot that was never written"
+                vectors.append(np.array(pooled_numbers(context.tolist()), dtype=np.float32))
+        return vectors
 
     def time_steps(self) -> Clock:
         """A clock by which each step takes one second, a quarter of a second after the one before."""

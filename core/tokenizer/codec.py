@@ -88,6 +88,20 @@ class Codec:
         """
         return self._tokenize(text, "a text prompt", add_special_tokens=add_special_tokens)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are text like any other, without those that begin or end it.
+
+        Raises: RequestError as `encode` does.
+        """
+        return self._tokenize(
+            text, "a text", tokenizer=self._plain_tokenizer, add_special_tokens=False, split_special_tokens=True
+        )
+
+    @cached_property
+    def _plain_tokenizer(self) -> Any:
+        """A tokenizer of its own, since threads share the other one's switch for special tokens."""
+        return deepcopy(self._needed("a text"))
+
     def encode_word(self, word: str) -> list[int]:
         """Token ids of a piece of text, without the special tokens that begin or end a whole one.
 
@@ -95,8 +109,8 @@ class Codec:
         """
         return self._tokenize(word, "a word in bad_words", add_special_tokens=False)
 
-    def _tokenize(self, text: str, what: str, **options: Any) -> list[int]:
-        tokenizer = self._needed(what)
+    def _tokenize(self, text: str, what: str, *, tokenizer: Any = None, **options: Any) -> list[int]:
+        tokenizer = self._needed(what) if tokenizer is None else tokenizer
         if self._max_len is not None and len(text) > self._max_len and len(text) > self._max_characters:
             raise PromptTooLongError(
                 f"the prompt has {len(text)} characters, and the {self._max_len} tokens that there is room for have at "

@@ -22,6 +22,7 @@ from hookline.core.step.message import Step
 from hookline.core.worker.attention import PagedAttention, grouped_attention
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.step_checks import StepChecks
 
@@ -86,11 +87,13 @@ class ModelRunner:
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
         self.clock: StepClock | None = None
+        self.pooled_states: PooledStates | None = None
+        """Set where requests can be pooled."""
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
         """Drop the cache, the weights and what processors keep, even if this object is still referenced."""
-        self.pipeline = None
+        self.pipeline = self.pooled_states = None
         self.kv_layers = []
         self.__dict__.pop("model", None)
         self.ranks.close()
@@ -184,7 +187,7 @@ class ModelRunner:
         be drawn; it comes before all processors, which choose among what is left.
         Device: no host sync; graph-safe without a mask, if the processors are.
         """
-        raw_NV = self._whole_logits(hidden_ND)
+        raw_NV = self.whole_logits(hidden_ND)
         logits_NV, params = raw_NV.float(), sampled.params
         if extras.num_logprobs >= 0 and logits_NV is raw_NV:
             logits_NV = raw_NV.clone()
@@ -215,11 +218,11 @@ class ModelRunner:
         rows = []
         for first in range(0, len(places_P), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
-            raw_PV = self._whole_logits(hidden_TD.index_select(0, places_P[some]))
+            raw_PV = self.whole_logits(hidden_TD.index_select(0, places_P[some]))
             rows.append(self._score(raw_PV, targets_P[some], num_logprobs))
         return torch.cat(rows)
 
-    def _whole_logits(self, hidden_ND: Tensor) -> Tensor:
+    def whole_logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits over the whole vocabulary, on every rank: (N, V)."""
         return self.ranks.all_gather_last(self._logits(hidden_ND))[:, : self.vocab_size]
 

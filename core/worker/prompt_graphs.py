@@ -86,7 +86,13 @@ class PromptGraphs:
 
     def shape(self, step: Step) -> PromptShape | None:
         """The shape of the graph that can run this step, if any: prompts few and short enough, and plainly sampled."""
-        if not len(step.chunk_rows) or len(step.mask_rows) or step.processors or step.num_logprobs >= 0:
+        if (
+            not len(step.chunk_rows)
+            or len(step.mask_rows)
+            or step.processors
+            or step.num_logprobs >= 0
+            or len(step.pooled)
+        ):
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 

@@ -29,12 +29,13 @@ from hookline.core.errors import (
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.pooling import Vectors
 from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_masks import TokenMasks
@@ -44,9 +45,10 @@ from hookline.core.worker.warm_up import warm_up_steps
 
 @dataclass
 class Handle:
-    """A launched step. tokens: None while its draws wait for masks."""
+    """A launched step. tokens: None while its draws wait for masks. vectors: None if it pools nothing."""
 
     tokens: TransferredTokens | None
+    vectors: Vectors | None = None
 
 
 class Worker(SizedExecutor):
@@ -70,6 +72,8 @@ class Worker(SizedExecutor):
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
+        self._vectors: Vectors | None = None
+        """Those of the step computed last."""
 
     @property
     def progress(self) -> int:
@@ -150,7 +154,7 @@ class Worker(SizedExecutor):
     def launch(self, step: Step) -> Handle:
         """Start a step; its sampled tokens are on their way to the host, or wait for masks."""
         tokens_N = self.compute(step)
-        return Handle(None if tokens_N is None else self._send(tokens_N))
+        return Handle(None if tokens_N is None else self._send(tokens_N), self._vectors)
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
@@ -185,7 +189,7 @@ class Worker(SizedExecutor):
         """
         if self.failure is not None:
             raise EngineError(self.failure)
-        self._waiting = None
+        self._waiting = self._vectors = None
         with self._telling(step):
             return self._compute(step)
 
@@ -277,7 +281,7 @@ class Worker(SizedExecutor):
     @contextmanager
     def _looking_once(self, step: Step, extras: Extras) -> Iterator[None]:
         """Around eager work: what plugins return is held against their contracts once per kind of step."""
-        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws)
+        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws, step.pooled)
         kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
             yield
@@ -295,7 +299,23 @@ class Worker(SizedExecutor):
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         sampled = self.table.sample_rows(device_step, batch)
         scores_prompts = len(step.scored_chunks) > 0
+        if len(step.pooled):
+            return sampled, self._forward_pooled(step, batch, sampled, scores_prompts=scores_prompts)
         return sampled, self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
+
+    def _forward_pooled(self, step: Step, batch: Batch, sampled: SampleRows, *, scores_prompts: bool) -> Tensor:
+        """The same of a step with pooled chunks, whose vectors are on their way afterwards."""
+        states, wanted_N = self.runner.pooled_states, sampled.token_indices_N
+        assert states is not None and wanted_N is not None, "chunks are pooled"
+        groups = states.groups(step)
+        tokens_P = torch.from_numpy(np.concatenate([group.tokens for group in groups])).to(wanted_N.device)
+        if scores_prompts or states.reads_all_tokens(groups):
+            hidden_TD = self.runner.forward(batch)
+            self._vectors = states.run(groups, hidden_TD.index_select(0, tokens_P))
+            return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N)
+        hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]))
+        self._vectors = states.run(groups, hidden_XD[len(wanted_N) :])
+        return hidden_XD[: len(wanted_N)]
 
     def _write_back(self, sampled: SampleRows, results_N: Tensor) -> None:
         self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
@@ -328,6 +348,11 @@ class Worker(SizedExecutor):
         """Wait for a launched step and return its tokens, or their scored rows."""
         assert handle.tokens is not None, "the step's draws wait for masks"
         return handle.tokens.wait()
+
+    def collect_vectors(self, handle: Handle) -> Sequence[VectorArray]:
+        """See Executor."""
+        assert handle.vectors is not None, "the step pooled nothing"
+        return handle.vectors.wait()
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -100,16 +100,18 @@ class ConfigValues:
             self.refuse("layer_types", "full_attention and sliding_attention")
         return tuple(window if one == "sliding_attention" else None for one in types)
 
-    def model_type(self, architectures: Mapping[str, str]) -> str:
-        """The model type, which must be one of these, each with its architecture; a missing one is the first.
+    def model_type(self, architectures: Mapping[str, str | Sequence[str]]) -> str:
+        """The model type, which must be one of these, each with its architectures; a missing one is the first.
 
         Raises: ConfigError for another type, and for architectures that do not go with it.
         """
         found = self.values.get("model_type", next(iter(architectures)))
         if not isinstance(found, str) or found not in architectures:
             self.refuse("model_type", ", ".join(architectures))
-        if architectures[found] not in (self.texts("architectures") or [architectures[found]]):
-            self.refuse("architectures", architectures[found])
+        known = architectures[found]
+        names = [known] if isinstance(known, str) else known
+        if not set(names).intersection(self.texts("architectures") or names):
+            self.refuse("architectures", " or ".join(names))
         return found
 
     def refuse_quantised(self) -> None:
@@ -117,9 +119,9 @@ class ConfigValues:
         if self.values.get("quantization_config"):
             self.refuse("quantization_config", "unquantised checkpoints")
 
-    def refuse_other_architectures(self, model_type: str, architecture: str) -> None:
+    def refuse_other_architectures(self, model_type: str, *architectures: str) -> None:
         """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything."""
-        self.model_type({model_type: architecture})
+        self.model_type({model_type: architectures})
         self.only("hidden_act", "silu")
         if self.values.get("use_sliding_window"):
             self.refuse("use_sliding_window", "false")
