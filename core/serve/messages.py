@@ -170,6 +170,11 @@ def unpacked(data: bytes) -> IntArray:
     return np.frombuffer(data, dtype=np.int64)
 
 
+def unpacked_list(data: bytes) -> list[int]:
+    """The same as a list; a third of the time for the few numbers of a step."""
+    return memoryview(data).cast("q").tolist()
+
+
 def scored(one: TokenLogprob) -> Scored:
     """A TokenLogprob as it is sent."""
     return (one.token_id, one.logprob, one.top)
