@@ -41,6 +41,7 @@ class LLM:
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
+    processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
@@ -55,6 +56,7 @@ class LLM:
         kernels: OptionValue = None,
         grammars: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
+        processors: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
         seed: int | None = None,
@@ -65,7 +67,7 @@ class LLM:
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
-        tree["observers"] = observers
+        tree |= {"observers": observers, "processors": processors}
         config = validate({key: value for key, value in tree.items() if value is not None}, host)
         if checkpoint is not None:
             config = _with_checkpoint(config, checkpoint)
