@@ -66,7 +66,7 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))
             resolved = resolve(config, host)
-        processing = Processing.of(host.registry, resolved.facts)
+        processing = Processing.of(host.registry, resolved.facts, config.processors)
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it

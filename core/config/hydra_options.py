@@ -20,7 +20,7 @@ _WORKLOAD = "workload."
 _STRUCTURED = "sampling.structured_outputs."
 _RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
 """Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
-_FREE = ("sampling.extra_args.", "client.body.", _STRUCTURED, _TAG)
+_FREE = ("sampling.extra_args.", "processors.", "client.body.", _STRUCTURED, _TAG)
 """What keys begin with that stand below a mapping of any keys (the installed processors', a server's, tags), or below
 one that is None unless it is set."""
 _ADDED = tuple(f"++{free}" for free in _FREE)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookline.core.config.schema import build, check_keys
-from hookline.core.contracts import ModelConfig
+from hookline.core.contracts import FromSamplingParams, ModelConfig
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.claims import bringing_checkpoint
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, Entry, Option
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, POOLER, PROCESSOR, Entry, Option
 from hookline.core.request_info import check_tag_key
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
@@ -132,6 +132,9 @@ class EngineKeys:
     """auto, cpu, cuda or cuda:N."""
     observers: tuple[Option, ...] = ()
     """Who watches the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
+    processors: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of logits processors for requests that do not say otherwise, as processors.NAME.FIELD=VALUE; a request's
+    own extra_args go before, field by field. python -m core.info NAME lists the fields."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and limits of the engine."""
 
@@ -175,8 +178,11 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     defaults, given = default_options(), dict(tree)
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
     engine = _mapping("engine", given.pop("engine", None) or {})
-    observers = _observers(given.pop("observers", None), host)
-    return Config(**options, observers=observers, engine=build(EngineConfig, engine, "engine"), **given)
+    further = {
+        "observers": _observers(given.pop("observers", None), host),
+        "processors": _processors(given.pop("processors", None), host),
+    }
+    return Config(**options, **further, engine=build(EngineConfig, engine, "engine"), **given)
 
 
 def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
@@ -193,6 +199,21 @@ def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
 
 def _observer(value: Any, host: PluginHost) -> Option:
     return option_of(OBSERVER, value, host, "observers")
+
+
+def _processors(value: Any, host: PluginHost) -> dict[str, Option]:
+    """By name, each processor's arguments for requests that do not say otherwise."""
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"processors={shown(value)} is not a mapping; write processors.NAME.FIELD=VALUE")
+    options = {}
+    for name, fields_ in (value or {}).items():
+        key, entry = f"processors.{name}", host.choose(PROCESSOR, str(name))
+        assert entry.config is not None
+        if issubclass(entry.config, FromSamplingParams):
+            known = ", ".join(f"sampling.{one.name}" for one in fields(entry.config))
+            raise ConfigError(f"{key}: its arguments are sampling parameters; set {known} in its place")
+        options[entry.name] = _made(entry, _mapping(key, fields_ or {}), key)
+    return options
 
 
 def option_of(kind: str, value: Any, host: PluginHost, key: str) -> Option:
@@ -279,5 +300,5 @@ def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
             yield option.entry
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
-    yield from host.registry.of_kind("processor")
-    yield from host.registry.of_kind("pooler")
+    yield from host.registry.of_kind(PROCESSOR)
+    yield from host.registry.of_kind(POOLER)

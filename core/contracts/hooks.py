@@ -103,8 +103,9 @@ def register_processors(register: Registrar) -> None:
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
              priority=...). The dataclass is the schema of a request's arguments, given as
-             SamplingParams(extra_args={name: {...}}), and its defaults change nothing; if it extends
-             core.contracts.FromSamplingParams, its fields are SamplingParams' own. Higher priorities run first.
+             SamplingParams(extra_args={name: {...}}), or of an engine's requests, processors.name.field=value; its
+             defaults change nothing. If it extends core.contracts.FromSamplingParams, its fields are SamplingParams'
+             own. Higher priorities run first.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/samplers/__init__.py
     """

@@ -42,6 +42,7 @@ class LLM(PoolingCalls):
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
+    processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
@@ -57,6 +58,7 @@ class LLM(PoolingCalls):
         grammars: OptionValue = None,
         pooler: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
+        processors: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
         seed: int | None = None,
@@ -68,7 +70,7 @@ class LLM(PoolingCalls):
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
         options["pooler"] = pooler
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
-        tree["observers"] = observers
+        tree |= {"observers": observers, "processors": processors}
         if checkpoint is not None:
             tree["model"] = {**({"name": model} if isinstance(model, str) else model or {}), "checkpoint": checkpoint}
         config = validate({key: value for key, value in tree.items() if value is not None}, host)

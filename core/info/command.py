@@ -108,6 +108,7 @@ def _option(entry: Entry) -> dict[str, Any]:
         "kind": entry.kind,
         "name": entry.name,
         "key": _key(entry),
+        "engine_key": f"processors.{entry.name}" if _key(entry).startswith("sampling.extra_args.") else "",
         "help": entry.help,
         "fields": fields,
         "plugin": entry.origin.plugin,

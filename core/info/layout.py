@@ -92,8 +92,14 @@ def _full_option(option: dict[str, Any]) -> str:
     ]
     if option["architectures"]:
         lines.append(f"  claims:    {', '.join(option['architectures'])}")
-    fields = "fields" if option["key"] else f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
-    return "\n".join([*lines, *_block(fields, _documented(option))])
+    return "\n".join([*lines, *_block(_fields_title(option), _documented(option))])
+
+
+def _fields_title(option: dict[str, Any]) -> str:
+    """Also where else than under their keys the fields can be set."""
+    if not option["key"]:
+        return f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
+    return f"fields; for all requests of an engine: {option['engine_key']}.FIELD=VALUE" if option["engine_key"] else "fields"
 
 
 def _title(option: dict[str, Any]) -> str:

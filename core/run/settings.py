@@ -116,7 +116,7 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         Processing,  # brings numpy, which a mistake above need not wait for
     )
 
-    processing = Processing.of(host.registry)
+    processing = Processing.of(host.registry, settings=config.processors)
     processing.check(sampled)
     lines = [_checked(line, processing.check) for line in lines]
     check_any_good(lines)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import PromptTooLongError, RequestError, one_short_line
+from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.detokenizer import Detokenizer
 from hookline.core.util.interrupt import time_limit
@@ -119,7 +119,9 @@ class Codec:
             )
         try:
             ids: list[int] = tokenizer.encode(text, **options)
-        except Exception as error:
+        except PASSES:
+            raise
+        except BaseException as error:  # tokenizers panics with one that is no Exception
             raise RequestError(f"{what} cannot be tokenized: {_no_unicode(text) or one_short_line(error)}") from None
         return ids
 
@@ -134,12 +136,20 @@ class Codec:
         return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
+        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them.
+
+        Raises: RequestError for ids that are none, and from a tokenizer that fails.
+        """
         if self.tokenizer is None:
             return ""
-        text: str = self.tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        try:
+            text: str = self.tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        except PASSES:
+            raise
+        except BaseException as error:  # tokenizers panics with one that is no Exception
+            raise RequestError(f"these token ids cannot be decoded: {one_short_line(error)}") from None
         return text
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | None:

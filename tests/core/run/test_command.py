@@ -27,7 +27,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
 from hookline.core.run.prompts import DEFAULT_PROMPTS, Line, read_prompts
 from hookline.core.run.results import write_json_lines
-from hookline.core.run.settings import RunKeys
+from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.sweep import sweep
 from hookline.core.sweep.results import read_results
@@ -709,6 +709,31 @@ def test_the_keys_of_a_processor_that_info_shows_work_on_the_command_line(
         {"multiplier": 0.5, "length": 3, "breakers": ["a", "b"]},
         {"length": 5},
     ]
+
+
+def test_what_all_requests_ask_of_a_processor_is_a_key_that_info_shows_and_sweeps_go_over(
+    host: PluginHost, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert info_command.main(["dry"]) == 0
+    assert "fields; for all requests of an engine: processors.dry.FIELD=VALUE" in capsys.readouterr().out
+    tree = compose([*CHOSEN, "processors.dry.length=4", "processors.dry.breakers=[a]"], host, RunKeys)[0].tree
+    assert tree["processors"] == {"dry": {"length": 4, "breakers": ["a"]}}
+    assert validate_run({**tree, "prompt": "a"}, host).config.processors["dry"].config.length == 4
+    assert fails(["processors.dry.lenght=4"], capsys).startswith("unknown key 'processors.dry.lenght'. Did you mean")
+    started = started_jobs(monkeypatch)
+    assert main([*CHOSEN, "-m", "prompt=a", "processors.dry.length=3,4"]) == 0
+    assert [one for job, _ in started for one in job if "processors" in one] == [
+        "processors.dry.length=3",
+        "processors.dry.length=4",
+    ]
+
+
+def test_an_experiment_may_say_what_all_requests_ask_of_a_processor(host: PluginHost, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\nprocessors: {dry: {length: 4, multiplier: 0.5}}\n"
+    (tmp_path / "conf" / "experiment" / "careful.yaml").write_text(text)
+    arguments = [*CHOSEN, "experiment=careful", f"hydra.searchpath=[file://{tmp_path}/conf]", "processors.dry.length=5"]
+    assert compose(arguments, host, RunKeys)[0].tree["processors"] == {"dry": {"length": 5, "multiplier": 0.5}}
 
 
 @pytest.mark.parametrize(
