@@ -100,13 +100,14 @@ def assemble(
     structured_output: StructuredOutput | None = None,
 ) -> Engine:
     """The engine around its executor."""
-    attention, config = resolved.attention, resolved.config
+    attention, config, groups = resolved.attention, resolved.config, resolved.groups
     plan = Limits(
         max_num_seqs=attention.max_num_seqs,
         max_num_batched_tokens=attention.max_num_batched_tokens,
         max_model_len=attention.max_model_len,
         block_size=attention.block_size,
         num_blocks=executor.num_blocks,
+        max_blocks_per_token=groups.num_groups,
     )
     timeout_s, vocab_size = config.engine.stall_timeout_s, resolved.spec.vocab_size
     eos = frozenset(one for one in resolved.checkpoint.eos_token_ids if one < vocab_size)  # others are never sampled
@@ -122,14 +123,19 @@ def assemble(
         tag_keys=config.engine.tag_keys,
         processing=processing,
         sampling_defaults=resolved.checkpoint.sampling_defaults,
+        num_cache_tokens=groups.longest(
+            plan.num_blocks, plan.block_size, plan.max_num_batched_tokens, plan.max_model_len
+        ),
     )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
+    if config.engine.prefix_caching and not resolved.caches_prefixes:
+        logger.info("prefixes are not cached: layers of this model keep a state of all tokens before")
     scheduler = chosen(config.scheduler)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
-        BlockPool(plan.num_blocks, plan.block_size, caching=config.engine.prefix_caching),
+        BlockPool(plan.num_blocks, plan.block_size, caching=resolved.caches_prefixes),
         limits,
         policy=scheduler.name,
         origin=str(scheduler.origin),
@@ -138,6 +144,7 @@ def assemble(
         shares_prefixes=resolved.shares_prefixes,
         job_folder=job_folder(),
         structured_output=structured_output,
+        groups=groups,
     )
 
 

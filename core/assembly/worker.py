@@ -13,9 +13,9 @@ import torch
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.checkpoint.locate import locate
-from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime, TokenTexts
+from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, Runtime, StateTensor, TokenTexts
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
-from hookline.core.errors import CapacityError, StepFault
+from hookline.core.errors import CapacityError, ConfigError, StepFault
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
@@ -27,7 +27,7 @@ from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
-from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.request_table import LayerStates, RequestTable
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 
@@ -101,32 +101,35 @@ def make_worker(
     sampler_entry = chosen(resolved.config.sampler)
     sampler = sampler_entry.load()(resolved.config.sampler.config)
     blaming = blaming_in_steps(resolved, processing)
+    groups, states = resolved.groups, make_states(resolved)
 
     def worker(num_blocks: int) -> Worker:
         max_blocks = -(-attention.max_model_len // attention.block_size)
+        sizes = attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
         runner = ModelRunner(
             model,
             kernels,
             sampler,
-            RequestTable(attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device),
-            allocate_cache(resolved.spec.num_layers, num_blocks, attention),
+            RequestTable(*sizes, windows=groups.windows, states=states),
+            allocate_cache(groups.num_places, num_blocks, attention),
             ranks=resolved.ranks,
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
             pipeline=Pipeline(processing.stages, processor_spec(resolved), partial(rank_token_texts, resolved)),
             checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
+            groups=groups,
         )
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits) if resolved.captures_prompts else []
+    shapes = prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
     rehearsals = [lambda: worker(1).profile_run(attention)]
     if resolved.uses_graphs:
         rehearsals += [lambda: worker(1).profile_graphs(attention, shapes), lambda: profile_extra_sampling(resolved)]
     compiled = LateWork(is_late=False)
     compiled.begin()
     with phases.part("memory rehearsal"):
-        num_blocks = count_blocks(resolved.config.engine, resolved.spec.num_layers, attention, rehearsals)
+        num_blocks = count_blocks(resolved.config.engine, groups.num_places, attention, rehearsals)
     with phases.part("KV cache"):
         ready = worker(resolved.ranks.smallest(num_blocks))
     if resolved.uses_graphs:
@@ -141,6 +144,34 @@ def make_worker(
         phases.notes.append(str(compiled))
     ready.late.begin()
     return ready
+
+
+def make_states(resolved: ResolvedConfig) -> LayerStates | None:
+    """The states of the layers that keep one, on this rank; None if there is no such layer.
+
+    Raises: ConfigError if one cannot be split among the ranks.
+    """
+    layers = {
+        index: {name: _state_form(resolved, index, name, tensor) for name, tensor in layer.tensors}
+        for index, layer in enumerate(resolved.spec.cache_layers)
+        if isinstance(layer, RecurrentState)
+    }
+    sizes = resolved.attention
+    return LayerStates(layers, sizes.max_num_seqs, sizes.device) if layers else None
+
+
+def _state_form(
+    resolved: ResolvedConfig, layer: int, name: str, tensor: StateTensor
+) -> tuple[tuple[int, ...], torch.dtype]:
+    shape, num_ranks = list(tensor.shape), resolved.ranks.size
+    if tensor.split_dim is not None:
+        if shape[tensor.split_dim] % num_ranks:
+            raise ConfigError(
+                f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
+                f"layer {layer}, which is {tensor.shape}"
+            )
+        shape[tensor.split_dim] //= num_ranks
+    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else resolved.attention.dtype
 
 
 def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:

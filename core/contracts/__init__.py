@@ -12,6 +12,7 @@ from hookline.core.contracts.cache import (
     RecurrentState,
     SharedCache,
     SlidingWindow,
+    StateRows,
     StateTensor,
 )
 from hookline.core.contracts.exchange import (
@@ -146,6 +147,7 @@ __all__ = [
     "ServedTokens",
     "SharedCache",
     "SlidingWindow",
+    "StateRows",
     "StateTensor",
     "StepShape",
     "StepStats",

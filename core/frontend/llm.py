@@ -85,7 +85,11 @@ class LLM:
         built = build_engine(config, host, is_command=is_command)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
-        self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
+        self.captured = {
+            "decodes": built.resolved.uses_graphs,
+            "prompts": built.resolved.captures_prompts,
+            "prompt_tokens": built.resolved.captured_prompt_tokens,
+        }
         checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         self.tokenizer_folder = folder
