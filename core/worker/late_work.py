@@ -86,6 +86,21 @@ def _install() -> None:
             hook()
 
 
+def _named(source: Any) -> str:
+    """A kernel with what it is compiled for: its constants, and of its arguments which are known to be multiples."""
+    try:
+        names = source.fn.arg_names
+        constants = [f"{names[place[0]]}={value}" for place, value in source.constants.items()]
+        odd = [
+            f"{name} not a multiple of 16"
+            for index, (name, kind) in enumerate(source.signature.items())
+            if (kind.startswith("*") or kind in ("i32", "i64")) and not source.attrs.get((index,))
+        ]
+        return f"{source.name}({', '.join(constants + odd)})"
+    except Exception:  # of Triton's own classes, which change; the name alone will do then
+        return str(getattr(source, "name", source))
+
+
 def _hook_triton() -> None:
     from triton import knobs
 
@@ -95,7 +110,7 @@ def _hook_triton() -> None:
         if before is not None:
             before(src=src, times=times, cache_hit=cache_hit, **others)
         if _LISTENING:
-            note(FETCHED if cache_hit else COMPILED, str(getattr(src, "name", src)), times.total * _MICRO)
+            note(FETCHED if cache_hit else COMPILED, _named(src), times.total * _MICRO)
 
     def load_starts(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
         started[hash] = time.perf_counter()

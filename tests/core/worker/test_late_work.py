@@ -74,3 +74,5 @@ def test_tritons_compilations_are_heard_of_and_told_from_what_its_cache_had(tmp_
     environment = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(filter(None, sys.path))}
     found = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert "'kernel_compiled': 1, 'kernel_fetched': 1, 'kernel_loaded': 0" in found.stdout, found.stderr
+    told = "a kernel was compiled after the engine was ready: nothing(BLOCK=32, out_ptr not a multiple of 16)"
+    assert told in found.stderr
