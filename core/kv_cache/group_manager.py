@@ -191,7 +191,7 @@ class GroupedCacheManager(KVCacheManager):
         request.blocks, request.group_blocks, request.num_block_tokens = [], [], 0
         self.pool.release([block for column in columns for block in column if block != HOLE])
 
-    def end_step(self, decode: IntArray, chunked: Sequence[Request]) -> None:
+    def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
         """Give back what left the windows of these requests, which the step computes: its own queries still see it.
 
         Who takes these blocks writes to them in a later step, which the device computes after this one.
@@ -208,7 +208,7 @@ class GroupedCacheManager(KVCacheManager):
             leaves |= (first > 0) & (first % size == 0)
         for request in table.requests(decode[leaves]):
             self._trim(request)
-        for request in chunked:
+        for request, _, _ in chunks:
             self._trim(request)
 
     def _trim(self, request: Request) -> None:

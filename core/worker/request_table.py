@@ -49,7 +49,7 @@ class RequestTable:
         num_columns = max_blocks * len(windows)
         self.block_table_RM = torch.full((size, num_columns), scratch_block, dtype=torch.int32, device=device)
         self.windows, self.states = tuple(windows), states
-        self.group_tables = self.block_table_RM.split(max_blocks, 1)
+        self.group_tables = torch.split(self.block_table_RM, max_blocks, dim=1)
         """Each group's part of it, (R, max_blocks)."""
         self.is_plain = self.windows == (None,) and states is None
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
