@@ -12,6 +12,7 @@ from hookline.core.contracts.cache import (
     RecurrentState,
     SharedCache,
     SlidingWindow,
+    StateRows,
     StateTensor,
 )
 from hookline.core.contracts.exchange import (
@@ -33,6 +34,7 @@ from hookline.core.contracts.kernels import (
     Kernels,
     QKNorm,
     Rope,
+    StepShape,
 )
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
@@ -145,7 +147,9 @@ __all__ = [
     "ServedTokens",
     "SharedCache",
     "SlidingWindow",
+    "StateRows",
     "StateTensor",
+    "StepShape",
     "StepStats",
     "StructuredOutputs",
     "Text",

@@ -41,10 +41,14 @@ class EngineLimits:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What SamplingParams leave open, as the checkpoint's generation_config.json says it."""
 
+    num_cache_tokens: int | None = None
+    """Longest sequence that the whole pool can compute; None stands for all tokens of its blocks."""
+
     @property
     def max_len(self) -> int:
         """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
-        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
+        held = self.num_cache_tokens
+        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size if held is None else held)
 
 
 def admit(

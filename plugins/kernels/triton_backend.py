@@ -7,8 +7,9 @@ H heads, K kv heads, E head dim, N cache blocks, S block size, C = (H + 2K) * E.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -22,11 +23,13 @@ from hookline.core.contracts import (
     PeerMemory,
     QKNorm,
     Rope,
+    StepShape,
 )
 from hookline.core.distributed.side_stream import SideStream
 from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_decode import (
+    FEW_ROWS,
     DecodeScratch,
     DecodeTiling,
     Newest,
@@ -36,7 +39,7 @@ from hookline.plugins.kernels.triton_decode import (
 )
 from hookline.plugins.kernels.triton_exchange import TritonExchange
 from hookline.plugins.kernels.triton_forms import Scoring
-from hookline.plugins.kernels.triton_launch import fuses_decode
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
 from hookline.plugins.kernels.triton_prefill import (
     PrefillTiling,
     prefill_attention,
@@ -54,6 +57,18 @@ from hookline.plugins.kernels.triton_shared_prefix import (
 from hookline.plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, wide_product
 
 MOST_DEEP_OUTPUTS = 5120
+_PROMPT_TOKENS = tuple(1 << exponent for exponent in range(15))
+_CONTEXTS = (1024, 2048)
+"""Sizes of prompts and their contexts among which each choice of prefill tiles is found."""
+One = TypeVar("One")
+
+
+def first_of_each(many: Iterable[One], choice: Callable[[One], object]) -> list[One]:
+    """The first of those that have the same choice."""
+    found: dict[object, One] = {}
+    for one in many:
+        found.setdefault(choice(one), one)
+    return list(found.values())
 
 
 def is_deep(num_rows: int, num_out: int, width: int) -> bool:
@@ -90,7 +105,9 @@ class TritonKernels(TorchKernels):
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.
     """
 
-    own_row_counts = range(1, triton_thin.MAX_ROWS + 1)
+    own_row_counts = (1, 2, 3, 4, 5, 16, 24, 32, 64, 104, 128, 256, 257)
+    """Thin products have a kernel for each number of rows; of the others, and of norms, these are the last rows of a
+    choice, or the first."""
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)
@@ -190,6 +207,35 @@ class TritonKernels(TorchKernels):
         """See core.contracts.Exchange."""
         return TritonExchange(peers, self._wide_scratch)
 
+    def step_shapes(self) -> Sequence[StepShape]:
+        """See Kernels.step_shapes: one for each way that decodes beside prompts are cut, and prompts are."""
+        spec = self.spec
+        decodes = first_of_each(range(1, spec.max_num_seqs + 1), self._decode_choice)
+        sizes = [(tokens, context) for context in _CONTEXTS for tokens in _PROMPT_TOKENS]
+        prompts = first_of_each(sizes, lambda size: self._prefill_tiling(*size))
+        kinds = [(tokens, is_shared) for tokens in (0, 1) for is_shared in (False, True)]
+        return [
+            *(StepShape(rows, tokens, is_shared=is_shared) for rows in decodes for tokens, is_shared in kinds),
+            *(StepShape(num_tokens=tokens, context_len=context) for tokens, context in prompts),
+        ]
+
+    def _decode_choice(self, num_rows: int) -> object:
+        """What kernels of so many decodes are compiled for."""
+        spec, card = self.spec, self._decode_scratch.card
+        group = spec.num_heads // spec.num_kv_heads
+        shared = shared_tiling(num_rows * group, spec.num_kv_heads, spec.head_dim, spec.dtype, card)
+        return (
+            decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card),
+            triggers_late(num_rows, is_large=group >= WIDE_GROUP), fuses_decode(num_rows, group),
+            num_rows <= FEW_ROWS, replace(shared, max_parts=0),
+        )  # fmt: skip
+
+    def _prefill_tiling(self, num_tokens: int, max_context_len: int) -> PrefillTiling:
+        spec = self.spec
+        group, card = spec.num_heads // spec.num_kv_heads, self._decode_scratch.card
+        tiling = prefill_tiling(num_tokens, max_context_len, spec.num_heads, group, spec.head_dim, spec.dtype, card)
+        return replace(tiling, block_m=triton.next_power_of_2(group)) if group > tiling.block_m else tiling
+
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.
 
@@ -230,14 +276,9 @@ class TritonKernels(TorchKernels):
 
     def _prepare_prefill(self, batch: Batch) -> _PrefillStep:
         spec, num_tokens = self.spec, batch.num_tokens - batch.num_decodes
-        group = spec.num_heads // spec.num_kv_heads
         longest = batch.max_context_len if batch.window is None else min(batch.max_context_len, batch.window)
-        tiling = prefill_tiling(
-            num_tokens, longest, spec.num_heads, group, spec.head_dim, spec.dtype, self._decode_scratch.card
-        )
-        if group > tiling.block_m:
-            tiling = replace(tiling, block_m=triton.next_power_of_2(group))
-        tokens_a_tile = tiling.block_m // group
+        tiling = self._prefill_tiling(num_tokens, longest)
+        tokens_a_tile = tiling.block_m // (spec.num_heads // spec.num_kv_heads)
         if batch.query_starts_host is None or batch.context_lens_host is None:
             tiles_W2 = query_tiles_on_device(batch.query_starts_B1, num_tokens, batch.num_decodes, tokens_a_tile)
             return _PrefillStep(tiles_W2, tiling)

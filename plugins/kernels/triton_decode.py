@@ -158,11 +158,11 @@ def _even_parts(tiles, tiles_an_item):
     return tl.where(tiles > 0, tl.cdiv(tiles, tl.maximum(even, 1)), 0), even
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "target", "window"])
+@triton.jit(do_not_specialize=["num_rows", "num_items", "target", "window", "shared_parts"])
 def _schedule_kernel(
-    context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target, window,
+    context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target, window, shared_parts,
     TILE: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
-    SHARED_PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
     ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
@@ -177,7 +177,7 @@ def _schedule_kernel(
         if tl.program_id(0) == 0:
             shared_tokens = tl.max(shared, axis=0)
             shared_tiles = tl.cdiv(shared_tokens, SHARED_TILE)
-            tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, SHARED_PARTS), 1)
+            tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, shared_parts), 1)
             tl.store(shared_info_ptr, tl.argmax(shared, axis=0))
             tl.store(shared_info_ptr + 1, shared_tokens)
             tl.store(shared_info_ptr + 2, tl.cdiv(shared_tiles, tiles_a_part))
@@ -252,9 +252,10 @@ def schedule_decode(
         context_lens_B, context_lens_B if shared_lens_B is None else shared_lens_B,
         scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
         target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm), 0 if window is None else window,
+        max_shared_parts,
         WINDOW=window is not None, TILE=tiling.tile,
         MIN_TILES=max(1, MIN_ITEM_TOKENS // tiling.tile), SHARED=shared_lens_B is not None,
-        SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts, BLOCK_ROWS=block_rows, BLOCK_OTHERS=16,
+        SHARED_TILE=shared_tile, BLOCK_ROWS=block_rows, BLOCK_OTHERS=16,
         BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
         num_warps=4 if block_rows <= FEW_ROWS else 8,
     )  # fmt: skip
@@ -330,7 +331,7 @@ def _attend_tile(q, k, v, inside, maximum, total, acc, factor, cap, CAP: tl.cons
 def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,
     shared_lens_ptr, shared_info_ptr, shared_partial_ptr, shared_stats_ptr, num_rows,
-    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
     context_lens_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, rope_stride, eps,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, ROTARY_DIM: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,

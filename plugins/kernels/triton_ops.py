@@ -160,7 +160,7 @@ def _normed(low, high, weight_ptr, dim, dims, eps, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _qk_norm_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
-    token_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, eps,
+    token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

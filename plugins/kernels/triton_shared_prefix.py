@@ -67,7 +67,7 @@ def make_shared_partials(
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _shared_prefix_kernel(
     q_ptr, cache_ptr, table_ptr, shared_info_ptr, partial_ptr, stats_ptr, num_rows,
-    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, factor, cap,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
