@@ -119,7 +119,9 @@ class RequestTable:
         for window, table_RM in zip(self.windows[1:], self.group_tables[1:], strict=True):
             block_table_BM = table_RM[:, :num_columns].index_select(0, rows_B)
             slot_mapping_T = slot_mapping(block_table_BM, batch_rows_T, batch.positions_T, self.block_size)
-            one = replace(batch, window=window, slot_mapping_T=slot_mapping_T, block_table_BM=block_table_BM, scratch={})
+            one = replace(
+                batch, window=window, slot_mapping_T=slot_mapping_T, block_table_BM=block_table_BM, scratch={}
+            )
             others.append(one)
         return GroupedBatch(**vars(batch), others=others, rows_B=rows_B)
 
