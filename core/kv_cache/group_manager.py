@@ -46,6 +46,9 @@ class GroupedCacheManager(KVCacheManager):
         self.row_columns = -(-limits.max_model_len // pool.block_size)
         self.full = [group for group, window in enumerate(groups.windows) if window is None]
         self.windowed = [(group, window) for group, window in enumerate(groups.windows) if window is not None]
+        self.by_window: dict[int, list[int]] = {}
+        for group, window in self.windowed:
+            self.by_window.setdefault(window, []).append(group)
         self.most_columns = [
             most_columns(window, pool.block_size, limits.max_num_batched_tokens) for window in self.windows
         ]
@@ -203,7 +206,7 @@ class GroupedCacheManager(KVCacheManager):
         table, size = self.table, self.pool.block_size
         computed = table.num_computed_tokens_S[decode]
         leaves = np.zeros(len(decode), dtype=np.bool_)
-        for window in {window for _, window in self.windowed}:
+        for window in self.by_window:
             first = computed - window + 1
             leaves |= (first > 0) & (first % size == 0)
         for request in table.requests(decode[leaves]):
@@ -213,15 +216,18 @@ class GroupedCacheManager(KVCacheManager):
 
     def _trim(self, request: Request) -> None:
         """Give back what the request's next query does not see."""
-        for group, window in self.windowed:
-            blocks, left = request.group_blocks[group], []
-            index = first_seen(request.num_computed_tokens, window, request.block_size) - 1
-            while index >= 0 and blocks[index] != HOLE:
-                left.append(blocks[index])
-                blocks[index] = HOLE
-                index -= 1
-            self.pool.release(left)  # the first block is taken first: it is the least use to others
-            self._trimmed += left
+        left: list[int] = []
+        num_computed_tokens, size = request.num_computed_tokens, request.block_size
+        for window, groups in self.by_window.items():
+            last = first_seen(num_computed_tokens, window, size) - 1
+            for group in groups:
+                blocks, index = request.group_blocks[group], last
+                while index >= 0 and blocks[index] != HOLE:
+                    left.append(blocks[index])
+                    blocks[index] = HOLE
+                    index -= 1
+        self.pool.release(left)  # the first blocks are taken first: they are the least use to others
+        self._trimmed += left
 
     # -------------------------------------------------------------------------------------------------------- caching
 
