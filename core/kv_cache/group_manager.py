@@ -241,7 +241,7 @@ class GroupedCacheManager(KVCacheManager):
             hash_ = self.block_hash(request, index)
             for group, blocks in enumerate(request.group_blocks):
                 if blocks[index] != HOLE:
-                    self.pool.cache(blocks[index], self._key(group, hash_), b"", ROOT)
+                    self._cache_block(blocks[index], group, hash_)
             request.num_cached_block_tokens += request.block_size
             self._computing.add(hash_)
 
@@ -249,6 +249,16 @@ class GroupedCacheManager(KVCacheManager):
         """See KVCacheManager."""
         super().cache_filled_blocks(entries_N)
         self._computing.clear()  # these are computed
+
+    def _cache_block(self, block: int, group: int, hash_: int) -> None:
+        """Make a block cached, in place of another one with the same content that nobody holds.
+
+        There may be one if another group lacked it. Who shares this block then takes none from those that are free.
+        """
+        known = self._find(group, hash_)
+        if known is not None and self.pool.references(known) == 0:
+            self.pool.forget([known])
+        self.pool.cache(block, self._key(group, hash_), b"", ROOT)
 
     def uncache(self, request: Request, num_tokens: int) -> None:
         """See KVCacheManager. What left a window with the step may have been computed by it, too."""
