@@ -48,7 +48,7 @@ def cache_of(kind, hidden_size):
         return SlidingWindow(kind)
     if kind.startswith("shared:"):
         return SharedCache(int(kind.removeprefix("shared:")))
-    states = (("mean", StateTensor((hidden_size,), split_dim=0)), ("count", StateTensor((1,), "int64")))
+    states = (("mean", StateTensor((hidden_size,), "float32", split_dim=0)), ("count", StateTensor((1,), "int64")))
     return {"full": FullAttention(), "none": NoCache(), "state": RecurrentState(states)}[kind]
 
 
@@ -154,23 +154,30 @@ class SharedAttention:
 
 
 class MovingAverage:
-    """h = DECAY * h + (1 - DECAY) * x, token by token."""
+    """h = DECAY * h + (1 - DECAY) * x, token by token, as one product. Waits for no device; the count is of tokens."""
 
     def __init__(self, index, spec, rope, runtime):
         self.index = index
         self.into = ColumnParallelLinear(spec.hidden_size, spec.hidden_size, runtime)
 
     def __call__(self, x_TD, attend):
-        rows, x_TD = attend.states(self.index), self.into(x_TD)
+        rows, into_TD = attend.states(self.index), self.into(x_TD).float()
         mean_RD, count_R1 = rows.tensors["mean"], rows.tensors["count"]
-        starts, means = rows.query_starts_host.tolist(), []
-        for row_1, first, last in zip(rows.rows_B.split(1), starts[:-1], starts[1:], strict=True):
-            mean_1D = mean_RD[row_1]
-            for token in range(first, last):
-                mean_1D = DECAY * mean_1D + (1 - DECAY) * x_TD[token]
-                means.append(mean_1D)
-            mean_RD[row_1], count_R1[row_1] = mean_1D, count_R1[row_1] + last - first
-        return torch.cat(means)
+        starts_B, ends_B = rows.query_starts_B1[:-1].long(), rows.query_starts_B1[1:].long()
+        place_T = torch.arange(len(x_TD), device=x_TD.device)
+        row_T = (place_T[:, None] >= ends_B).sum(1)
+        age_TT = place_T[:, None] - place_T
+        is_past_TT = (age_TT >= 0) & (row_T[:, None] == row_T)
+        weight_TT = (1 - DECAY) * DECAY ** age_TT.clamp(min=0) * is_past_TT
+        old_BD = mean_RD.index_select(0, rows.rows_B).float()
+        faded_T1 = DECAY ** (place_T - starts_B.index_select(0, row_T) + 1).unsqueeze(1)
+        mean_TD = weight_TT @ into_TD + faded_T1 * old_BD.index_select(0, row_T)
+        last_BD = mean_TD.index_select(0, (ends_B - 1).clamp(min=0))
+        new_BD = torch.where((ends_B > starts_B).unsqueeze(1), last_BD, old_BD)
+        mean_RD.index_copy_(0, rows.rows_B, new_BD.to(mean_RD.dtype))
+        count_B1 = count_R1.index_select(0, rows.rows_B) + (ends_B - starts_B).unsqueeze(1)
+        count_R1.index_copy_(0, rows.rows_B, count_B1)
+        return mean_TD.to(x_TD.dtype)
 
     def targets(self, name):
         return self.into.targets(f"{name}.into")

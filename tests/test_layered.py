@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import silu
 
 from hookline import LLM, SamplingParams
+from hookline.core.errors import CapacityError, RequestError
 from hookline.core.layers import rope_settings, rope_table
 from hookline.core.testing.model_driver import ModelDriver
 from hookline.core.worker.decode_graphs import DecodeGraphs, _Graph
@@ -156,7 +157,7 @@ USUAL = {
 }
 """Kinds -> the ways that they are tried with in a usual run."""
 CASES = [
-    pytest.param(kinds, way, marks=[] if way in USUAL[kinds] else pytest.mark.nightly)
+    pytest.param(kinds, way, marks=pytest.mark.slow if way in USUAL[kinds] else pytest.mark.nightly)
     for kinds in KINDS
     for way in WAYS
 ]
@@ -196,6 +197,7 @@ class ReplayedEagerly(DecodeGraphs):
         return _Graph(SimpleNamespace(replay=replay), rows_G, tokens_G)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["windows", "all kinds"])
 def test_captured_decodes_give_the_same(checkpoints, kinds):
     with LLM(**options_of(checkpoints[kinds], num_blocks=66)) as llm:
@@ -229,3 +231,15 @@ def test_that_prefixes_are_not_cached_for_states_is_said(checkpoints, caplog):
     with caplog.at_level("INFO", logger="hookline"), LLM(**options_of(checkpoints["states alone"])):
         pass
     assert "prefixes are not cached: layers of this model keep a state" in caplog.text
+
+
+def test_a_pool_too_small_for_one_request_is_refused(checkpoints):
+    with pytest.raises(CapacityError, match="4 groups of this model's layers share 3 blocks of 1 tokens, which hold 0"):
+        LLM(**options_of(checkpoints["two windows"], num_blocks=3, block_size=1))
+
+
+def test_a_prompt_that_the_groups_have_no_room_for_is_refused_with_the_arithmetic(checkpoints):
+    with LLM(**options_of(checkpoints["two windows"], num_blocks=20)) as llm:
+        said = r"at most 19 tokens, as the KV cache holds 20 blocks of 4 tokens, which 4 groups of layers share"
+        with pytest.raises(RequestError, match=said):
+            llm.engine.add(list(range(1, 41)), SamplingParams())

@@ -43,6 +43,8 @@ from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
+MIN_LEN = 2
+"""Tokens of the shortest request: one of a prompt and one of its completion."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,12 @@ def assemble(
             plan.num_blocks, plan.block_size, plan.max_num_batched_tokens, plan.max_model_len
         ),
     )
+    if limits.max_len < MIN_LEN:
+        raise CapacityError(
+            f"no room for a request: {plan.max_blocks_per_token} groups of this model's layers share "
+            f"{plan.num_blocks} blocks of {plan.block_size} tokens, which hold {limits.max_len} tokens of one; raise "
+            "engine.num_blocks, or give the KV cache more memory"
+        )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
     if config.engine.prefix_caching and not resolved.caches_prefixes:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
 
 
-ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "vocab_size", "overlap")
+ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "cache_groups", "vocab_size", "overlap")
 """What `describe_engine` says beside the device."""
 
 
@@ -82,6 +82,7 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
         "scheduler": llm.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,
+        "cache_groups": llm.engine.groups.described,
         "vocab_size": limits.vocab_size,
         "overlap": limits.overlap,
         "start_phases_s": {name: round(seconds, 3) for name, seconds in llm.start_phases_s.items()},

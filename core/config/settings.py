@@ -56,7 +56,7 @@ class EngineConfig:
     block_size: int | None = bounded(None, 1, MAX_COUNT)
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)
-    """KV blocks; None takes as many as memory allows."""
+    """KV blocks, each of one group of layers if layers keep unlike things; None takes as many as memory allows."""
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
 

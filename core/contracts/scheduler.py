@@ -107,7 +107,10 @@ class BlockBudget(Protocol):
         ...
 
     def cost(self, request: RequestView, num_tokens: int) -> int:
-        """Free blocks that computing `num_tokens` more tokens of the request takes."""
+        """Free blocks that computing `num_tokens` more tokens of the request takes, in all groups of layers.
+
+        Of more tokens than a step computes: what they take at most at a time, chunk by chunk.
+        """
         ...
 
     def take(self, request: RequestView, num_tokens: int) -> bool:

@@ -51,7 +51,7 @@ class Dispatcher:
         self.grow_decodes(plan.decode, draft)
         for request, num_tokens in plan.prefill:
             self.start_chunk(request, num_tokens, draft)
-        self.cache.end_step(plan.decode, [request for request, _, _ in draft.chunks])
+        self.cache.end_step(plan.decode, draft.chunks)
         return self.writer.write(draft, plan.decode)
 
     def preempt(self, requests: Sequence[Request]) -> None:

@@ -37,7 +37,7 @@ from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.group_budget import GroupedLedger
 from hookline.core.kv_cache.group_manager import GroupedCacheManager
-from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
@@ -97,8 +97,9 @@ class Engine:
         model_name: str = "",
         job_folder: Path | None = None,
         structured_output: StructuredOutput | None = None,
-        groups: CacheGroups | None = None,
+        groups: CacheGroups = ALL_TOKENS,
     ) -> None:
+        self.groups = groups
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
         self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
@@ -115,7 +116,7 @@ class Engine:
         """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; replaced where the engine's driver has other things to do meanwhile."""
-        self.cache = self._cache_of(groups)
+        self.cache = self._make_cache()
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
@@ -137,11 +138,10 @@ class Engine:
         self.home = Home()
         self._notify("on_engine_start", engine=self)
 
-    def _cache_of(self, groups: CacheGroups | None) -> KVCacheManager:
-        """The manager of the pool; groups: None if every layer keeps every token."""
-        if groups is None or groups.is_plain:
+    def _make_cache(self) -> KVCacheManager:
+        if self.groups.is_plain:
             return KVCacheManager(self.pool, self.queue.table)
-        return GroupedCacheManager(self.pool, self.queue.table, groups, self.limits.plan)
+        return GroupedCacheManager(self.pool, self.queue.table, self.groups, self.limits.plan)
 
     def ledger(self) -> Ledger:
         """A fresh ledger of the pool as it is now."""

@@ -46,6 +46,9 @@ class GroupedCacheManager(KVCacheManager):
         self.row_columns = -(-limits.max_model_len // pool.block_size)
         self.full = [group for group, window in enumerate(groups.windows) if window is None]
         self.windowed = [(group, window) for group, window in enumerate(groups.windows) if window is not None]
+        self.by_window: dict[int, list[int]] = {}
+        for group, window in self.windowed:
+            self.by_window.setdefault(window, []).append(group)
         self.most_columns = [
             most_columns(window, pool.block_size, limits.max_num_batched_tokens) for window in self.windows
         ]
@@ -191,7 +194,7 @@ class GroupedCacheManager(KVCacheManager):
         request.blocks, request.group_blocks, request.num_block_tokens = [], [], 0
         self.pool.release([block for column in columns for block in column if block != HOLE])
 
-    def end_step(self, decode: IntArray, chunked: Sequence[Request]) -> None:
+    def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
         """Give back what left the windows of these requests, which the step computes: its own queries still see it.
 
         Who takes these blocks writes to them in a later step, which the device computes after this one.
@@ -203,25 +206,28 @@ class GroupedCacheManager(KVCacheManager):
         table, size = self.table, self.pool.block_size
         computed = table.num_computed_tokens_S[decode]
         leaves = np.zeros(len(decode), dtype=np.bool_)
-        for window in {window for _, window in self.windowed}:
+        for window in self.by_window:
             first = computed - window + 1
             leaves |= (first > 0) & (first % size == 0)
         for request in table.requests(decode[leaves]):
             self._trim(request)
-        for request in chunked:
+        for request, _, _ in chunks:
             self._trim(request)
 
     def _trim(self, request: Request) -> None:
         """Give back what the request's next query does not see."""
-        for group, window in self.windowed:
-            blocks, left = request.group_blocks[group], []
-            index = first_seen(request.num_computed_tokens, window, request.block_size) - 1
-            while index >= 0 and blocks[index] != HOLE:
-                left.append(blocks[index])
-                blocks[index] = HOLE
-                index -= 1
-            self.pool.release(left)  # the first block is taken first: it is the least use to others
-            self._trimmed += left
+        left: list[int] = []
+        num_computed_tokens, size = request.num_computed_tokens, request.block_size
+        for window, groups in self.by_window.items():
+            last = first_seen(num_computed_tokens, window, size) - 1
+            for group in groups:
+                blocks, index = request.group_blocks[group], last
+                while index >= 0 and blocks[index] != HOLE:
+                    left.append(blocks[index])
+                    blocks[index] = HOLE
+                    index -= 1
+        self.pool.release(left)  # the first blocks are taken first: they are the least use to others
+        self._trimmed += left
 
     # -------------------------------------------------------------------------------------------------------- caching
 
@@ -235,7 +241,7 @@ class GroupedCacheManager(KVCacheManager):
             hash_ = self.block_hash(request, index)
             for group, blocks in enumerate(request.group_blocks):
                 if blocks[index] != HOLE:
-                    self.pool.cache(blocks[index], self._key(group, hash_), b"", ROOT)
+                    self._cache_block(blocks[index], group, hash_)
             request.num_cached_block_tokens += request.block_size
             self._computing.add(hash_)
 
@@ -243,6 +249,16 @@ class GroupedCacheManager(KVCacheManager):
         """See KVCacheManager."""
         super().cache_filled_blocks(entries_N)
         self._computing.clear()  # these are computed
+
+    def _cache_block(self, block: int, group: int, hash_: int) -> None:
+        """Make a block cached, in place of another one with the same content that nobody holds.
+
+        There may be one if another group lacked it. Who shares this block then takes none from those that are free.
+        """
+        known = self._find(group, hash_)
+        if known is not None and self.pool.references(known) == 0:
+            self.pool.forget([known])
+        self.pool.cache(block, self._key(group, hash_), b"", ROOT)
 
     def uncache(self, request: Request, num_tokens: int) -> None:
         """See KVCacheManager. What left a window with the step may have been computed by it, too."""

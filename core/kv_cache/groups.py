@@ -7,8 +7,9 @@ attention everywhere is one group whose places are its layers. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hookline.core.contracts import FullAttention, LayerCache, ModelSpec, RecurrentState, SharedCache, SlidingWindow
 from hookline.core.errors import ConfigError
@@ -60,6 +61,17 @@ class CacheGroups:
         has_states = any(isinstance(layer, RecurrentState) for layer in layers)
         return cls(tuple(windows) or (None,), tuple(places), num_places, writes, has_states)
 
+    @classmethod
+    def of_described(cls, described: Mapping[str, Any]) -> CacheGroups:
+        """Groups of which no layer is known, for who counts blocks alone. described: as of `described`."""
+        windows = tuple(described.get("windows", (None,)))
+        return cls(windows, (), 0, (), has_states=bool(described.get("has_states", False)))
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What counts for scheduling, in plain values."""
+        return {"windows": list(self.windows), "has_states": self.has_states}
+
     @property
     def num_groups(self) -> int:
         """Blocks that each block_size tokens of a sequence take, before any leaves a window."""
@@ -86,6 +98,10 @@ class CacheGroups:
         return min(max_model_len, low * block_size)
 
 
+ALL_TOKENS = CacheGroups((None,), (), 0, ())
+"""Of a model whose layers all keep every token."""
+
+
 def first_seen(num_computed_tokens: int, window: int, block_size: int) -> int:
     """The first block that the next query of a sequence sees, at position num_computed_tokens."""
     return max(0, num_computed_tokens - window + 1) // block_size
@@ -107,7 +123,7 @@ def best_num_places(num_layers: dict[int | None, int]) -> int:
             num_groups = -(-count // num_places)
             padding = num_groups * num_places - count
             total += num_groups + padding * (FULL_PADDING_WEIGHT if window is None else 1)
-        return total, num_places
+        return total, -num_places
 
     return min(range(1, max(num_layers.values(), default=0) + 1), key=cost, default=0)
 

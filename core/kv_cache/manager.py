@@ -142,8 +142,8 @@ class KVCacheManager:
         request.parent_serial = request.prefix_root
         self.pool.release(blocks)
 
-    def end_step(self, decode: IntArray, chunked: Sequence[Request]) -> None:
-        """A step has all its blocks: these entries decode in it, and these requests compute chunks."""
+    def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
+        """A step has all its blocks: these entries decode in it, and the requests of these chunks compute them."""
 
     # -------------------------------------------------------------------------------------------------------- caching
 

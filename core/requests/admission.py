@@ -201,4 +201,6 @@ def _too_long(limits: EngineLimits, length: int, most: int) -> str:
     if limits.max_len == plan.max_model_len:
         return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
     capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"
+    if plan.max_blocks_per_token > 1:
+        capacity += f", which {plan.max_blocks_per_token} groups of layers share"
     return f"the prompt has {length} tokens; {room}, as {capacity}: give it more memory or engine.num_blocks"

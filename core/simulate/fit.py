@@ -300,7 +300,7 @@ def _origin(measured: Sequence[Measured]) -> dict[str, Any]:
     """What the model was measured on, and what a simulation may assume if it is not told otherwise."""
     first = measured[0].result
     sizes = [one.recording.num_blocks for one in measured]
-    names = ("device", "kernels", "block_size", "vocab_size", "overlap", "revision", "versions")
+    names = ("device", "kernels", "block_size", "cache_groups", "vocab_size", "overlap", "revision", "versions")
     config = {key: first["config"].get(key) for key in ("model", "sampler", "kernels", "tp", "dtype", "device")}
     return {
         **{name: first.get(name) for name in names},

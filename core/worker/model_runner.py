@@ -92,9 +92,10 @@ class ModelRunner:
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep, even if this object is still referenced."""
+        """Drop the cache, the states, the weights and what processors keep, even if this object is still referenced."""
         self.pipeline = self.pooled_states = None
         self.kv_layers = []
+        self.table.states = None
         self.__dict__.pop("model", None)
         self.ranks.close()
 

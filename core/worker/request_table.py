@@ -49,7 +49,7 @@ class RequestTable:
         num_columns = max_blocks * len(windows)
         self.block_table_RM = torch.full((size, num_columns), scratch_block, dtype=torch.int32, device=device)
         self.windows, self.states = tuple(windows), states
-        self.group_tables = self.block_table_RM.split(max_blocks, 1)
+        self.group_tables = torch.split(self.block_table_RM, max_blocks, dim=1)
         """Each group's part of it, (R, max_blocks)."""
         self.is_plain = self.windows == (None,) and states is None
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
@@ -119,8 +119,10 @@ class RequestTable:
         for window, table_RM in zip(self.windows[1:], self.group_tables[1:], strict=True):
             block_table_BM = table_RM[:, :num_columns].index_select(0, rows_B)
             slot_mapping_T = slot_mapping(block_table_BM, batch_rows_T, batch.positions_T, self.block_size)
-            own = {"block_table_BM": block_table_BM, "slot_mapping_T": slot_mapping_T}
-            others.append(replace(batch, window=window, scratch={}, **own))
+            one = replace(
+                batch, window=window, slot_mapping_T=slot_mapping_T, block_table_BM=block_table_BM, scratch={}
+            )
+            others.append(one)
         return GroupedBatch(**vars(batch), others=others, rows_B=rows_B)
 
     def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:

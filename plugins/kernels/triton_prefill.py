@@ -170,8 +170,8 @@ def _attend_tile(
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def _prefill_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr,
-    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr, window,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
+    window, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from hookline.core.assembly.worker import make_states
 from hookline.core.contracts import (
     AttentionSpec,
+    Batch,
     FullAttention,
     ModelSpec,
     NoCache,
@@ -23,7 +24,7 @@ from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.attention import grouped_attention
+from hookline.core.worker.attention import PagedAttention, grouped_attention
 from hookline.core.worker.decode_graphs import decode_batch
 from hookline.core.worker.memory import allocate_cache, block_bytes, count_blocks
 from hookline.core.worker.prompt_graphs import Inputs, lay_out, prompt_batch
@@ -127,11 +128,20 @@ def test_each_rank_keeps_its_part_of_a_state_and_refuses_one_that_cannot_be_spli
         make_states(resolved(4))
 
 
+class NotesPreparing(PlainKernels):
+    def __init__(self):
+        super().__init__(None, SIZES)
+        self.prepared = []
+
+    def prepare(self, batch):
+        self.prepared.append(batch.window)
+
+
 @pytest.fixture
 def attend(table):
     batch = table.batch(table.receive(mixed_step()))
     cache = allocate_cache(GROUPS.num_places, 160, SIZES)
-    kernels = PlainKernels(None, SIZES)
+    kernels = NotesPreparing()
     return grouped_attention(kernels, list(cache.unbind(1)), GROUPS, batch, None, [0], table.states)
 
 
@@ -161,6 +171,21 @@ def test_layers_of_different_groups_write_to_the_same_place_of_different_blocks(
         for row, span in zip((3, 5, 6, 2), SPANS, strict=True):
             found = kv_2NSKE.flatten(1, 2)[:, slots(table, group, row, span)]
             assert (found == value).all()
+
+
+def test_each_group_is_prepared_once_a_step_however_many_layers_it_has(attend):
+    for layer in (0, 1, 3):
+        attend(layer, torch.randn(18, 8 if layer == 3 else 16), None)
+    assert attend.kernels.prepared == [None, 6]
+
+
+def test_a_model_with_full_attention_everywhere_has_one_batch_and_no_states():
+    table = RequestTable(8, 10, 4, 99, CPU)
+    batch = table.batch(table.receive(mixed_step()))
+    assert type(batch) is Batch and batch.window is None
+    assert table.group_tables[0].data_ptr() == table.block_table_RM.data_ptr()
+    with pytest.raises(StepFault, match="the state of layer 1, which keeps none"):
+        PagedAttention(PlainKernels(None, SIZES), [], batch).states(1)
 
 
 def test_what_a_spec_does_not_say_is_refused_by_layer(attend):
