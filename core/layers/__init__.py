@@ -15,6 +15,7 @@ from hookline.core.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from hookline.core.layers.recurrent import plain_gated_delta_rule, plain_short_convolution
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
@@ -35,7 +36,9 @@ __all__ = [
     "empty_parameter",
     "every_expert",
     "plain_expert_mlp",
+    "plain_gated_delta_rule",
     "plain_route_experts",
+    "plain_short_convolution",
     "rope_settings",
     "rope_table",
     "vocab_part",
