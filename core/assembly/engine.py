@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
@@ -51,6 +52,7 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
+    config = with_model(config, host)
     with Blaming(chosen_entries(config, host), "while starting"):
         observers = Observers(host.manager, make_observers(config.observers))
         resolved = resolve(config, host)

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
-from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
+from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
 from hookline.core.checkpoint.locate import locate
 from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, Runtime, StateTensor, TokenTexts
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
@@ -83,7 +83,10 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
             load_source(checkpoint.reference, checkpoint.source, model.weight_targets())
         else:
             assert checkpoint.folder is not None
-            load_checkpoint(checkpoint.folder, model.weight_targets(), stored=checkpoint.stored)
+            stored = checkpoint.stored
+            if hasattr(model, "tensor_name"):
+                stored = renamed(checkpoint.folder, stored, model.tensor_name)
+            load_checkpoint(checkpoint.folder, model.weight_targets(), stored=stored)
     return model
 
 

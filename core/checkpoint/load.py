@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,23 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
     return num_bytes
 
 
+def renamed(
+    folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
+) -> dict[str, StoredTensor]:
+    """The tensors of a folder under the names that a model has for them, without those that it needs not.
+
+    Raises: CheckpointError if two would have the same name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        new = rename(name)
+        if new is not None and new in found:
+            raise CheckpointError(f"{folder} holds {found[new].name} and {name}, which are the same tensor; remove one")
+        if new is not None:
+            found[new] = replace(tensor, name=name)
+    return found
+
+
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
     """Fill every target at random: "normal" with mean 0 and std 0.02.
 
@@ -137,10 +155,12 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
         for name, tensor, target in jobs:
             if not _num_bytes(target):
                 continue
+            stored_name = tensor.name or name
             if tensor.scales is None:
-                target.fill(slices(tensor.path, name))
+                target.fill(slices(tensor.path, stored_name))
             else:
-                target.fill(Mxfp4Slices(slices(tensor.path, name + BLOCKS), slices(tensor.scales, name + SCALES)))
+                blocks, scales = slices(tensor.path, stored_name + BLOCKS), slices(tensor.scales, stored_name + SCALES)
+                target.fill(Mxfp4Slices(blocks, scales))
             sums.append((name, _sum(target)))
     return sums
 

@@ -27,13 +27,14 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and its shape.
+    """Where a tensor lies and its shape. name: the file's, if it is known by another.
 
     scales: of an MXFP4 tensor, which is dequantised when it is read; then `path` has its blocks, this its scales.
     """
 
     path: Path
     shape: tuple[int, ...]
+    name: str = ""
     scales: Path | None = None
 
 
@@ -138,7 +139,9 @@ def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTens
         whole = name.removesuffix(BLOCKS)
         if whole != name and whole + SCALES in tensors:
             blocks, scales = joined.pop(name), joined.pop(whole + SCALES)
-            joined[whole] = StoredTensor(blocks.path, dequantised_shape(whole, blocks.shape, scales.shape), scales.path)
+            joined[whole] = StoredTensor(
+                blocks.path, dequantised_shape(whole, blocks.shape, scales.shape), scales=scales.path
+            )
     return joined
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookline.core.config.schema import build, check_keys
+from hookline.core.contracts import ModelConfig
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.claims import bringing_checkpoint
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, OBSERVER, Entry, Option
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, Entry, Option
 from hookline.core.request_info import check_tag_key
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
@@ -209,6 +211,8 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     name = values.pop("name", AUTO if default is None and kind in CHOSEN_KINDS else default)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
+    if kind == MODEL and name == AUTO:
+        return _auto_model(values, host)
     if kind in CHOSEN_KINDS and name == AUTO:
         check_keys(values, (), kind)
         return Option()
@@ -218,6 +222,27 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
         check_keys(values, (), kind, LIMIT_KEYS)
         return Option(entry)
     return _made(entry, merge(preset_fields, values), kind, LIMIT_KEYS)
+
+
+def _auto_model(values: Mapping[str, Any], host: PluginHost) -> Option:
+    """The model that brings a checkpoint if none is named; else what was asked, for `core.assembly.auto_model`.
+
+    Raises: ConfigError for a field or its value, or if no checkpoint is named and no model brings one.
+    """
+    asked: ModelConfig = build(ModelConfig, values, MODEL, LIMIT_KEYS)
+    if asked.checkpoint or asked.random_shape:
+        return Option(None, asked)
+    entry = bringing_checkpoint(host)
+    if entry is None:
+        raise ConfigError("model=auto needs model.checkpoint=FOLDER, a hub id, or a model's name: model=NAME")
+    return option_with(entry, asked)
+
+
+def option_with(entry: Entry, asked: ModelConfig) -> Option:
+    """A model's option with what was asked of model=auto: fields that are not as ModelConfig has them."""
+    usual = ModelConfig()
+    given = {one.name: getattr(asked, one.name) for one in fields(ModelConfig)}
+    return _made(entry, {key: value for key, value in given.items() if value != getattr(usual, key)}, MODEL)
 
 
 def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Sequence[str] = ()) -> Option:

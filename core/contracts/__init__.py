@@ -74,7 +74,7 @@ from hookline.core.contracts.scheduler import (
     SchedulerView,
     ServedTokens,
 )
-from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, RenamesTensors, WeightTarget
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded
 
@@ -134,6 +134,7 @@ __all__ = [
     "RecurrentState",
     "Registrar",
     "RemembersSteps",
+    "RenamesTensors",
     "RequestBegin",
     "RequestFacts",
     "RequestView",

@@ -177,3 +177,14 @@ class OpensCheckpoint(Protocol):
         Raises: CheckpointError with what was tried and the fix.
         """
         ...
+
+
+class RenamesTensors(Protocol):
+    """What a model has besides Model's methods if a checkpoint may call its tensors otherwise than `weight_targets`."""
+
+    def tensor_name(self, stored: str) -> str | None:
+        """The name that weight_targets has for a tensor of the checkpoint's files; None if the model needs it not.
+
+        When:   once for each tensor, before any is read.
+        """
+        ...

@@ -9,11 +9,11 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
@@ -66,9 +66,9 @@ class LLM:
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
         tree["observers"] = observers
-        config = validate({key: value for key, value in tree.items() if value is not None}, host)
         if checkpoint is not None:
-            config = _with_checkpoint(config, checkpoint)
+            tree["model"] = {**({"name": model} if isinstance(model, str) else model or {}), "checkpoint": checkpoint}
+        config = validate({key: value for key, value in tree.items() if value is not None}, host)
         self._start(config, host)
 
     @classmethod
@@ -79,7 +79,7 @@ class LLM:
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
-        self.config = config
+        self.config = config = with_model(config, host)
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
         built = build_engine(config, host, is_command=is_command)
@@ -263,7 +263,3 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
     if len(each) != count:
         raise RequestError(f"{name} has {len(each)} values for {count} prompts; pass one, or one for each prompt")
     return each
-
-
-def _with_checkpoint(config: Config, checkpoint: str) -> Config:
-    return replace(config, model=replace(config.model, config=replace(config.model.config, checkpoint=checkpoint)))

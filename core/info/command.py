@@ -117,6 +117,7 @@ def _option(entry: Entry) -> dict[str, Any]:
         "file": module_file(entry.target.partition(":")[0]),
         "priority": entry.priority,
         "needs": _stated(entry.needs),
+        "architectures": list(entry.architectures),
         "unavailable": unavailable(entry.needs),
     }
 

@@ -90,6 +90,8 @@ def _full_option(option: dict[str, Any]) -> str:
         f"  priority:  {option['priority']}",
         f"  needs:     {needs or 'nothing'}",
     ]
+    if option["architectures"]:
+        lines.append(f"  claims:    {', '.join(option['architectures'])}")
     fields = "fields" if option["key"] else f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
     return "\n".join([*lines, *_block(fields, _documented(option))])
 

@@ -24,7 +24,7 @@ _CONTRACTS: dict[str, type] = {
     "grammars": contracts.GrammarBackend,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
-    "model": (contracts.OpensCheckpoint,),
+    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors),
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""

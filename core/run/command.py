@@ -55,19 +55,18 @@ def execute(run: RunConfig, host: PluginHost) -> int:
             name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()
         }
         outputs = llm.generate(run.prompts, run.params, **infos, progress=progress_bar(len(run.prompts)))
-        show(run, outputs)
+        show(run, outputs, is_chat=llm.config.model.config.chat)
     refused = refusals(outputs)
     for line in refused:
         say(line)
     return 2 if refused else 0
 
 
-def show(run: RunConfig, outputs: Sequence[RequestOutput]) -> None:
+def show(run: RunConfig, outputs: Sequence[RequestOutput], *, is_chat: bool = False) -> None:
     """Print or write the results, and what they took."""
     from hookline.core.errors import ConfigError
     from hookline.core.run.results import print_text, usage_line, write_json_lines
 
-    is_chat = run.config.model.config.chat
     if run.output is None:
         print_text(outputs, is_chat=is_chat)
     else:

@@ -101,10 +101,13 @@ class FakeLLM:
     calls: list[tuple[list[Any], list[SamplingParams]]]
     infos: list[dict[str, Any]]
     outputs: Any
+    config: Any
 
     @classmethod
     def from_config(cls, config: Any, host: Any) -> "FakeLLM":
-        return cls()
+        fake = cls()
+        fake.config = config
+        return fake
 
     def __enter__(self) -> "FakeLLM":
         return self
