@@ -87,6 +87,21 @@ class AttentionSpec:
         return float(self.head_dim**-0.5)
 
 
+@dataclass(frozen=True)
+class StepShape:
+    """Sizes of a step, as far as kernels choose by them.
+
+    num_tokens: of prompts, besides one for each decode. context_len: most tokens that a row has in the cache at the end
+    of the step, 0 for the fewest there can be; more prompt tokens than that are of several prompts. is_shared: whether
+    decodes share a prefix, see Batch.shared_lens_B.
+    """
+
+    num_decodes: int = 0
+    num_tokens: int = 0
+    context_len: int = 0
+    is_shared: bool = False
+
+
 class Kernels(Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
@@ -162,8 +177,15 @@ class Kernels(Protocol):
     # ------------------------------------------------------------------------------------ what a class may leave out
 
     own_row_counts: Sequence[int] = ()
-    """Numbers of rows for which products are compiled by themselves. Each is computed once before the engine starts, so
-    that no request waits for a compiler."""
+    """Numbers of rows of which each may take another kernel than those beside it: products, norms and draws of each are
+    computed once before the engine is ready, so that no request waits for a compiler."""
+
+    @optional
+    def step_shapes(self) -> Sequence[StepShape]:
+        """Steps that between them launch every kernel, in every variant, that attention may take within the limits of
+        the spec; each is computed once before the engine is ready. Core adds some of common sizes by itself.
+        """
+        return ()
 
     @optional
     def qkv_attend(

@@ -40,11 +40,12 @@ class ParallelExperts:
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
         self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
         self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
-        self._mlp = kernels.expert_mlp if is_offered(kernels.expert_mlp) else plain_expert_mlp
+        self._has_mlp = is_offered(kernels.expert_mlp)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank."""
-        return self._mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
+        mlp = self.kernels.expert_mlp if self._has_mlp else plain_expert_mlp
+        return mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
 
     def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """The weighted sum over each token's experts: (T, D) -> (T, D)."""
@@ -85,12 +86,13 @@ class SoftmaxRouter:
         self.bias_X = empty_parameter(runtime, num_experts) if bias else None
         kernels = self.kernels = runtime.kernels
         self.top_k, self.normalise = top_k, normalise
-        self._route = kernels.route_experts if is_offered(kernels.route_experts) else plain_route_experts
+        self._has_route = is_offered(kernels.route_experts)
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Choose each token's experts."""
         logits_TX = self.kernels.linear(x_TD, self.weight_XD, self.bias_X)
-        return self._route(logits_TX, self.top_k, self.normalise)
+        route = self.kernels.route_experts if self._has_route else plain_route_experts
+        return route(logits_TX, self.top_k, self.normalise)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> the whole matrix."""
