@@ -68,8 +68,8 @@ class ClampedExperts:
 
         The matrices are stored with inputs before outputs, gate and up in turns.
         """
-        gate_XFD, up_XFD = self.gate_up_XFD.split(self.part.size, 1)
-        gate_XF, up_XF = self.gate_up_bias_XF.split(self.part.size, 1)
+        gate_XFD, up_XFD = self.gate_up_XFD.chunk(2, 1)
+        gate_XF, up_XF = self.gate_up_bias_XF.chunk(2, 1)
         both = [WeightTarget.shard(view, 1, self.part) for view in (gate_XFD, up_XFD)]
         biases = [WeightTarget.shard(view, 1, self.part, init="zeros") for view in (gate_XF, up_XF)]
         return {
