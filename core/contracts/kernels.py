@@ -1,7 +1,7 @@
 """The numerical back end of a rank: the operations that models and core compute with.
 
 Legend: T tokens of a step, B requests of a step, D hidden, H heads, K kv heads, E head dim, C = (H + 2K) * E,
-P positions, F intermediate features of this rank, X experts, A experts of a token.
+P positions, F intermediate features of this rank, X experts, A experts of a token, R rows of recurrent states.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
     from hookline.core.contracts.batch import Batch
+    from hookline.core.contracts.cache import StateRows
     from hookline.core.contracts.exchange import Exchange, PeerMemory
 
 
@@ -270,6 +271,42 @@ class Kernels(Protocol):
         g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out, `core.layers`
         computes it plainly. The rest is as for expert_mlp.
         Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+        """silu of a causal convolution of every channel by itself over a sequence's last W tokens: (T, C) -> (T, C).
+
+        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]). Left out, `core.layers` computes it plainly.
+        Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token, oldest
+        first, zeros before its first one; read, and written with those before the next step's. Its row is
+        states.rows_B[b] for request b.
+        Device: no host sync; graph-safe if the entry is.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def gated_delta_rule(
+        self,
+        q_TKE: Tensor,
+        k_TKE: Tensor,
+        v_THF: Tensor,
+        log_decay_TH: Tensor,
+        beta_TH: Tensor,
+        state_RHEF: Tensor,
+        states: StateRows,
+    ) -> Tensor:
+        """Linear attention that forgets and corrects its state S, a matrix for each value head: (T, H, F).
+
+        For each token in order: S = exp(log_decay) S; S = S + k (beta (v - k S)); the result is q S. Queries and keys
+        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). Left out, `core.layers` computes it
+        plainly.
+        Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share a
+        key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
+        written, whose row is states.rows_B[b] for request b. Computed in float32.
+        Device: no host sync; graph-safe if the entry is.
+        Source: Yang et al. 2024, arXiv:2412.06464.
         """
         raise AssertionError("left out")
 

@@ -17,6 +17,7 @@ from hookline.core.layers.linear import (
     RowParallelLinear,
 )
 from hookline.core.layers.norm import WholeQKNorm
+from hookline.core.layers.recurrent import plain_gated_delta_rule, plain_short_convolution
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import rope_table
 from hookline.core.layers.rope_config import RopeSettings, rope_settings
@@ -41,7 +42,9 @@ __all__ = [
     "every_expert",
     "plain_clamped_expert_mlp",
     "plain_expert_mlp",
+    "plain_gated_delta_rule",
     "plain_route_experts",
+    "plain_short_convolution",
     "rope_settings",
     "rope_table",
     "vocab_part",

@@ -172,6 +172,8 @@ FORMS: dict[str, Form] = {
     "linear_add_rms_norm": lambda x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps: (
         [(len(x_TD), len(weight_OD))] * 2
     ),
+    "short_convolution": lambda x_TC, weight_CW, state_RCP, states: [x_TC.shape],
+    "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
 }

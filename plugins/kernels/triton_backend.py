@@ -303,7 +303,9 @@ class TritonKernels(TorchKernels):
         group = self.spec.num_heads // self.spec.num_kv_heads
         fuses = batch.num_requests == batch.num_decodes and fuses_decode(batch.num_decodes, group)
         if step is None or step.shared is not None or not fuses:
-            return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch, form)
+            forms = () if form is PLAIN_ATTENTION else (form,)
+            q_THE = self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
+            return self.attend(q_THE, kv_2NSKE, batch, *forms)
         spec = self.spec
         out_THE = empty_with_room(len(qkv_TC), spec.num_heads, spec.head_dim, like=qkv_TC)
         decode_attention(
