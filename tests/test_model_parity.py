@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "no_prefix_caching": dict(engine=dict(prefix_caching=False)),
     "one_at_a_time": dict(engine=dict(max_num_seqs=1)),
     "overlap": dict(engine=dict(overlap=True)),
-    "overlap_tiny_pool": dict(engine=dict(overlap=True, block_size=4, max_num_seqs=4)),
+    "overlap_tiny_pool": dict(engine=dict(overlap=True, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)),
     "longest_first": dict(scheduler="longest_first"),
     "tp_2": dict(tp=2),
 }

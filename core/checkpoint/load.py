@@ -155,10 +155,12 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
         for name, tensor, target in jobs:
             if not _num_bytes(target):
                 continue
+            stored_name = tensor.name or name
             if tensor.scales is None:
-                target.fill(slices(tensor.path, name))
+                target.fill(slices(tensor.path, stored_name))
             else:
-                target.fill(Mxfp4Slices(slices(tensor.path, name + BLOCKS), slices(tensor.scales, name + SCALES)))
+                blocks, scales = slices(tensor.path, stored_name + BLOCKS), slices(tensor.scales, stored_name + SCALES)
+                target.fill(Mxfp4Slices(blocks, scales))
             sums.append((name, _sum(target)))
     return sums
 

@@ -48,7 +48,7 @@ class Mxfp4Slices:
         """These ranges of the tensor, in bfloat16, which holds every value exactly."""
         given = index if isinstance(index, tuple) else (index,)
         ranges = [one for one in given if one is not Ellipsis]
-        experts, inputs, outputs = (*ranges, *[slice(None)] * (3 - len(ranges)))
+        experts, inputs, outputs = [*ranges, *[slice(None)] * (3 - len(ranges))]
         return dequantise(self.blocks[experts, outputs], self.scales[experts, outputs]).mT[:, inputs]
 
 
@@ -58,7 +58,8 @@ def dequantise(blocks_XOGB: Tensor, scales_XOG: Tensor) -> Tensor:
     out_XOI = torch.empty(num_experts, num_rows, num_groups * 2 * BYTES, dtype=torch.bfloat16)
     # Two values are one 32-bit number to copy. Expert by expert, as the indices take four times the bytes.
     pairs = _PAIRS.view(torch.int32).flatten()
-    for blocks_OGB, scales_OG, out_OI in zip(blocks_XOGB, scales_XOG, out_XOI, strict=True):
+    for expert in range(num_experts):
+        blocks_OGB, scales_OG, out_OI = blocks_XOGB[expert], scales_XOG[expert], out_XOI[expert]
         torch.index_select(pairs, 0, blocks_OGB.flatten().int(), out=out_OI.view(torch.int32).view(-1))
         factor_OG1 = torch.exp2(scales_OG.float() - _BIAS).to(torch.bfloat16).unsqueeze(-1)
         out_OI.view(num_rows, num_groups, 2 * BYTES).mul_(factor_OG1)

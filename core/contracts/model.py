@@ -118,8 +118,7 @@ class Model(Protocol):
 
     Constructed as `Model(hf_config, runtime)` on each rank; parameters are left uninitialised, core fills them through
     `weight_targets`. The plugin owns its HF config mapping and its weight names; a class that also has
-    `OpensCheckpoint.open_checkpoint` may bring its own source of weights, and one with a class attribute
-    `architectures` says which of config.json's `architectures` it was made for.
+    `OpensCheckpoint.open_checkpoint` may bring its own source of weights.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:

@@ -20,7 +20,7 @@ from hookline.core.layers.norm import WholeQKNorm
 from hookline.core.layers.recurrent import plain_gated_delta_rule, plain_short_convolution
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import rope_table
-from hookline.core.layers.rope_settings import RopeSettings, rope_settings
+from hookline.core.layers.rope_config import RopeSettings, rope_settings
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [

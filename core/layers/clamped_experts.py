@@ -45,13 +45,13 @@ class ClampedExperts:
         self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
         self.down_bias_XD = empty_parameter(runtime, num_experts, hidden)
         self._own_bias_XD = self.down_bias_XD if self.ranks.rank == 0 else None
-        is_given = is_offered(kernels.clamped_expert_mlp)
-        self._mlp = kernels.clamped_expert_mlp if is_given else plain_clamped_expert_mlp
+        self._has_mlp = is_offered(kernels.clamped_expert_mlp)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank."""
         weights = self.gate_up_XFD, self.gate_up_bias_XF, self.down_XDF, self._own_bias_XD
-        return self._mlp(x_TD, expert_TA, weight_TA, *weights, self.alpha, self.limit)
+        mlp = self.kernels.clamped_expert_mlp if self._has_mlp else plain_clamped_expert_mlp
+        return mlp(x_TD, expert_TA, weight_TA, *weights, self.alpha, self.limit)
 
     def add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
@@ -68,8 +68,8 @@ class ClampedExperts:
 
         The matrices are stored with inputs before outputs, gate and up in turns.
         """
-        gate_XFD, up_XFD = self.gate_up_XFD.split(self.part.size, 1)
-        gate_XF, up_XF = self.gate_up_bias_XF.split(self.part.size, 1)
+        gate_XFD, up_XFD = self.gate_up_XFD.chunk(2, 1)
+        gate_XF, up_XF = self.gate_up_bias_XF.chunk(2, 1)
         both = [WeightTarget.shard(view, 1, self.part) for view in (gate_XFD, up_XFD)]
         biases = [WeightTarget.shard(view, 1, self.part, init="zeros") for view in (gate_XF, up_XF)]
         return {

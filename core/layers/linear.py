@@ -173,9 +173,8 @@ class GatedMLP:
         self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what, bias=bias)
         self.down = RowParallelLinear(inner, hidden, runtime, what=what, bias=bias)
         self._is_one_product = activation == "silu" and not bias
-        self._mul = kernels.silu_mul
-        if activation == "gelu_tanh":
-            self._mul = kernels.gelu_tanh_mul if is_offered(kernels.gelu_tanh_mul) else plain_gelu_tanh_mul
+        self._is_silu = activation == "silu"
+        self._has_gelu = not self._is_silu and is_offered(kernels.gelu_tanh_mul)
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank."""
@@ -202,7 +201,10 @@ class GatedMLP:
     def _gated(self, x_TD: Tensor) -> Tensor:
         if self._is_one_product:
             return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
-        return self._mul(self.gate_up(x_TD))
+        gate_up_TF = self.gate_up(x_TD)
+        if self._is_silu:
+            return self.kernels.silu_mul(gate_up_TF)
+        return self.kernels.gelu_tanh_mul(gate_up_TF) if self._has_gelu else plain_gelu_tanh_mul(gate_up_TF)
 
 
 def plain_gelu_tanh_mul(gate_up_TF: Tensor) -> Tensor:

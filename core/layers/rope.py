@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from hookline.core.layers.rope_settings import RopeSettings
+from hookline.core.layers.rope_config import RopeSettings
 
 
 def rope_table(settings: RopeSettings, head_dim: int, num_positions: int) -> Tensor:

@@ -80,7 +80,8 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.llama:Llama",
         config=LlamaConfig,
         help="Llama 2 and 3, Mistral, Yi, SmolLM, Phi-3: GQA, RoPE, SwiGLU; windows, biases, fused weights",
-        architectures=("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM"),
+        # Not Phi3ForCausalLM: most of its checkpoints have longrope, which this model refuses.
+        architectures=("LlamaForCausalLM", "MistralForCausalLM"),
     )
     register(
         "qwen2",

@@ -9,7 +9,7 @@ V vocabulary (of this rank).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,8 +41,6 @@ VISION = ("vision_tower.*", "multi_modal_projector.*")
 
 class Gemma3:
     """Embedding, layers, final norm, head. Implements core.contracts.Model."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)

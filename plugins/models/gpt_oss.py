@@ -9,7 +9,7 @@ X experts, A experts of a token, V vocabulary (of this rank).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -30,8 +30,6 @@ from hookline.plugins.models.gpt_oss_config import Shape, read_config
 
 class GptOss:
     """Embedding, layers, final norm, head. Implements core.contracts.Model."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("GptOssForCausalLM",)
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)

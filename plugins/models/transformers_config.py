@@ -59,7 +59,9 @@ def max_position(config: PreTrainedConfig) -> int:
     """
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive whole number")
+        refuse(
+            config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive whole number"
+        )
     originals = [one.get("original_max_position_embeddings") for one in rope_settings(config) if is_longrope(one)]
     return min([limit, *(one or getattr(config, "original_max_position_embeddings", limit) for one in originals)])
 

@@ -49,12 +49,18 @@ class ServedLinear(nn.Module):
         self.name, self.kernels, self.ranks = name, runtime.kernels, runtime.ranks
         outs, ins, size = linear.out_features, linear.in_features, runtime.ranks.size
         style = style if size > 1 else None
-        self.gathers, self.splits, self.sums = style == COLUMNS_GATHERED, style == ROWS_SPLIT, style in (ROWS, ROWS_SPLIT)
+        self.gathers, self.splits, self.sums = (
+            style == COLUMNS_GATHERED,
+            style == ROWS_SPLIT,
+            style in (ROWS, ROWS_SPLIT),
+        )
         self.rows, self.columns = Part(outs, 0, outs), Part(ins, 0, ins)
         if style in (COLUMNS, COLUMNS_GATHERED):
             is_kv = style == COLUMNS and name.endswith(KV_PROJECTIONS)
             units = plan.num_kv_heads if is_kv else outs
-            self.rows = rank_part(units, runtime, f"the output features of {name}", at_least_one=is_kv).times(outs // units)
+            self.rows = rank_part(units, runtime, f"the output features of {name}", at_least_one=is_kv).times(
+                outs // units
+            )
         if self.sums:
             self.columns = rank_part(ins, runtime, f"the input features of {name}")
         self.weight = _matrix(runtime, self.rows.size, self.columns.size)

@@ -120,7 +120,9 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
     prefix, config = model.base_model_prefix, model.config
     own = getattr(config, "base_model_tp_plan", None) or {}
     if not own:
-        refuse(config.model_type, f"transformers has no tensor-parallel plan for it; take tp=1, not {runtime.ranks.size}")
+        refuse(
+            config.model_type, f"transformers has no tensor-parallel plan for it; take tp=1, not {runtime.ranks.size}"
+        )
     return {f"{prefix}.{name}": style for name, style in own.items()}
 
 

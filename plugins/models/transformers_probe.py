@@ -143,7 +143,9 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1])
 
 
-def check_ranks(run: Callable[[PreTrainedModel, Runtime], None], config: PreTrainedConfig, model_class: Any, ranks: Ranks) -> None:
+def check_ranks(
+    run: Callable[[PreTrainedModel, Runtime], None], config: PreTrainedConfig, model_class: Any, ranks: Ranks
+) -> None:
     """Run this rank's part of the model once without data: whether what its plan shards fits together.
 
     run: puts the rank's layers into a model. Raises: ConfigError with what does not fit.
@@ -155,7 +157,9 @@ def check_ranks(run: Callable[[PreTrainedModel, Runtime], None], config: PreTrai
     pin_rope(decoder)
     attach(decoder, lambda query, *_, **__: query.transpose(1, 2))
     ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
-    _run(decoder, config.model_type, what=f"plan for tp={ranks.size}", input_ids=ones, position_ids=ones, use_cache=False)
+    _run(
+        decoder, config.model_type, what=f"plan for tp={ranks.size}", input_ids=ones, position_ids=ones, use_cache=False
+    )
 
 
 @dataclass(frozen=True)

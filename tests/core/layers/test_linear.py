@@ -23,6 +23,7 @@ from hookline.core.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from hookline.core.layers.linear import plain_gelu_tanh_mul
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.thread_ranks import on_ranks
 
@@ -252,3 +253,14 @@ def test_a_gated_mlp_finds_gate_and_up_in_one_tensor(size: int) -> None:
         sums += mlp.local(x)
     gate, up = (x @ gate_up.T).chunk(2, -1)
     torch.testing.assert_close(sums, (functional.silu(gate) * up) @ down.T)
+
+
+def test_a_gated_mlp_with_gelu_equals_its_definition_with_and_without_an_operation_of_the_kernels() -> None:
+    x_TD, plain = random(TOKENS, HIDDEN), PlainKernels(None, cast(AttentionSpec, None))
+    mlp = GatedMLP(HIDDEN, 16, runtime(), activation="gelu_tanh", bias=True)
+    for target in mlp.targets("mlp", "gate", "up", "down").values():
+        target.fill(random(*target.shape, seed=1))
+    gate, up = (x_TD @ mlp.gate_up.weight_OD.T + mlp.gate_up.bias_O).chunk(2, -1)
+    expected = (functional.gelu(gate, approximate="tanh") * up) @ mlp.down.weight_OD.T + mlp.down.bias_O
+    torch.testing.assert_close(mlp(x_TD), expected)
+    torch.testing.assert_close(plain_gelu_tanh_mul(x_TD), plain.gelu_tanh_mul(x_TD))
