@@ -36,6 +36,7 @@ class Case:
 
 
 CASES = {
+    "llama": Case("llama"),
     "phi3": Case("phi3"),
     "gpt2": Case("gpt2", {"n_positions": 256}, has_plan=False),
     "opt": Case("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}, has_plan=False),

@@ -21,6 +21,7 @@ MODEL = "model=transformers"
 """What messages call this option."""
 SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size": 2**24, "vocab_size": 2**24}
 """Sizes that a config.json must state, with the largest that is believed."""
+STATES = "its layers keep states, of which nothing is known here"
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """What a config may ask of a forward, and none of ours needs."""
 
@@ -46,6 +47,10 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
     named = values.texts("architectures")
     if named and model_class.__name__ not in named:
         values.refuse("architectures", model_class.__name__)
+    if hf_config.get("text_config"):
+        refuse(config_class.model_type, "it is made of several models (text_config), and only a decoder is served")
+    if getattr(model_class, "_is_stateful", False):
+        refuse(config_class.model_type, STATES)
     for key, limit in SIZES.items():
         stated = key if key in hf_config else config_class.attribute_map.get(key, key)
         values.size(stated, limit=limit)

@@ -106,8 +106,9 @@ class TransformersModel:
 @lru_cache(maxsize=8)
 def _read(hf_config: str) -> tuple[PreTrainedConfig, type[PreTrainedModel], Facts]:
     config, model_class = read_config(json.loads(hf_config))
+    facts = probe(config, model_class)
     max_position(config)
-    return config, model_class, probe(config, model_class)
+    return config, model_class, facts
 
 
 def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:

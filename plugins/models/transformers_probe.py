@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Ranks, Runtime
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.plugins.models.transformers_attention import PROBED, SERVED, LayerAttention, Mask, attach
-from hookline.plugins.models.transformers_config import refuse
+from hookline.plugins.models.transformers_config import STATES, refuse
 from hookline.plugins.models.transformers_layers import pin_rope
 
 NUM_TOKENS = 300
@@ -120,8 +120,8 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     model = _probed(config, model_class)
     decoder, given = split(model)
     pin_rope(decoder)
-    if getattr(model, "_is_stateful", False) or any(isinstance(one, nn.Conv1d) for one in decoder.modules()):
-        refuse(config.model_type, "its layers keep states, of which nothing is known here")
+    if any(isinstance(one, nn.Conv1d) for one in decoder.modules()):
+        refuse(config.model_type, STATES)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need")
     seen = _Seen(config.model_type)
