@@ -64,7 +64,9 @@ def _openers(asked: ModelConfig, host: PluginHost) -> Iterator[Entry]:
             continue
         try:
             model_class = entry.load()
-            if hasattr(model_class, "open_checkpoint") and model_class.open_checkpoint(option_with(entry, asked).config):
+            if hasattr(model_class, "open_checkpoint") and model_class.open_checkpoint(
+                option_with(entry, asked).config
+            ):
                 yield entry
         except CheckpointError as error:
             _log.debug("model '%s' does not open %s: %s", entry.name, asked.checkpoint, error)

@@ -41,7 +41,7 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
         values.refuse("trust_remote_code", "transformers' own models; code that comes with a checkpoint is never run")
     if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
         values.refuse("model_type", "models that transformers has as a causal language model")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
     named = values.texts("architectures")
@@ -62,11 +62,15 @@ def max_position(config: PreTrainedConfig) -> int:
 
     Raises: ConfigError if the config does not say it.
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive whole number")
-    originals = [one.get("original_max_position_embeddings") for one in rope_settings(config) if is_longrope(one)]
-    return min([limit, *(one or getattr(config, "original_max_position_embeddings", limit) for one in originals)])
+    limits: list[Any] = [getattr(config, "max_position_embeddings", None)]
+    for settings in filter(is_longrope, rope_settings(config)):
+        original = getattr(config, "original_max_position_embeddings", limits[0])
+        limits.append(settings.get("original_max_position_embeddings") or original)
+    for limit in limits:
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive number")
+    shortest: int = min(limits)
+    return shortest
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:

@@ -121,13 +121,16 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
     prefix, config = model.base_model_prefix, model.config
     own = getattr(config, "base_model_tp_plan", None) or {}
     if not own:
-        refuse(config.model_type, f"transformers has no tensor-parallel plan for it; take tp=1, not {runtime.ranks.size}")
+        refuse(
+            config.model_type, f"transformers has no tensor-parallel plan for it; take tp=1, not {runtime.ranks.size}"
+        )
     return {f"{prefix}.{name}": style for name, style in own.items()}
 
 
 def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[str, WeightTarget], ServedHead]:
     """Put our linears and our head into their places; returns where their tensors and the embedding's go."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    untyped: Any = model
+    head, embedding = untyped.get_output_embeddings(), untyped.get_input_embeddings()
     names = {module: name for name, module in model.named_modules()}
     is_tied = head.weight is embedding.weight
     targets = {f"{names[embedding]}.weight": WeightTarget.whole(padded_embedding(embedding, runtime))}
@@ -167,7 +170,7 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
                 module._buffers[key] = memory
             if is_parameter or key not in module._non_persistent_buffers_set:
                 targets |= parameter_targets(names, name, memory)
-    model.initialize_weights()
+    model.initialize_weights()  # type: ignore[no-untyped-call]
     pin_rope(model)
     return targets
 

@@ -72,7 +72,7 @@ class GivenOutput:
             raise AttributeError(name)
 
 
-def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
     """The causal model without memory for its parameters, which are float32.
 
     Not by transformers' own way: that sets torch's default dtype, which all threads of a process share.
@@ -84,14 +84,15 @@ def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> 
     try:
         with torch.device("meta"):
             config._attn_implementation = SERVED
-            model = model_class(config)
+            model: Any = model_class(config).eval()
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (SERVED,):
             refuse(config.model_type, NO_INTERFACE)
         refuse(config.model_type, f"transformers cannot build it: {one_short_line(error)}")
     if not isinstance(model.get_output_embeddings(), nn.Linear) or model.base_model is model:
         refuse(config.model_type, "it has no decoder with an output head")
-    return model.eval()
+    built: PreTrainedModel = model
+    return built
 
 
 def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
@@ -105,6 +106,7 @@ def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pre
 def split(model: PreTrainedModel) -> tuple[nn.Module, GivenHidden]:
     """Take the decoder out of its causal model, and put what stands for it in its place."""
     decoder, given = model.base_model, GivenHidden()
+    module: Any
     for module in decoder.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):  # it would ask the device for token ids
             module.warn_if_padding_and_no_attention_mask = lambda *_: None
@@ -143,7 +145,9 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1])
 
 
-def check_ranks(run: Callable[[PreTrainedModel, Runtime], None], config: PreTrainedConfig, model_class: Any, ranks: Ranks) -> None:
+def check_ranks(
+    run: Callable[[PreTrainedModel, Runtime], Any], config: PreTrainedConfig, model_class: Any, ranks: Ranks
+) -> None:
     """Run this rank's part of the model once without data: whether what its plan shards fits together.
 
     run: puts the rank's layers into a model. Raises: ConfigError with what does not fit.
@@ -155,7 +159,9 @@ def check_ranks(run: Callable[[PreTrainedModel, Runtime], None], config: PreTrai
     pin_rope(decoder)
     attach(decoder, lambda query, *_, **__: query.transpose(1, 2))
     ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
-    _run(decoder, config.model_type, what=f"plan for tp={ranks.size}", input_ids=ones, position_ids=ones, use_cache=False)
+    _run(
+        decoder, config.model_type, what=f"plan for tp={ranks.size}", input_ids=ones, position_ids=ones, use_cache=False
+    )
 
 
 @dataclass(frozen=True)

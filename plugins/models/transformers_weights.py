@@ -1,7 +1,7 @@
 """Names of a checkpoint's tensors and of a transformers model's parameters, which need not be the same.
 
 transformers renames some tensors when it loads a checkpoint, and merges the matrices of single experts; its own tables
-say which. Renamings are followed, merged experts are filled range by range, any other change of form is refused by name.
+say which. Renamings are followed, merged experts are filled range by range; other changes of form are refused by name.
 Legend: X experts.
 """
 
@@ -32,7 +32,7 @@ class StoredNames:
     def __init__(self, model: PreTrainedModel) -> None:
         changes = get_model_conversion_mapping(model)
         self.converters = [one for one in changes if isinstance(one, WeightConverter)]
-        self.renamings = [one for one in changes if not isinstance(one, WeightConverter)]
+        self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
         self.prefix, self.model_type = f"{model.base_model_prefix}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in (*ignored, *_NEVER_NEEDED)))

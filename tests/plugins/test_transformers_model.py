@@ -61,7 +61,10 @@ def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: st
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model_type": "my_own", "auto_map": {"AutoModel": "my.py"}}, "code that comes with a checkpoint (auto_map) is"),
+        (
+            {"model_type": "my_own", "auto_map": {"AutoModel": "my.py"}},
+            "code that comes with a checkpoint (auto_map) is",
+        ),
         ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
         ({"quantization_config": {"quant_method": "awq"}}, "supported: unquantised checkpoints"),

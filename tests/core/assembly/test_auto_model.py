@@ -67,7 +67,9 @@ def test_the_model_that_claims_the_architecture_is_taken_and_the_log_says_why(
     checkpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "hookline"):
-        config = chosen(checkpoint, model_plugin("rest", "*"), model_plugin("bird", "BirdForCausalLM", "EggForCausalLM"))
+        config = chosen(
+            checkpoint, model_plugin("rest", "*"), model_plugin("bird", "BirdForCausalLM", "EggForCausalLM")
+        )
     assert config.model.name == "bird"
     assert "model=auto takes 'bird': it claims BirdForCausalLM" in caplog.text
 
@@ -140,13 +142,15 @@ def test_without_a_checkpoint_the_first_model_that_brings_one_is_taken() -> None
 
 def test_without_a_checkpoint_and_a_model_that_brings_one_the_user_must_name_one() -> None:
     host = PluginHost.load([], {})
-    with pytest.raises(ConfigError, match="model=auto needs model.checkpoint=FOLDER, a hub id, or a model's name"):
+    with pytest.raises(ConfigError, match=r"model=auto needs model.checkpoint=FOLDER, a hub id, or a model's name"):
         validate({}, host)
 
 
 def test_a_random_shape_says_its_architecture_itself() -> None:
     shape = {"architectures": ["BirdForCausalLM"]}
-    assert chosen("", model_plugin("bird", "BirdForCausalLM"), weights="random", random_shape=shape).model.name == "bird"
+    assert (
+        chosen("", model_plugin("bird", "BirdForCausalLM"), weights="random", random_shape=shape).model.name == "bird"
+    )
 
 
 @pytest.mark.parametrize("claims", [["BirdForCausalLM"], ("",), (3,)])
