@@ -20,6 +20,7 @@ from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Ranks, Runti
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.plugins.models.transformers_attention import PROBED, SERVED, LayerAttention, Mask, attach
 from hookline.plugins.models.transformers_config import STATES, refuse
+from hookline.plugins.models.transformers_experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers_layers import pin_rope
 
 NUM_TOKENS = 300
@@ -83,7 +84,7 @@ def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
         refuse(config.model_type, "code that comes with a checkpoint is never run")
     try:
         with torch.device("meta"):
-            config._attn_implementation = SERVED
+            config._attn_implementation, config._experts_implementation = SERVED, SERVED_EXPERTS
             model: Any = model_class(config).eval()
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (SERVED,):

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -14,6 +16,8 @@ from hookline.core.errors import ConfigError
 from hookline.core.testing.model_driver import ModelDriver
 from hookline.plugins.models.transformers_layers import is_plain_rms_norm
 from hookline.plugins.models.transformers_model import TransformersModel
+from tests.fuzzing import examples
+from tests.plugins.test_hostile_configs import CHANGES, CONFIG
 from tests.transformers_cases import CASES, SIZES
 
 
@@ -77,6 +81,20 @@ def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: st
 )
 def test_a_config_that_cannot_be_read_is_refused(change: dict[str, Any], reason: str) -> None:
     assert reason in refusal({**config_of("llama"), **change})
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(30), deadline=None)
+@given(model_type=st.sampled_from(["qwen3", "phi3", "gpt_neox", "gemma2"]), changes=CHANGES)
+def test_any_config_is_read_or_refused_in_one_line(model_type: str, changes: dict[str, Any]) -> None:
+    config = {key: value for key, value in {**CONFIG, **changes}.items() if key not in ("model_type", "architectures")}
+    try:
+        spec = TransformersModel.spec({**config, "model_type": model_type})
+    except ConfigError as error:
+        line = " ".join(str(error).split())
+        assert 0 < len(line) < 1500 and "Traceback" not in line
+        return
+    assert spec.num_layers >= 1 and spec.max_position >= 1 and spec.num_heads % spec.num_kv_heads == 0
 
 
 def test_without_a_tensor_parallel_plan_there_is_one_rank() -> None:
