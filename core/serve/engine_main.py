@@ -60,6 +60,7 @@ def facts_of(llm: LLM) -> Facts:
         vocab_size=limits.vocab_size,
         generation_defaults=dict(limits.sampling_defaults),
         created_s=int(time.time()),
+        model=llm.config.model.name,
     )
 
 
