@@ -36,6 +36,7 @@ class Case:
 
 
 CASES = {
+    "llama": Case("llama"),
     "phi3": Case("phi3"),
     "gpt2": Case("gpt2", {"n_positions": 256}, has_plan=False),
     "opt": Case("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}, has_plan=False),
@@ -53,8 +54,15 @@ CASES = {
     "biogpt": Case("biogpt", has_plan=False),
     "smollm3": Case("smollm3", {"no_rope_layers": [1, 0]}),
     "ernie4_5": Case("ernie4_5", {"head_dim": 8}),
-    "mixtral": Case("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, has_plan=False),
-    "qwen2_moe": Case("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 24}, has_plan=False),
+    "mixtral": Case("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": Case("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 24}),
+    "olmoe": Case("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": Case("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}),
+    "gpt_oss": Case(
+        "gpt_oss",
+        {"head_dim": 8, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
+        has_plan=False,
+    ),
     "longrope": Case(
         "phi3",
         {
@@ -78,12 +86,12 @@ CASES = {
     ),
     "cohere2": Case("cohere2", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
 }  # fmt: skip
-WINDOWED = ("mistral", "gemma2", "cohere2")
+WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss")
 """Cases with sliding windows."""
-FEW = ("phi3", "gpt2", "opt", "cohere", "granite", "gpt_neox", "glm4", "mixtral", "gemma2")
+FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2")
 """Cases that every run tests; the others are nightly."""
-FEW_AT_TP_2 = ("phi3", "gpt_neox")
-"""The same for two processes."""
+FEW_AT_TP_2 = ("phi3",)
+"""The same for two processes, which take seconds to start."""
 
 
 def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) -> Any:

@@ -62,6 +62,7 @@ def facts_of(llm: LLM) -> Facts:
         created_s=int(time.time()),
         scored_by=limits.poolers.defaults.scored_by,
         no_embeddings=limits.poolers.defaults.refusal,
+        model=llm.config.model.name,
     )
 
 

@@ -170,13 +170,14 @@ def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:
     """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
     from pathlib import Path
 
-    from hookline.core.assembly.auto_model import with_model
-    from hookline.core.config.settings import validate
+    from hookline.core.config.settings import option_with, validate
     from hookline.core.plugin.host import PluginHost
     from hookline.core.tokenizer.codec import Codec
 
     host = PluginHost.load()
-    option = with_model(validate({key: tree[key] for key in tree if key != "observers"}, host), host).model
+    option = validate({key: tree[key] for key in tree if key != "observers"}, host).model
+    if option.entry is None:  # model=auto, which the engine's process has decided
+        option = option_with(host.choose("model", facts.model), option.config)
     source = None
     if facts.folder is None and option.entry is not None:
         model_class = option.entry.load()

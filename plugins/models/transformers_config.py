@@ -21,6 +21,7 @@ MODEL = "model=transformers"
 """What messages call this option."""
 SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size": 2**24, "vocab_size": 2**24}
 """Sizes that a config.json must state, with the largest that is believed."""
+STATES = "its layers keep states, of which nothing is known here"
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """What a config may ask of a forward, and none of ours needs."""
 
@@ -40,12 +41,16 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
         values.refuse("trust_remote_code", "transformers' own models; code that comes with a checkpoint is never run")
     if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
         values.refuse("model_type", "models that transformers has as a causal language model")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
     named = values.texts("architectures")
     if named and model_class.__name__ not in named:
         values.refuse("architectures", model_class.__name__)
+    if hf_config.get("text_config"):
+        refuse(config_class.model_type, "it is made of several models (text_config), and only a decoder is served")
+    if getattr(model_class, "_is_stateful", False):
+        refuse(config_class.model_type, STATES)
     for key, limit in SIZES.items():
         stated = key if key in hf_config else config_class.attribute_map.get(key, key)
         values.size(stated, limit=limit)
@@ -57,13 +62,15 @@ def max_position(config: PreTrainedConfig) -> int:
 
     Raises: ConfigError if the config does not say it.
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        refuse(
-            config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive whole number"
-        )
-    originals = [one.get("original_max_position_embeddings") for one in rope_settings(config) if is_longrope(one)]
-    return min([limit, *(one or getattr(config, "original_max_position_embeddings", limit) for one in originals)])
+    limits: list[Any] = [getattr(config, "max_position_embeddings", None)]
+    for settings in filter(is_longrope, rope_settings(config)):
+        original = getattr(config, "original_max_position_embeddings", limits[0])
+        limits.append(settings.get("original_max_position_embeddings") or original)
+    for limit in limits:
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive number")
+    shortest: int = min(limits)
+    return shortest
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ class ServedLinear(nn.Module):
         if self.sums:
             self.columns = rank_part(ins, runtime, f"the input features of {name}")
         self.weight = _matrix(runtime, self.rows.size, self.columns.size)
-        self.bias = None if linear.bias is None else marked(empty_parameter(runtime, self.rows.size))
+        self.bias = marked(empty_parameter(runtime, self.rows.size)) if _has_bias(linear) else None
         self._added = None if self.sums and runtime.ranks.rank else self.bias
 
     def forward(self, x_1TD: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class ServedHead(nn.Module):
         else:
             self.weight = marked(empty_parameter(runtime, num_rows, linear.in_features))
             self.weight[self.part.size :].zero_()
-        self.bias = None if linear.bias is None else marked(empty_parameter(runtime, num_rows).zero_())
+        self.bias = marked(empty_parameter(runtime, num_rows).zero_()) if _has_bias(linear) else None
 
     def forward(self, hidden_1ND: Tensor) -> Tensor:
         """Logits of this rank's tokens; what those of the padding are means nothing."""
@@ -153,7 +154,7 @@ def use_kernel_norms(model: nn.Module, runtime: Runtime) -> None:
         if kind.__name__.endswith("RMSNorm") and _eps(module) is not None:
             is_plain[kind] = is_plain[kind] if kind in is_plain else is_plain_rms_norm(module)
             if is_plain[kind]:
-                module.forward = _kernel_norm(module, runtime)  # type: ignore[method-assign]
+                module.forward = _kernel_norm(module, runtime)
 
 
 def is_plain_rms_norm(module: nn.Module) -> bool:
@@ -181,6 +182,7 @@ def pin_rope(model: nn.Module) -> None:
     transformers computes "dynamic" and "longrope" ones anew by the longest sequence of a step, which waits for the
     device, and would make a request's result depend on the others.
     """
+    module: Any
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
@@ -203,6 +205,10 @@ def _kernel_norm(module: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tens
         return kernels.rms_norm(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, eps).view(x.shape)
 
     return forward
+
+
+def _has_bias(linear: nn.Linear) -> bool:
+    return linear._parameters["bias"] is not None
 
 
 def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:

@@ -20,6 +20,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, SlidingWindow, WeightTarget
 from hookline.plugins.models.transformers_attention import PagedAttention, attach
 from hookline.plugins.models.transformers_config import max_position, read_config, refuse
+from hookline.plugins.models.transformers_experts import (
+    DOWN,
+    PACKED,
+    SUMMED,
+    ServedExperts,
+    attach_experts,
+    rank_shape,
+)
 from hookline.plugins.models.transformers_layers import (
     LINEAR_STYLES,
     REPLICATED,
@@ -29,6 +37,7 @@ from hookline.plugins.models.transformers_layers import (
     marked,
     padded_embedding,
     pin_rope,
+    rank_part,
     use_kernel_norms,
 )
 from hookline.plugins.models.transformers_probe import Facts, check_ranks, meta_model, probe, split
@@ -53,6 +62,7 @@ class TransformersModel:
         use_kernel_norms(self.decoder, runtime)
         self.attention = PagedAttention(facts.layers, runtime.ranks)
         attach(self.decoder, self.attention)
+        attach_experts(self.decoder, ServedExperts(runtime, sums=SUMMED in plan.styles.values()))
         self.model = model
         self.num_columns = head.part.size
 
@@ -106,8 +116,9 @@ class TransformersModel:
 @lru_cache(maxsize=8)
 def _read(hf_config: str) -> tuple[PreTrainedConfig, type[PreTrainedModel], Facts]:
     config, model_class = read_config(json.loads(hf_config))
+    facts = probe(config, model_class)
     max_position(config)
-    return config, model_class, probe(config, model_class)
+    return config, model_class, facts
 
 
 def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
@@ -128,7 +139,8 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
 
 def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[str, WeightTarget], ServedHead]:
     """Put our linears and our head into their places; returns where their tensors and the embedding's go."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    untyped: Any = model
+    head, embedding = untyped.get_output_embeddings(), untyped.get_input_embeddings()
     names = {module: name for name, module in model.named_modules()}
     is_tied = head.weight is embedding.weight
     targets = {f"{names[embedding]}.weight": WeightTarget.whole(padded_embedding(embedding, runtime))}
@@ -143,7 +155,7 @@ def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[
             linear = ServedLinear(name, module, style, plan, runtime)
             model.set_submodule(name, linear)
             targets |= linear.targets()
-        elif style not in (None, *REPLICATED) and module is not embedding:
+        elif style not in (None, *REPLICATED, SUMMED) and module is not embedding:
             _refuse_style(model, name, style)
     return targets, served_head
 
@@ -157,18 +169,23 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
             name = f"{module_name}.{key}"
             if value is None or not value.is_meta:
                 continue
-            if plan.style(name) not in (None, *REPLICATED):
-                _refuse_style(model, name, plan.style(name))
+            style, shape, part = plan.style(name), value.shape, None
+            if style in (PACKED, DOWN) and plan.style(module_name) == SUMMED:
+                features = shape[1] // 2 if style == PACKED else shape[-1]
+                part = rank_part(features, runtime, f"the features of the experts of {module_name}")
+                shape = rank_shape(shape, style, part.size)
+            elif style not in (None, *REPLICATED):
+                _refuse_style(model, name, style)
             is_parameter = key in module._parameters
             dtype = runtime.dtype if is_parameter and not _stays_float32(model, name) else value.dtype
-            memory = torch.empty(value.shape, dtype=dtype, device=runtime.device)
+            memory = torch.empty(shape, dtype=dtype, device=runtime.device)
             if is_parameter:
                 module._parameters[key] = nn.Parameter(marked(memory), requires_grad=False)
             else:
                 module._buffers[key] = memory
             if is_parameter or key not in module._non_persistent_buffers_set:
-                targets |= parameter_targets(names, name, memory)
-    model.initialize_weights()
+                targets |= parameter_targets(names, name, memory, part, 0 if style == PACKED else 1)
+    model.initialize_weights()  # type: ignore[no-untyped-call]
     pin_rope(model)
     return targets
 

@@ -19,7 +19,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Ranks, Runtime
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.plugins.models.transformers_attention import PROBED, SERVED, LayerAttention, Mask, attach
-from hookline.plugins.models.transformers_config import refuse
+from hookline.plugins.models.transformers_config import STATES, refuse
+from hookline.plugins.models.transformers_experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers_layers import pin_rope
 
 NUM_TOKENS = 300
@@ -72,7 +73,7 @@ class GivenOutput:
             raise AttributeError(name)
 
 
-def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
     """The causal model without memory for its parameters, which are float32.
 
     Not by transformers' own way: that sets torch's default dtype, which all threads of a process share.
@@ -83,15 +84,16 @@ def meta_model(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> 
         refuse(config.model_type, "code that comes with a checkpoint is never run")
     try:
         with torch.device("meta"):
-            config._attn_implementation = SERVED
-            model = model_class(config)
+            config._attn_implementation, config._experts_implementation = SERVED, SERVED_EXPERTS
+            model: Any = model_class(config).eval()
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (SERVED,):
             refuse(config.model_type, NO_INTERFACE)
         refuse(config.model_type, f"transformers cannot build it: {one_short_line(error)}")
     if not isinstance(model.get_output_embeddings(), nn.Linear) or model.base_model is model:
         refuse(config.model_type, "it has no decoder with an output head")
-    return model.eval()
+    built: PreTrainedModel = model
+    return built
 
 
 def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
@@ -105,6 +107,7 @@ def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pre
 def split(model: PreTrainedModel) -> tuple[nn.Module, GivenHidden]:
     """Take the decoder out of its causal model, and put what stands for it in its place."""
     decoder, given = model.base_model, GivenHidden()
+    module: Any
     for module in decoder.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):  # it would ask the device for token ids
             module.warn_if_padding_and_no_attention_mask = lambda *_: None
@@ -120,8 +123,8 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     model = _probed(config, model_class)
     decoder, given = split(model)
     pin_rope(decoder)
-    if getattr(model, "_is_stateful", False) or any(isinstance(one, nn.Conv1d) for one in decoder.modules()):
-        refuse(config.model_type, "its layers keep states, of which nothing is known here")
+    if any(isinstance(one, nn.Conv1d) for one in decoder.modules()):
+        refuse(config.model_type, STATES)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need")
     seen = _Seen(config.model_type)
@@ -144,7 +147,7 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
 
 
 def check_ranks(
-    run: Callable[[PreTrainedModel, Runtime], None], config: PreTrainedConfig, model_class: Any, ranks: Ranks
+    run: Callable[[PreTrainedModel, Runtime], Any], config: PreTrainedConfig, model_class: Any, ranks: Ranks
 ) -> None:
     """Run this rank's part of the model once without data: whether what its plan shards fits together.
 

@@ -1,7 +1,7 @@
 """Names of a checkpoint's tensors and of a transformers model's parameters, which need not be the same.
 
 transformers renames some tensors when it loads a checkpoint, and merges the matrices of single experts; its own tables
-say which. Renamings are followed, merged experts are filled range by range, any other change of form is refused by name.
+say which. Renamings are followed, merged experts are filled range by range; other changes of form are refused by name.
 Legend: X experts.
 """
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
-from hookline.core.contracts import WeightTarget
+from hookline.core.contracts import Part, WeightTarget
 from hookline.plugins.models.transformers_config import refuse
 
 MERGED = ["MergeModulelist"]
@@ -32,7 +32,7 @@ class StoredNames:
     def __init__(self, model: PreTrainedModel) -> None:
         changes = get_model_conversion_mapping(model)
         self.converters = [one for one in changes if isinstance(one, WeightConverter)]
-        self.renamings = [one for one in changes if not isinstance(one, WeightConverter)]
+        self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
         self.prefix, self.model_type = f"{model.base_model_prefix}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in (*ignored, *_NEVER_NEEDED)))
@@ -55,12 +55,18 @@ class StoredNames:
         return None
 
 
-def parameter_targets(names: StoredNames, name: str, parameter: Tensor) -> dict[str, WeightTarget]:
+def parameter_targets(
+    names: StoredNames, name: str, parameter: Tensor, part: Part | None = None, dim: int = 0
+) -> dict[str, WeightTarget]:
     """Where the tensors go that a parameter, or a buffer, is made of: itself whole, or the matrices of experts.
+
+    part, dim: of each matrix of an expert, what this rank has; None for all.
 
     Raises: ConfigError if transformers changes its form in a way that is not known here.
     """
     found = names.converter(name)
+    if found is None and part is not None:
+        refuse(names.model_type, f"its checkpoints hold {name} as one tensor, which is not shared out here; take tp=1")
     if found is None:
         return {name: WeightTarget.whole(parameter, init=_init(name, parameter))}
     (converter, stem), operations = found, [type(one).__name__ for one in found[0].operations]
@@ -70,7 +76,8 @@ def parameter_targets(names: StoredNames, name: str, parameter: Tensor) -> dict[
     targets = {}
     for index, matrices in enumerate(parameter):
         for source, matrix in zip(sources, matrices.chunk(len(sources)), strict=True):
-            targets[stem + source.replace("*", str(index))] = WeightTarget.whole(matrix)
+            target = WeightTarget.whole(matrix) if part is None else WeightTarget.shard(matrix, dim, part)
+            targets[stem + source.replace("*", str(index))] = target
     return targets
 
 

@@ -51,6 +51,7 @@ class TestLlama(TransformersSuite):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 class TestPhi3(TransformersSuite):
     """Fused projections, which every rank gathers; the vocabulary is not a multiple of the ranks."""
 

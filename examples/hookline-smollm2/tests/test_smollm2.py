@@ -30,9 +30,7 @@ def test_it_answers_a_question(llm: LLM) -> None:
     assert output.finish_reason.value == "stop"
 
 
-def test_model_auto_takes_the_plugin_that_opens_the_wheels_file(
-    llm: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_model_auto_takes_the_plugin_that_opens_the_wheels_file(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     reference = SmolLM2Config().checkpoint
     params = SamplingParams(temperature=0.0, max_tokens=32)
     with (
