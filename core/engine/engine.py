@@ -402,7 +402,8 @@ class Engine:
             num_context_tokens = self._context_tokens(plan)
             if not len(dispatched.step.masked_draws):
                 self.dispatcher.expect(dispatched.sampled)
-                self.dispatcher.finish_pooled(dispatched.pooled)
+                if dispatched.pooled:
+                    self.dispatcher.finish_pooled(dispatched.pooled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
@@ -425,7 +426,8 @@ class Engine:
             self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
             self.executor.release(launched.handle, len(ids))
             self.dispatcher.expect(self.queue.table.still_there(sampled))
-            self.dispatcher.finish_pooled(launched.dispatched.pooled)
+            if launched.dispatched.pooled:
+                self.dispatcher.finish_pooled(launched.dispatched.pooled)
         faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
         outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
         self._notify_ends(outputs)
