@@ -248,3 +248,16 @@ def test_an_embedding_checkpoint_scores_by_the_cosine(tmp_path, bundled):
     cosines = [query @ one / np.linalg.norm(query) / np.linalg.norm(one) for one in others]
     assert scores == pytest.approx(cosines, abs=1e-5)
     assert scores[1] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_pooler_that_fails_ends_its_requests_alone(tp, checkpoint):
+    with LLM(str(checkpoint[0]), device="cpu", tp=tp, engine=dict(max_num_seqs=8, max_num_batched_tokens=64)) as llm:
+        stream = llm.stream(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+        first = next(stream)
+        failed, vector = llm.embed(PROMPTS[:2], [PoolingParams(task="classify"), WISHES["mean"]])
+        deltas = [first, *stream]
+    assert "class_logits" in failed.error and "does not have score.weight" in failed.error
+    assert largest_difference([vector], [expected_vector(checkpoint[1], PROMPTS[1], WISHES["mean"])]) <= MAX_DIFFERENCE
+    assert [len(delta.output.token_ids) for delta in deltas if delta.output is not None] == [12, 12]

@@ -180,6 +180,7 @@ PRINTED = {
     '["import"]': "length",
     "StructuredOutputs(regex": "-",
     "[delta.text async": "[[",
+    "PoolingParams(dimensions=64)": "(64,) cosine 0.",
 }
 """What names a snippet of the library -> something it prints."""
 

@@ -26,6 +26,7 @@ KINDS = (
     "sampler",
     "processor",
     "grammar",
+    "pooler",
     "scheduler",
     "observer",
     "parser",
@@ -46,12 +47,13 @@ SUITES = {
     "SamplerSuite": ("sampler_suite.py",),
     "ProcessorSuite": ("processor_suite.py",),
     "GrammarSuite": ("grammar_suite.py",),
+    "PoolerSuite": ("pooler_suite.py",),
     "KernelsSuite": ("kernels_suite.py", "attention_cases.py"),
     "ModelSuite": ("model_suite.py",),
     "ParserSuite": ("parser_suite.py",),
 }
 """Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
-OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs")
+OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs", "expected")
 """Methods of suites that an author writes or may write."""
 
 

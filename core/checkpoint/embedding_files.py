@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hookline.core.checkpoint.headless import is_classifier
@@ -41,11 +41,10 @@ def _read(folder: Path) -> tuple[str, bool]:
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if others or kinds.count("Pooling") != 1:
         raise ValueError(f"its modules are {shown(kinds)}; Transformer, Pooling and Normalize can be computed")
-    inside = str(modules[kinds.index("Pooling")].get("path", ""))
-    path = folder / inside / "config.json"
-    if not path.resolve().is_relative_to(folder.resolve()) and ".." in Path(inside).parts:
-        raise ValueError(f"its path {shown(inside)} leads out of the folder")
-    return _mode(_json(path)), "Normalize" in kinds
+    inside = PurePosixPath(str(modules[kinds.index("Pooling")].get("path", "")))
+    if inside.is_absolute() or ".." in inside.parts:
+        raise ValueError(f"its path {shown(str(inside))} leads out of the folder")
+    return _mode(_json(folder / inside / "config.json")), "Normalize" in kinds
 
 
 def _mode(config: Any) -> str:

@@ -429,7 +429,8 @@ class Engine:
             num_context_tokens = self._context_tokens(plan)
             if not len(dispatched.step.masked_draws):
                 self.dispatcher.expect(dispatched.sampled)
-                self.dispatcher.finish_pooled(dispatched.pooled)
+                if dispatched.pooled:
+                    self.dispatcher.finish_pooled(dispatched.pooled)
         return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
@@ -452,7 +453,8 @@ class Engine:
             self.structured_output.fill(constraints, self.executor.mask_rows(len(requests)))
             self.executor.release(launched.handle, len(requests))
             self.dispatcher.expect(self.queue.table.still_there(sampled))
-            self.dispatcher.finish_pooled(launched.dispatched.pooled)
+            if launched.dispatched.pooled:
+                self.dispatcher.finish_pooled(launched.dispatched.pooled)
         launched.host_s["launch"] += self.watch.seconds.pop("release")
 
     def _end_faulty(self, launched: _InFlight) -> list[RequestOutput]:

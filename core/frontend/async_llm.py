@@ -18,7 +18,8 @@ from hookline.core.frontend.async_pooling import AsyncPoolingCalls
 from hookline.core.frontend.delta_queue import DeltaQueue
 from hookline.core.frontend.engine_thread import EngineThread
 from hookline.core.frontend.llm import LLM
-from hookline.core.outputs import Delta, RequestOutput, merge_completions
+from hookline.core.frontend.request_stream import RequestStream
+from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, snapshot, with_word_ids
@@ -27,56 +28,6 @@ from hookline.core.tokenizer.duration import takes_long
 TOKENIZER_THREADS = 4
 """Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
 is done: the order of a caller's long prompts is not kept."""
-
-
-class RequestStream:
-    """The Deltas of one prompt's completions, as an async iterator; ends behind the last Delta of the last one.
-
-    Closing or dropping it, or cancelling who waits for it, ends its requests.
-    """
-
-    def __init__(self, thread: EngineThread, deltas: DeltaQueue, num_completions: int) -> None:
-        self._thread, self._deltas = thread, deltas
-        self._num_open = num_completions
-
-    @property
-    def is_open(self) -> bool:
-        """Whether Deltas may still come."""
-        return self._num_open > 0
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if not self._num_open:
-            raise StopAsyncIteration
-        try:
-            delta = await self._deltas.get()
-        except BaseException:
-            self._cancel()
-            raise
-        self._num_open -= delta.output is not None
-        return delta
-
-    async def aclose(self) -> None:
-        """End the requests; a second call does nothing."""
-        self._cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cancel()
-
-    def __del__(self) -> None:
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if self._num_open:
-            self._num_open = 0
-            self._thread.cancel(self._deltas)
 
 
 class AsyncLLM(AsyncPoolingCalls):

@@ -23,8 +23,8 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
 if TYPE_CHECKING:
-    from hookline.core.frontend.async_llm import RequestStream
     from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.request_stream import RequestStream
 
 
 class AsyncPoolingCalls:

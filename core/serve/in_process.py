@@ -11,8 +11,9 @@ from hookline.core.errors import EngineError, QueueFullError
 from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
 
 if TYPE_CHECKING:
-    from hookline.core.frontend.async_llm import AsyncLLM, RequestStream
+    from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.request_stream import RequestStream
     from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.serve.settings import ServeConfig

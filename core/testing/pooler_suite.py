@@ -44,7 +44,7 @@ class PoolerSuite:
         """float32, one row for each prompt; an embedding has as many numbers as a hidden state."""
         pooler, prompts = self._made(), self._prompts()
         check(pooler.task in TASKS, f"its task is {pooler.task!r} and must be one of {', '.join(TASKS)}")
-        vectors_BF = self._pooled(pooler, prompts)
+        vectors_BF: Any = self._pooled(pooler, prompts)
         width = vectors_BF.shape[1] if isinstance(vectors_BF, Tensor) and vectors_BF.ndim == 2 else 0
         width = {"embed": self.hidden_size, "score": 1}.get(pooler.task, width)
         check_form("what finish returns", vectors_BF, (len(prompts), width), torch.float32)
