@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hookline.core.util.arrays import VectorArray
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class RequestOutput:
     unless asked for.
     tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: of a request
     that was refused, why in a word: RequestError.reason.
+    vector: of a request that was pooled, (F,) float32; it has no token_ids, and finish_reason "stop".
     """
 
     request_id: int
@@ -105,11 +110,17 @@ class RequestOutput:
     priority: int = 0
     deadline_s: float | None = None
     refusal: str | None = None
+    vector: VectorArray | None = None
 
     @property
     def completions(self) -> list[RequestOutput]:
         """All completions of the prompt, this one first."""
         return [self, *self.others]
+
+    @property
+    def score(self) -> float | None:
+        """The number of a vector that has one alone, as LLM.score gives it."""
+        return None if self.vector is None or len(self.vector) != 1 else float(self.vector[0])
 
     @property
     def usage(self) -> Usage:

@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.frontend.llm import LLM
     from hookline.core.outputs import Delta, FinishReason, RequestOutput
+    from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.structured_outputs import StructuredOutputs
 
@@ -16,6 +17,7 @@ _HOME = {
     "LLM": "frontend.llm",
     "Delta": "outputs",
     "FinishReason": "outputs",
+    "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
     "StructuredOutputs": "structured_outputs",
@@ -25,6 +27,7 @@ __all__ = [
     "AsyncLLM",
     "Delta",
     "FinishReason",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",

@@ -6,14 +6,18 @@ The only place that puts all four kinds together. What does not fit was refused 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.cpu_threads import num_cpu_threads
+from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
+from hookline.core.checkpoint.headless import why_no_generation
 from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries
 from hookline.core.contracts import Limits
@@ -28,11 +32,14 @@ from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import choose_grammars
 from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.plugin.registry import Entry
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.arrays import no_ints
+from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -44,6 +51,8 @@ class Built:
 
     engine: Engine
     resolved: ResolvedConfig
+    phases: StartPhases
+    """What the start took so far."""
 
 
 def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) -> Built:
@@ -51,29 +60,38 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
+    phases = StartPhases("imports and configuration" if is_command else None)
+    config = with_model(config, host)
     with Blaming(chosen_entries(config, host), "while starting"):
-        observers = Observers(host.manager, make_observers(config.observers))
-        resolved = resolve(config, host)
-        processing = Processing.of(host.registry, resolved.facts)
+        with phases.part("checkpoint and choice"):
+            observers = Observers(host.manager, make_observers(config.observers))
+            resolved = resolve(config, host)
+        processing = Processing.of(host.registry, resolved.facts, config.processors)
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
-        executor = build_executor(resolved, processing)
+        poolers = make_poolers(resolved, host.registry)
+        executor = build_executor(resolved, processing, phases, poolers.entries)
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
         try:
             structured_output = make_structured_output(resolved, host)
-            return Built(assemble(resolved, observers, executor, processing, structured_output), resolved)
+            engine = assemble(resolved, observers, executor, processing, structured_output, poolers)
+            return Built(engine, resolved, phases)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
 
 
-def build_executor(resolved: ResolvedConfig, processing: Processing) -> SizedExecutor:
+def build_executor(
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
+) -> SizedExecutor:
     """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
-    if resolved.ranks.size == 1:
-        return build_worker(resolved, processing)
-    return start_ranks(resolved, processing)
+    start = build_worker if resolved.ranks.size == 1 else start_ranks
+    return start(resolved, processing, phases, poolers)
 
 
 def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
@@ -91,15 +109,17 @@ def assemble(
     executor: SizedExecutor,
     processing: Processing,
     structured_output: StructuredOutput | None = None,
+    poolers: Poolers | None = None,
 ) -> Engine:
     """The engine around its executor."""
-    attention, config = resolved.attention, resolved.config
+    attention, config, groups = resolved.attention, resolved.config, resolved.groups
     plan = Limits(
         max_num_seqs=attention.max_num_seqs,
         max_num_batched_tokens=attention.max_num_batched_tokens,
         max_model_len=attention.max_model_len,
         block_size=attention.block_size,
         num_blocks=executor.num_blocks,
+        max_blocks_per_token=groups.num_groups,
     )
     timeout_s, vocab_size = config.engine.stall_timeout_s, resolved.spec.vocab_size
     eos = frozenset(one for one in resolved.checkpoint.eos_token_ids if one < vocab_size)  # others are never sampled
@@ -114,15 +134,22 @@ def assemble(
         max_queued_tokens=config.engine.max_queued_tokens,
         tag_keys=config.engine.tag_keys,
         processing=processing,
+        poolers=Poolers() if poolers is None else poolers,
+        no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
+        num_cache_tokens=groups.longest(
+            plan.num_blocks, plan.block_size, plan.max_num_batched_tokens, plan.max_model_len
+        ),
     )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
+    if config.engine.prefix_caching and not resolved.caches_prefixes:
+        logger.info("prefixes are not cached: layers of this model keep a state of all tokens before")
     scheduler = chosen(config.scheduler)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
-        BlockPool(plan.num_blocks, plan.block_size, caching=config.engine.prefix_caching),
+        BlockPool(plan.num_blocks, plan.block_size, caching=resolved.caches_prefixes),
         limits,
         policy=scheduler.name,
         origin=str(scheduler.origin),
@@ -131,28 +158,36 @@ def assemble(
         shares_prefixes=resolved.shares_prefixes,
         job_folder=job_folder(),
         structured_output=structured_output,
+        groups=groups,
     )
 
 
-def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocExecutor:
+def start_ranks(
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
+) -> MultiprocExecutor:
     """Start the further ranks, build our own worker beside them, and wait until all are ready.
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    engine = resolved.config.engine
+    engine, phases = resolved.config.engine, phases or StartPhases()
     links = RankLinks(resolved.ranks.size, MAIN, task_of(resolved), timeouts(engine, resolved.device))
     built: Worker | LocalRanks = resolved.ranks
     monitor = links.monitor
     try:
-        monitor.wait_until_all("here")
-        links.send(no_ints())  # each child waits for it before it joins the group
-        built = ranks = connect(
-            behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
-        )
+        with phases.part("further ranks"):
+            monitor.wait_until_all("here")
+            links.send(no_ints())  # each child waits for it before it joins the group
+            built = ranks = connect(
+                behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
+            )
         monitor.release = ranks.abort
         with monitor.interrupter.region():
-            built = worker = build_worker(replace(resolved, ranks=ranks), processing)
-        monitor.wait_until_all("ready")
+            built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases, poolers)
+        with phases.part("further ranks"):
+            monitor.wait_until_all("ready")
     except BaseException as error:
         if isinstance(error, RankError | Interrupted):
             error = monitor.verdict(error)

@@ -52,6 +52,7 @@ def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], Non
     from hookline.core.plugin.blame import Blaming
     from hookline.core.plugin.host import PluginHost
     from hookline.core.requests.logits_processing import Processing
+    from hookline.core.requests.pooling import pooler_entries
 
     host = PluginHost.load()
     host.check_same(task["plugins"], f"rank {task['rank']}")
@@ -60,4 +61,5 @@ def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], Non
         resolved = resolve(config, host, task["rank"])
         meet()
         ranks = connect(behind_secret(join(task["port"]), task["secret"]), resolved.ranks, resolved.device, heartbeat)
-        return build_worker(replace(resolved, ranks=ranks), Processing.of(host.registry, resolved.facts))
+        processing = Processing.of(host.registry, resolved.facts, config.processors)
+        return build_worker(replace(resolved, ranks=ranks), processing, poolers=pooler_entries(host.registry))

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from hookline.core.errors import ConfigError, shown
 from hookline.core.util.json_lines import json_object
 
-PATHS = ("/v1/chat/completions", "/v1/completions")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """Endpoints that a row may name."""
 MAX_LINE_BYTES = 32 * 2**20
 _ID = re.compile(rb'\{"id": "batch_req_(\d{1,12})_([0-9a-f]{8})"')
@@ -88,8 +88,6 @@ def parse(line: Line) -> Row:
         raise RowError("invalid_line", f"custom_id={shown(custom_id)} must be a text that is not empty")
     if values.get("method") != "POST":
         raise RowError("invalid_line", f"method={shown(values.get('method'))} must be POST")
-    if path == "/v1/embeddings":
-        raise RowError("unsupported_url", "url=/v1/embeddings: the model that is loaded makes texts, not embeddings")
     if path not in PATHS:
         raise RowError("unsupported_url", f"url={shown(path)} is not one of {', '.join(PATHS)}")
     if not isinstance(body, dict):

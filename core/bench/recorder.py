@@ -137,6 +137,10 @@ class StepRecorder:
         self._collected = self._launched.popleft()
         return tokens
 
+    def collect_vectors(self, handle: Any) -> Any:
+        """Pass them on."""
+        return self._executor.collect_vectors(handle)
+
     def time_steps(self) -> StepClock:
         """Pass it on."""
         return self._executor.time_steps()

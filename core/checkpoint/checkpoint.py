@@ -16,7 +16,7 @@ from typing import Any
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelConfig
-from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
+from hookline.core.errors import PASSES, CheckpointError, ConfigError, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
 from hookline.core.util.mappings import merge
 
@@ -118,7 +118,9 @@ def load_tokenizer(folder: Path) -> Any:
         return None
     try:
         return _tokenizer_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
+    except PASSES:
+        raise
+    except BaseException as error:  # tokenizers panics with one that is no Exception
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
 
 

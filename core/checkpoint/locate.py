@@ -14,6 +14,7 @@ from hookline.core.errors import CheckpointError
 PACKAGE = "package:"
 """Prefix of a reference to a folder inside a Python package: package:MODULE/FOLDER."""
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_POOLING_FILES = ["*_Pooling/config.json"]
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
@@ -74,7 +75,10 @@ def _download(reference: str) -> Path:
         from huggingface_hub import snapshot_download
 
         # Subfolders hold other formats of the same weights.
-        return Path(snapshot_download(reference, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+        folder = Path(snapshot_download(reference, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+        if (folder / "modules.json").is_file():
+            snapshot_download(reference, allow_patterns=_POOLING_FILES)
+        return folder
     except Exception as error:
         raise CheckpointError(
             f"checkpoint '{reference}' is no local folder, and the Hugging Face hub and its cache do not give it "

@@ -12,6 +12,7 @@ from hookline.core.contracts.cache import (
     RecurrentState,
     SharedCache,
     SlidingWindow,
+    StateRows,
     StateTensor,
 )
 from hookline.core.contracts.exchange import (
@@ -33,6 +34,7 @@ from hookline.core.contracts.kernels import (
     Kernels,
     QKNorm,
     Rope,
+    StepShape,
 )
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
@@ -47,6 +49,7 @@ from hookline.core.contracts.parser import (
     Text,
     ToolCall,
 )
+from hookline.core.contracts.pooler import PooledChunks, Pooler, PoolerModel, PoolerSpec
 from hookline.core.contracts.processor import (
     FromSamplingParams,
     LogitsProcessor,
@@ -73,7 +76,7 @@ from hookline.core.contracts.scheduler import (
     SchedulerView,
     ServedTokens,
 )
-from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, RenamesTensors, WeightTarget
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded
 
@@ -125,6 +128,10 @@ __all__ = [
     "Part",
     "PeerMemory",
     "Plan",
+    "PooledChunks",
+    "Pooler",
+    "PoolerModel",
+    "PoolerSpec",
     "Prefilled",
     "ProcessorSpec",
     "QKNorm",
@@ -133,6 +140,7 @@ __all__ = [
     "RecurrentState",
     "Registrar",
     "RemembersSteps",
+    "RenamesTensors",
     "RequestBegin",
     "RequestFacts",
     "RequestView",
@@ -145,7 +153,9 @@ __all__ = [
     "ServedTokens",
     "SharedCache",
     "SlidingWindow",
+    "StateRows",
     "StateTensor",
+    "StepShape",
     "StepStats",
     "StructuredOutputs",
     "Text",

@@ -87,6 +87,21 @@ class AttentionSpec:
         return float(self.head_dim**-0.5)
 
 
+@dataclass(frozen=True)
+class StepShape:
+    """Sizes of a step, as far as kernels choose by them.
+
+    num_tokens: of prompts, besides one for each decode. context_len: most tokens that a row has in the cache at the end
+    of the step, 0 for the fewest there can be; more prompt tokens than that are of several prompts. is_shared: whether
+    decodes share a prefix, see Batch.shared_lens_B.
+    """
+
+    num_decodes: int = 0
+    num_tokens: int = 0
+    context_len: int = 0
+    is_shared: bool = False
+
+
 class Kernels(Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
@@ -100,7 +115,10 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype.
+
+        A norm's weight, here and below, may be float32 whatever the dtype of x is.
+        """
         ...
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -159,8 +177,15 @@ class Kernels(Protocol):
     # ------------------------------------------------------------------------------------ what a class may leave out
 
     own_row_counts: Sequence[int] = ()
-    """Numbers of rows for which products are compiled by themselves. Each is computed once before the engine starts, so
-    that no request waits for a compiler."""
+    """Numbers of rows of which each may take another kernel than those beside it: products, norms and draws of each are
+    computed once before the engine is ready, so that no request waits for a compiler."""
+
+    @optional
+    def step_shapes(self) -> Sequence[StepShape]:
+        """Steps that between them launch every kernel, in every variant, that attention may take within the limits of
+        the spec; each is computed once before the engine is ready. Core adds some of common sizes by itself.
+        """
+        return ()
 
     @optional
     def qkv_attend(
@@ -205,6 +230,14 @@ class Kernels(Protocol):
             residual_TD.copy_(sum_TD)
 
     @optional
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """gelu(first half) * second half along the last dimension, GELU in its tanh form: (T, 2F) -> (T, F).
+
+        Left out, `core.layers` computes it plainly.
+        """
+        raise AssertionError("left out")
+
+    @optional
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
@@ -224,6 +257,19 @@ class Kernels(Protocol):
         Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
         (X, 2F, D), gate then up; down_XDF (X, D, F).
         Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """Sum over a token's experts of weight * (((u + 1) * g * sigmoid(alpha * g)) @ down.T + down_bias): (T, D).
+
+        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out, `core.layers`
+        computes it plainly. The rest is as for expert_mlp.
+        Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
         """
         raise AssertionError("left out")
 

@@ -76,13 +76,18 @@ class RequestView(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds every plan must keep."""
+    """The bounds every plan must keep.
+
+    max_blocks_per_token: blocks that one more token of a request can take; more than 1 where unlike layers have blocks
+    of their own.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
     num_blocks: int
+    max_blocks_per_token: int = 1
 
 
 class BlockBudget(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from hookline.core.util.arrays import IntArray, float_bits, ints, no_ints
 
 Record = tuple[int, int, IntArray]
 """Row of the request table, processor, values."""
+MaskOfChunks = np.ndarray[Any, np.dtype[np.bool_]]
 Chunk = tuple[Request, int, int]
 """A request, the position of the chunk's first token, and its length."""
 NUM_LOGPROBS = (0, 1, 5, 10, 20)
@@ -154,6 +156,8 @@ class Dispatched:
     num_new_tokens: Sequence[int]
     """Of each chunk, those never computed before."""
     admitted: Sequence[Request]
+    pooled: Sequence[Request] = ()
+    """Those whose vectors it computes, in the order of their chunks."""
 
 
 class StepWriter:
@@ -171,12 +175,16 @@ class StepWriter:
     def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:
         """The step's message, and the requests that it samples for."""
         table, computing, sampled = self.table, decode, decode
+        pooled: Sequence[Request] = ()
         step = Step(decode_rows=table.row_S[decode])
         write_table(step, draft)
         if draft.chunks:
             write_chunks(step, draft.chunks)
             chunked = ints(request.entry for request, _, _ in draft.chunks)
-            step.sampled_chunks = np.flatnonzero(table.can_decode(chunked))
+            is_complete = table.can_decode(chunked)
+            if table.num_pooled:
+                pooled = self.write_pooled(step, draft, is_complete)
+            step.sampled_chunks = np.flatnonzero(is_complete)
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[step.sampled_chunks]])
         self.write_mask(step, sampled)
@@ -185,6 +193,8 @@ class StepWriter:
         self.arguments.write(step, draft.admitted, draft.chunks, table.requests(sampled))
         step.max_context_len = int(table.num_computed_tokens_S[computing].max(initial=0))
         step.all_greedy = bool(table.is_greedy_S[sampled].all())
+        if draft.admitted:
+            self._decoding = no_ints()  # those who come back after a preemption may have another's row
         if self.shares_prefixes and not draft.chunks:
             self.write_shared_prefix(step, decode)
         begun = [request for request in draft.admitted if request.num_preemptions == 0]
@@ -198,7 +208,23 @@ class StepWriter:
             chunks=draft.chunks,
             num_new_tokens=draft.num_new_tokens,
             admitted=draft.admitted,
+            pooled=pooled,
         )
+
+    def write_pooled(self, step: Step, draft: StepDraft, is_complete: MaskOfChunks) -> list[Request]:
+        """Fill in the pooled chunks, and take them out of those that a draw follows; returns whose last one it is."""
+        sections: list[int] = []
+        ending = []
+        for index, (request, start, _) in enumerate(draft.chunks):
+            if request.pooling is None:
+                continue
+            if is_complete[index]:
+                ending.append(request)
+            section = request.pooling.chunk(index, start, ends=bool(is_complete[index]))
+            sections += section or ()
+            is_complete[index] = False
+        step.pooled = ints(sections)
+        return ending
 
     def write_mask(self, step: Step, sampled: IntArray) -> None:
         """Forbid stop tokens to requests that have not reached their min_tokens."""

@@ -12,7 +12,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step, pack, pack_masks
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray, no_ints
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, no_ints
 from hookline.core.util.standard_files import open_missing
 
 FULL_S = 0.01
@@ -52,13 +52,18 @@ class MultiprocExecutor(SizedExecutor):
         """See Executor."""
         return self.worker.num_blocks
 
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work."""
+        return self.worker.late_work
+
     def launch(self, step: Step) -> _Handle:
         """See Executor.
 
         Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
         """
         own = self._together(partial(self.worker.launch, step), pack(step))
-        return _Handle(own, self.links.heartbeat.num_steps if step.processors else 0)
+        return _Handle(own, self.links.heartbeat.num_steps if step.processors or len(step.pooled) else 0)
 
     def _together(self, ours: Callable[[], Any], message: IntArray) -> Any:
         """Send a message to the others and do our own part of what it asks for."""
@@ -108,6 +113,10 @@ class MultiprocExecutor(SizedExecutor):
                 self.links.agree(handle.to_agree_on)
         self.links.monitor.check()
         return tokens
+
+    def collect_vectors(self, handle: _Handle) -> Sequence[VectorArray]:
+        """See Executor; they are the same on every rank."""
+        return self.worker.collect_vectors(handle.own)
 
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
         """See Engine.tell_if_stuck."""

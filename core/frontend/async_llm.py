@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError, QueueFullError, RequestError, one_short_line, shown
+from hookline.core.frontend.async_pooling import AsyncPoolingCalls
 from hookline.core.frontend.delta_queue import DeltaQueue
 from hookline.core.frontend.engine_thread import EngineThread
 from hookline.core.frontend.llm import LLM
@@ -78,7 +79,7 @@ class RequestStream:
             self._thread.cancel(self._deltas)
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncPoolingCalls):
     """An engine that coroutines share; options and errors as for `core.LLM`, which is loaded before this returns.
 
     Its methods are called inside a running event loop; several loops may share it. Close it, or use it with

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hookline.core.errors import QueueFullError, RequestError
 from hookline.core.frontend.output_processor import OutputProcessor
-from hookline.core.outputs import Delta, RequestOutput
+from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt
@@ -58,6 +58,18 @@ class Call:
         finally:
             self._output_processor.forget(self._open)
 
+    def outputs(self, progress: ProgressBar | None = None) -> list[RequestOutput]:
+        """Run, and return one output for each prompt, in their order; the bar is closed afterwards."""
+        found: dict[int, list[RequestOutput]] = {}
+        try:
+            for delta in self.run(progress):
+                if delta.output is not None:
+                    found.setdefault(delta.prompt_index, []).append(delta.output)
+        finally:
+            if progress is not None:
+                progress.close()
+        return [merge_completions(found[index]) for index in sorted(found)]
+
     def _queue(self) -> None:
         """Hand prompts in for as long as the engine's queue has room; the others are our own queue."""
         while self._waiting and self._has_room(self._waiting[0][1][1].n):
@@ -95,6 +107,21 @@ class Call:
         if progress is not None and stats is not None:
             num_finished = sum(delta.output is not None and delta.index == 0 for delta in self._new_deltas)
             progress.update(num_finished, stats.num_prefill_tokens, stats.num_decode_tokens)
+
+
+def infos_each(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The arguments of each prompt; what is a list, and no text, has one each."""
+    each = [_one_each(name, value, count) for name, value in infos.items()]
+    return [dict(zip(infos, values, strict=True)) for values in zip(*each, strict=True)]
+
+
+def _one_each(name: str, value: Any, count: int) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        return [value] * count
+    each = list(value)
+    if len(each) != count:
+        raise RequestError(f"{name} has {len(each)} values for {count} prompts; pass one, or one for each prompt")
+    return each
 
 
 def _refusal(prompt_index: int, output: RequestOutput) -> Delta:

@@ -9,20 +9,21 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, PluginError, RequestError, shown
-from hookline.core.frontend.generation import Call, ProgressBar
+from hookline.core.frontend.generation import Call, ProgressBar, infos_each
 from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.pooling_calls import PoolingCalls
 from hookline.core.frontend.step_guard import StepGuard
-from hookline.core.outputs import Delta, RequestOutput, merge_completions
+from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
@@ -34,13 +35,14 @@ OptionValue = str | Mapping[str, Any] | None
 Tags = Mapping[str, str]
 
 
-class LLM:
+class LLM(PoolingCalls):
     """An engine with a tokenizer: `generate` blocks until every prompt is done, `stream` yields text as it comes.
 
     Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
+    processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
@@ -54,7 +56,9 @@ class LLM:
         sampler: OptionValue = None,
         kernels: OptionValue = None,
         grammars: OptionValue = None,
+        pooler: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
+        processors: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
         seed: int | None = None,
@@ -64,11 +68,12 @@ class LLM:
         host = PluginHost.load()
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
+        options["pooler"] = pooler
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
-        tree["observers"] = observers
-        config = validate({key: value for key, value in tree.items() if value is not None}, host)
+        tree |= {"observers": observers, "processors": processors}
         if checkpoint is not None:
-            config = _with_checkpoint(config, checkpoint)
+            tree["model"] = {**({"name": model} if isinstance(model, str) else model or {}), "checkpoint": checkpoint}
+        config = validate({key: value for key, value in tree.items() if value is not None}, host)
         self._start(config, host)
 
     @classmethod
@@ -79,13 +84,17 @@ class LLM:
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
-        self.config = config
+        self.config = config = with_model(config, host)
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
         built = build_engine(config, host, is_command=is_command)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
-        self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
+        self.captured = {
+            "decodes": built.resolved.uses_graphs,
+            "prompts": built.resolved.captures_prompts,
+            "prompt_tokens": built.resolved.captured_prompt_tokens,
+        }
         checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         self.tokenizer_folder = folder
@@ -100,6 +109,10 @@ class LLM:
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
+        built.phases.end()
+        self.start_phases_s: Mapping[str, float] = built.phases.seconds
+        """Seconds that the parts of the start took, by their names; in a command since the process was started."""
+        logger.info("engine start: %s", built.phases)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
@@ -139,16 +152,7 @@ class LLM:
         with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
         """
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        call = self._call(prompts, params, infos, timeout_s=timeout_s)
-        found: dict[int, list[RequestOutput]] = {}
-        try:
-            for delta in call.run(progress):
-                if delta.output is not None:
-                    found.setdefault(delta.prompt_index, []).append(delta.output)
-        finally:
-            if progress is not None:
-                progress.close()
-        return [merge_completions(found[index]) for index in sorted(found)]
+        return self._call(prompts, params, infos, timeout_s=timeout_s).outputs(progress)
 
     def stream(
         self,
@@ -182,7 +186,7 @@ class LLM:
     ) -> Call:
         wanted = as_prompts(prompts)
         asked = list(zip(wanted, _params_each(params, len(wanted)), strict=True))
-        return Call(self.output_processor, asked, _infos_each(infos, len(wanted)), **options)
+        return Call(self.output_processor, asked, infos_each(infos, len(wanted)), **options)
 
     @property
     def observers(self) -> dict[str, Any]:
@@ -250,20 +254,3 @@ def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count
     return each
 
 
-def _infos_each(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The arguments of each prompt; what is a list, and no text, has one each."""
-    each = [_one_each(name, value, count) for name, value in infos.items()]
-    return [dict(zip(infos, values, strict=True)) for values in zip(*each, strict=True)]
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-        return [value] * count
-    each = list(value)
-    if len(each) != count:
-        raise RequestError(f"{name} has {len(each)} values for {count} prompts; pass one, or one for each prompt")
-    return each
-
-
-def _with_checkpoint(config: Config, checkpoint: str) -> Config:
-    return replace(config, model=replace(config.model, config=replace(config.model.config, checkpoint=checkpoint)))

@@ -170,7 +170,7 @@ class OutputProcessor:
         if entry.reader is not None:
             return entry.reader.finish()
         ids, stop_ids = output.token_ids, self._stop_ids(entry.params)
-        if output.finish_reason is FinishReason.STOP and (stop_ids is None or ids[-1] in stop_ids):
+        if ids and output.finish_reason is FinishReason.STOP and (stop_ids is None or ids[-1] in stop_ids):
             ids = ids[:-1]
         return self.codec.decode(ids, skip_special_tokens=entry.params.skip_special_tokens)
 

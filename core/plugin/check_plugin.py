@@ -23,6 +23,7 @@ from hookline.core.plugin.registry import (
     ENTRY_KINDS,
     GRAMMARS,
     OBSERVER,
+    POOLER,
     PROCESSOR,
     REASONING_PARSER,
     TOOL_PARSER,
@@ -38,6 +39,7 @@ _HOOK_OF_KIND = {
     "sampler": "register_samplers",
     "kernels": "register_kernels",
     GRAMMARS: "register_grammars",
+    POOLER: "register_poolers",
     PROCESSOR: "register_processors",
     OBSERVER: "register_observers",
     REASONING_PARSER: "register_reasoning_parsers",
@@ -141,8 +143,11 @@ class _Collector:
             needs: Needs = Needs(),  # noqa: B008 - frozen
             priority: int = 0,
             replace: bool = False,
+            architectures: tuple[str, ...] = (),
         ) -> None:
-            entry = Entry(kind, name, target, self._origin, config, help, needs, priority)
+            entry = Entry(
+                kind, name, target, self._origin, config, help, needs, priority, architectures, replaces=replace
+            )
             self.wanted.append((kind, str(name)))
             # A fault is remembered, not raised: the names that follow are wanted too, and blamed on this plugin.
             self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)

@@ -14,12 +14,17 @@ import numpy as np
 
 from hookline.core.contracts import Limits, RequestFacts
 from hookline.core.errors import PluginError, PromptTooLongError, QueueFullError, RequestError, shown
+from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.request import Request, TokenArray, Watcher
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams, as_float, derived_seed
+
+NOTHING_DRAWN = SamplingParams(temperature=0.0, max_tokens=1)
+"""The parameters of requests that draw no token."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,21 @@ class EngineLimits:
     """The only tags that requests may have; None allows any."""
     processing: Processing = field(default_factory=Processing)
     """The logits processors that requests can use."""
+    poolers: Poolers = field(default_factory=Poolers)
+    """The poolers that requests can use."""
+    no_generation: str | None = None
+    """Why requests cannot generate tokens, if they cannot: the checkpoint has no head for it."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What SamplingParams leave open, as the checkpoint's generation_config.json says it."""
+
+    num_cache_tokens: int | None = None
+    """Longest sequence that the whole pool can compute; None stands for all tokens of its blocks."""
 
     @property
     def max_len(self) -> int:
         """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
-        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
+        held = self.num_cache_tokens
+        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size if held is None else held)
 
 
 def admit(
@@ -58,15 +71,21 @@ def admit(
     arrival_s: float = 0.0,
     watcher: Watcher | None = None,
     like: Request | None = None,
+    pooling: PoolingParams | None = None,
 ) -> Request:
     """The request of a prompt; its max_tokens end where max_len does.
 
     like: another completion of the same prompt, which differs in its seed alone: what was made of its parameters
     serves this one too.
+    pooling: the request ends with a vector when its prompt is computed; params are not looked at.
     Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
     arguments that no logits processor takes; or if it asks for what only a front does: several completions, or stop
     strings without a watcher that looks for them.
     """
+    if pooling is not None:
+        return _pooled(limits, id, prompt_token_ids, pooling, prompt=prompt, info=info, arrival_s=arrival_s)
+    if limits.no_generation is not None:
+        raise RequestError(limits.no_generation)
     if params.n != 1:
         raise RequestError(f"sampling.n={params.n}: an engine takes one completion a request; use SamplingParams.each")
     if params.stop and watcher is None:
@@ -104,6 +123,15 @@ def admit(
         info=info,
         watcher=watcher,
     )
+
+
+def _pooled(
+    limits: EngineLimits, id: int, prompt_token_ids: Sequence[int], pooling: PoolingParams, **options: Any
+) -> Request:
+    """A request that ends when its prompt is computed. Raises: RequestError as `admit` does."""
+    tokens = _checked_tokens(limits, prompt_token_ids, num_outputs=0)
+    size, prepared = limits.plan.block_size, limits.poolers.prepare(pooling)
+    return Request(id, tokens, NOTHING_DRAWN, max_tokens=0, block_size=size, seed=0, pooling=prepared, **options)
 
 
 def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
@@ -148,11 +176,12 @@ def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> 
         raise QueueFullError("engine.max_queued_tokens", max_tokens, *load)
 
 
-def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> TokenArray:
+def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int], *, num_outputs: int = 1) -> TokenArray:
+    """A prompt that leaves room for so many tokens."""
     if len(prompt_token_ids) == 0:
         raise RequestError("the prompt is empty; at least one token is needed")
-    if len(prompt_token_ids) >= limits.max_len:
-        raise PromptTooLongError(_too_long(limits, len(prompt_token_ids)))
+    if len(prompt_token_ids) > limits.max_len - num_outputs:
+        raise PromptTooLongError(_too_long(limits, len(prompt_token_ids), limits.max_len - num_outputs))
     try:
         tokens = np.asarray(prompt_token_ids)
     except (TypeError, ValueError, OverflowError):
@@ -166,9 +195,9 @@ def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int]) -> To
     return tokens.astype(np.int32)
 
 
-def _too_long(limits: EngineLimits, length: int) -> str:
+def _too_long(limits: EngineLimits, length: int, most: int) -> str:
     plan = limits.plan
-    room = f"a prompt may have at most {limits.max_len - 1} tokens"
+    room = f"a prompt may have at most {most} tokens"
     if limits.max_len == plan.max_model_len:
         return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
     capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"

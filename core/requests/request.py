@@ -18,11 +18,12 @@ from hookline.core.contracts import RequestBegin
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
+from hookline.core.requests.pooling import Pooling
 from hookline.core.requests.scores import Scores
 from hookline.core.requests.structured_output import Constraint
 from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, VectorArray, ints
 
 TokenArray = np.ndarray[Any, np.dtype[np.int32]]
 COUNTS = (
@@ -89,6 +90,7 @@ class Request:
         "fault",
         "first_token_s",
         "followers",
+        "group_blocks",
         "info",
         "match",
         "max_tokens",
@@ -97,6 +99,7 @@ class Request:
         "num_prompt_tokens",
         "params",
         "parent_serial",
+        "pooling",
         "prefix_root",
         "prepared",
         "priority",
@@ -110,6 +113,7 @@ class Request:
         "tags",
         "temperature",
         "tokens",
+        "vector",
         "view",
         "watcher",
     )
@@ -136,7 +140,7 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether its tokens are looked at one by one: by a watcher, by processors that follow them, or by its grammar."""
+    """Whether its tokens are looked at one by one: by a watcher, or by processors that follow them."""
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
     while somebody observes the gaps between tokens."""
@@ -159,6 +163,7 @@ class Request:
         arrival_s: float = 0.0,
         info: RequestInfo = PLAIN,
         watcher: Watcher | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
         self.entry = -1
@@ -182,6 +187,9 @@ class Request:
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
         self.followers = followers
+        self.pooling = pooling
+        """How its prompt is pooled; None if it generates tokens."""
+        self.vector: VectorArray | None = None
         self.fault: str | None = None
         """Why it ends with an error."""
         self.scores: Scores | None = None
@@ -197,13 +205,13 @@ class Request:
         if params.structured_outputs is not None:
             self.constraint = Constraint(params.structured_outputs, stop_ids)
         self.is_constrained = self.constraint is not None
-        self.is_watched = watcher is not None or followers is not None or self.constraint is not None
+        self.is_watched = watcher is not None or followers is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.match: tuple[int, list[int]] = (-1, [])
+        self.match: tuple[int, Any] = (-1, [])
         """(pool version, blocks found): the last prefix look-up, valid while the version stands."""
         self.view = RequestFacade(self)
         self.reset()
@@ -211,6 +219,8 @@ class Request:
     def reset(self) -> None:
         """Forget blocks and progress, as before the first step: on arrival and when preempted."""
         self.blocks: list[int] = []
+        self.group_blocks: list[list[int]] = []
+        """Those of each group of layers, if there are several or one with a window; `blocks` is the first of them."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0
@@ -242,7 +252,14 @@ class Request:
         """What observers are told of it."""
         info = self.info
         return RequestBegin(
-            self.id, self.arrival_s, self.num_prompt_tokens, self.params, info.priority, info.tags, info.deadline_s
+            self.id,
+            self.arrival_s,
+            self.num_prompt_tokens,
+            self.params,
+            info.priority,
+            info.tags,
+            info.deadline_s,
+            is_pooled=self.pooling is not None,
         )
 
     def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
@@ -263,9 +280,12 @@ class Request:
             tags=dict(self.tags),
             priority=self.info.priority,
             deadline_s=self.info.deadline_s,
+            vector=self.vector,
         )
 
     def _stop_reason(self) -> str | int | None:
+        if self.pooling is not None:
+            return None
         last = int(self.tokens[self.num_known_tokens - 1])
         return self.stop_string or (last if last in self.params.stop_token_ids else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,6 +13,10 @@ from hookline.core.util.files import write_whole
 
 if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput, TokenLogprob
+    from hookline.core.util.arrays import VectorArray
+
+MAX_NUMBERS = 8
+"""Of a vector, as text."""
 
 
 def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None, *, is_chat: bool = False) -> None:
@@ -24,6 +28,10 @@ def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None, *
     for number, output in enumerate(outputs, start=1):
         for completion in output.completions if output.error is None else ():
             which = f"{number}/{len(outputs)}" + (f", completion {completion.index + 1}" if output.others else "")
+            if completion.vector is not None:
+                shown = f"{_prompt_text(output)}\n{_vector_text(completion.vector)}"
+                print(f"=== {which}: {len(completion.vector)} numbers\n{shown}\n", file=stream)
+                continue
             head = f"=== {which}: {len(completion.token_ids)} tokens, {completion.finish_reason.value}"
             between = "\n" if is_chat and output.prompt is not None else ""
             print(f"{head}\n{_prompt_text(output)}{between}{_completion(completion)}\n", file=stream)
@@ -54,6 +62,37 @@ def refusals(outputs: Sequence[RequestOutput]) -> list[str]:
         for number, output in enumerate(outputs, start=1)
         if output.error is not None
     ]
+
+
+def with_refused(outputs: Sequence[RequestOutput], refused: Mapping[int, str]) -> list[RequestOutput]:
+    """All outputs in the order in which they were asked for; those of lines that were no requests have the id -1."""
+    from hookline.core.outputs import FinishReason, RequestOutput
+
+    rest, total = iter(outputs), len(outputs) + len(refused)
+    return [
+        RequestOutput(-1, None, [], [], FinishReason.ERROR, error=refused[place]) if place in refused else next(rest)
+        for place in range(total)
+    ]
+
+
+def write_results(outputs: Sequence[RequestOutput], path: Path) -> None:
+    """Write vectors as an array if the name ends in .npy, else JSON lines.
+
+    Raises: as `write_json_lines`.
+    """
+    if path.suffix != ".npy":
+        write_json_lines(outputs, path)
+        return
+    from io import BytesIO
+
+    import numpy as np
+
+    found = [output.vector for output in outputs]
+    size = max((len(vector) for vector in found if vector is not None), default=0)
+    rows = [np.full(size, np.nan, dtype=np.float32) if vector is None else vector for vector in found]
+    file = BytesIO()
+    np.save(file, np.stack(rows))
+    write_whole(path, [file.getvalue()], "output")
 
 
 def write_json_lines(outputs: Sequence[RequestOutput], path: Path) -> None:
@@ -92,6 +131,7 @@ def _completion_json(completion: RequestOutput) -> dict[str, Any]:
         "finish_reason": completion.finish_reason.value,
         "stop_reason": completion.stop_reason,
         **({} if completion.logprobs is None else {"logprobs": _logprobs_json(completion.logprobs)}),
+        **({} if completion.vector is None else {"vector": completion.vector.tolist()}),
     }
 
 
@@ -101,6 +141,12 @@ def _logprobs_json(logprobs: Sequence[TokenLogprob | None]) -> list[dict[str, An
 
 def _prompt_text(output: RequestOutput) -> str:
     return output.prompt if output.prompt is not None else f"({len(output.prompt_token_ids)} prompt tokens)\n"
+
+
+def _vector_text(vector: VectorArray) -> str:
+    """The first numbers of a vector."""
+    more = ", …" * (len(vector) > MAX_NUMBERS)
+    return f"[{', '.join(f'{number:.6g}' for number in vector[:MAX_NUMBERS].tolist())}{more}]"
 
 
 def _completion(output: RequestOutput) -> str:

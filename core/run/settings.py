@@ -11,15 +11,31 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hookline.core.config.schema import check_keys
+from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.frontend.profiling import Profile, ProfileKeys
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
+from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.request_info import INFO_KEYS, RequestInfo
-from hookline.core.run.prompts import read_prompts
+from hookline.core.run.prompts import Line, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.ranges import bounded
+
+GENERATE = "generate"
+TASKS = (GENERATE, EMBED, CLASSIFY)
+"""What a run does with its prompts."""
+
+
+@dataclass(frozen=True)
+class VectorKeys:
+    """How vectors are made, beside the option pooler."""
+
+    normalize: bool | None = None
+    """Scale vectors to length 1; None: as the checkpoint says."""
+    dimensions: int | None = bounded(None, 1)
+    """Keep so many of the first numbers."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,11 @@ class RunKeys(ProfileKeys, EngineKeys):
     prompts_file: str | None = None
     """.txt: one a line; .jsonl: objects with prompt, messages or prompt_token_ids."""
     output: str | None = None
-    """file.jsonl; None prints text."""
+    """file.jsonl; None prints text. With vectors, file.npy too: one row for each prompt, NaN if it was refused."""
+    task: str = GENERATE
+    """generate; embed or classify: a vector of each prompt, by the option pooler."""
+    pooling: VectorKeys = field(default_factory=VectorKeys)
+    """Of every prompt's vector."""
     usage: bool = False
     """Say on standard error how many tokens and how long it took."""
 
@@ -58,7 +78,8 @@ class RunConfig:
     """A validated run.
 
     params: one for each prompt. infos: for each, its INFO_KEYS as they were given. output: a .jsonl file; None prints
-    text. usage: say what it took. profile: the steps to trace; None traces none.
+    text. usage: say what it took. profile: the steps to trace; None traces none. refused: why lines of a prompts file
+    are no prompts, by their places among all that was asked for. pooling: of vectors; None completes.
     """
 
     config: Config
@@ -68,6 +89,8 @@ class RunConfig:
     output: Path | None = None
     usage: bool = False
     profile: Profile | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
+    pooling: PoolingParams | None = None
 
 
 def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
@@ -80,10 +103,12 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     sampling = tree.get("sampling") or {}
     if not isinstance(sampling, Mapping):
         raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
-    output, profile = _checked_output(tree.get("output")), Profile.of(tree)
+    pooling = _pooling(tree)
+    output, profile = _checked_output(tree.get("output"), has_vectors=pooling is not None), Profile.of(tree)
     infos = {key: tree[key] for key in INFO_KEYS if tree.get(key) is not None}
     RequestInfo.validated(**infos, tag_keys=config.engine.tag_keys)
-    prompts = read_prompts(tree, SamplingParams.of(sampling), stdin, infos)
+    sampled = SamplingParams.of(sampling)
+    lines = read_prompts(tree, sampled, stdin, infos)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
@@ -91,20 +116,52 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         Processing,  # brings numpy, which a mistake above need not wait for
     )
 
-    processing = Processing.of(host.registry)
-    for one in prompts:
-        processing.check(one.params)
-    each = [one.params for one in prompts]
+    processing = Processing.of(host.registry, settings=config.processors)
+    processing.check(sampled)
+    lines = [_checked(line, processing.check) for line in lines]
+    check_any_good(lines)
+    good = [line for line in lines if not line.error]
     return RunConfig(
-        config, [one.prompt for one in prompts], each, [one.info for one in prompts], output, usage, profile
+        config,
+        [line.prompt for line in good],
+        [line.params for line in good],
+        [line.info for line in good],
+        output,
+        usage,
+        profile,
+        {place: line.error for place, line in enumerate(lines) if line.error},
+        pooling,
     )
 
 
-def _checked_output(value: Any) -> Path | None:
+def _checked(line: Line, check: Callable[[SamplingParams], None]) -> Line:
+    """The line, refused if its own parameters cannot be."""
+    if not line.place or line.error:
+        return line
+    try:
+        check(line.params)
+    except RequestError as error:
+        return line.refused(error)
+    return line
+
+
+def _pooling(tree: Mapping[str, Any]) -> PoolingParams | None:
+    task, keys = tree.get("task", GENERATE), tree.get("pooling") or {}
+    if task not in TASKS:
+        raise ConfigError(f"task={shown(task)} is not one of {', '.join(TASKS)}")
+    if not isinstance(keys, Mapping):
+        raise ConfigError(f"pooling={keys!r} is not a mapping; write pooling.dimensions=...")
+    found = build(VectorKeys, keys, "pooling")
+    if task == GENERATE and found != VectorKeys():
+        raise ConfigError(f"pooling.* is for task={EMBED}; a completion has no vector")
+    return None if task == GENERATE else PoolingParams(None, found.normalize, found.dimensions, task)
+
+
+def _checked_output(value: Any, *, has_vectors: bool) -> Path | None:
     if value is None:
         return None
     path = Path(str(value))
-    if path.suffix != ".jsonl":
+    if path.suffix != ".jsonl" and not (has_vectors and path.suffix == ".npy"):
         raise ConfigError(f"output={value}: the name must end in .jsonl; leave output out to print text")
     if path.is_dir():
         raise ConfigError(f"output={value} is a folder; name a file")

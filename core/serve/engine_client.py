@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from hookline.core.pooling_params import SCORE
 from hookline.core.requests.admission import checked_timeout_s
 
 if TYPE_CHECKING:
     from hookline.core.outputs import Delta
+    from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.tokenizer.codec import Codec, Prompt
 
@@ -36,6 +38,10 @@ class ServedModel:
     created_s: int = 0
     version: str = ""
     vocab_size: int = 0
+    scored_by: str = SCORE
+    """See core.pooling_params.PoolingDefaults."""
+    no_embeddings: str | None = None
+    """Why texts cannot be embedded, if the checkpoint says how and we cannot."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,11 @@ class EngineClient(Protocol):
         deadline_s: float | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        pooling: PoolingParams | None = None,
     ) -> DeltaStream:
         """Queue a prompt: a text, token ids or chat messages. Arguments as those of AsyncLLM.stream.
+
+        pooling: in place of params, which are not looked at then; the only Delta's output has the vector.
 
         With params.n > 1 the Deltas' `index` tells the completions apart. The last Delta of a completion has its
         `output`. Raises: RequestError, at once or when the first Delta is asked for.

@@ -60,6 +60,8 @@ def facts_of(llm: LLM) -> Facts:
         vocab_size=limits.vocab_size,
         generation_defaults=dict(limits.sampling_defaults),
         created_s=int(time.time()),
+        scored_by=limits.poolers.defaults.scored_by,
+        no_embeddings=limits.poolers.defaults.refusal,
     )
 
 

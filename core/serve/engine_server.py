@@ -22,6 +22,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.messages import (
     AskMetrics,
@@ -176,11 +177,17 @@ class EngineServer:
         token_ids: Any = unpacked(message.token_ids)  # an array does for a sequence
         try:
             params = SamplingParams(**message.params)
+            pooling = None if message.pooling is None else PoolingParams(**message.pooling)
             self._check_room(params.n)
             for index, one in enumerate(params.each()):
                 completion = Completion(message.handle + index, outbox)
                 like = added[0].request_id if added else None
-                options: dict[str, Any] = {**message.options, "arrival_s": message.arrival_s, "like": like}
+                options: dict[str, Any] = {
+                    **message.options,
+                    "arrival_s": message.arrival_s,
+                    "like": like,
+                    "pooling": pooling,
+                }
                 completion.request_id = self._engine.add(token_ids, one, watcher=completion, **options)
                 added.append(completion)
                 self._add(name, completion, is_scored=one.logprobs is not None)

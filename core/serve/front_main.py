@@ -162,6 +162,8 @@ def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedMo
         created_s=facts.created_s,
         version=hookline.__version__,
         vocab_size=facts.vocab_size,
+        scored_by=facts.scored_by,
+        no_embeddings=facts.no_embeddings,
     )
 
 
@@ -169,11 +171,13 @@ def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:
     """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
     from pathlib import Path
 
+    from hookline.core.assembly.auto_model import with_model
     from hookline.core.config.settings import validate
     from hookline.core.plugin.host import PluginHost
     from hookline.core.tokenizer.codec import Codec
 
-    option = validate({key: tree[key] for key in tree if key != "observers"}, PluginHost.load()).model
+    host = PluginHost.load()
+    option = with_model(validate({key: tree[key] for key in tree if key != "observers"}, host), host).model
     source = None
     if facts.folder is None and option.entry is not None:
         model_class = option.entry.load()

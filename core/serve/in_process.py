@@ -13,6 +13,7 @@ from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM, RequestStream
     from hookline.core.frontend.llm import LLM
+    from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.serve.settings import ServeConfig
     from hookline.core.serve.throughput import Throughput
@@ -32,6 +33,8 @@ def served_model(llm: LLM, settings: ServeConfig) -> ServedModel:
         created_s=int(time.time()),
         version=hookline.__version__,
         vocab_size=limits.vocab_size,
+        scored_by=limits.poolers.defaults.scored_by,
+        no_embeddings=limits.poolers.defaults.refusal,
     )
 
 
@@ -55,6 +58,7 @@ class InProcessClient:
         deadline_s: float | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        pooling: PoolingParams | None = None,
     ) -> RequestStream:
         """See EngineClient."""
         if self.death is not None:
@@ -64,6 +68,8 @@ class InProcessClient:
         options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         given = {name: value for name, value in options.items() if value is not None}
         timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
+        if pooling is not None:
+            return self._llm.pool(prompt, pooling, priority=priority, timeout_s=timeout_s, **given)
         return self._llm.stream(prompt, params, priority=priority, timeout_s=timeout_s, **given)
 
     def load(self) -> Load:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from hookline.core.outputs import FinishReason, RequestOutput, Timings, TokenLogprob
+from hookline.core.pooling_params import SCORE
 from hookline.core.util.arrays import IntArray
 
 Scored: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
@@ -32,6 +33,8 @@ class Facts:
     vocab_size: int
     generation_defaults: dict[str, float | int]
     created_s: int
+    scored_by: str = SCORE
+    no_embeddings: str | None = None
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -43,13 +46,17 @@ class Hello(Message, frozen=True, gc=False):
 
 
 class Submit(Message, frozen=True, gc=False):
-    """Queue a prompt. params: the fields of SamplingParams that are not their defaults. arrival_s: time.monotonic's."""
+    """Queue a prompt. params: the fields of SamplingParams that are not their defaults. arrival_s: time.monotonic's.
+
+    pooling: the fields of PoolingParams, of a prompt that is pooled.
+    """
 
     handle: int
     token_ids: bytes
     params: dict[str, Any]
     options: dict[str, Any]
     arrival_s: float
+    pooling: dict[str, Any] | None = None
 
 
 class Cancel(Message, frozen=True, gc=False):
@@ -97,7 +104,9 @@ class Refused(Message, frozen=True, gc=False):
 
 
 class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The end of a completion, whose tokens have been sent. timings: the four moments."""
+    """The end of a completion, whose tokens have been sent. timings: the four moments. vector: float32, as it lies in
+    memory.
+    """
 
     handle: int
     reason: str
@@ -107,6 +116,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error: str | None
     timings: tuple[float, float | None, float | None, float] | None
     prompt_logprobs: list[Scored | None] | None = None
+    vector: bytes | None = None
 
 
 class Step(Message, frozen=True, gc=False):
@@ -183,6 +193,7 @@ def end_of(handle: int, output: RequestOutput) -> End:
         output.error,
         None if times is None else (times.arrival_s, times.scheduled_s, times.first_token_s, times.finished_s),
         None if prompt is None else [None if one is None else scored(one) for one in prompt],
+        None if output.vector is None else output.vector.tobytes(),
     )
 
 
@@ -204,4 +215,5 @@ def output_of(end: End, prompt: str | None, prompt_ids: list[int], token_ids: li
         if prompt_logprobs is None
         else [None if one is None else TokenLogprob(*one) for one in prompt_logprobs],
         index=index,
+        vector=None if end.vector is None else np.frombuffer(end.vector, dtype=np.float32),
     )

@@ -19,7 +19,9 @@ from hookline.core.serve.answering import json_response
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.completion_request import CompletionRequest
+from hookline.core.serve.openai.embeddings import EmbeddingsRequest
 from hookline.core.serve.openai.responses_request import ResponsesRequest
+from hookline.core.serve.openai.scores import RerankRequest, ScoreRequest
 from hookline.core.serve.openai.tokens import DetokenizeRequest, TokenizeRequest
 from hookline.core.serve.request_options import CACHE_SALT, DEADLINE, PRIORITY, TAGS, TIMEOUT
 from hookline.core.serve.settings import ServeConfig
@@ -33,6 +35,9 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {
     "/v1/responses": (ResponsesRequest, "Answer a conversation with items; nothing is kept", True),
     "/v1/messages": (MessagesRequest, "Answer messages, in Anthropic's form", True),
     "/v1/messages/count_tokens": (CountRequest, "Count a prompt's tokens, in Anthropic's form", False),
+    "/v1/embeddings": (EmbeddingsRequest, "Vectors of texts", False),
+    "/score": (ScoreRequest, "How well documents answer a query", False),
+    "/rerank": (RerankRequest, "Documents in the order of how well they answer a query", False),
     "/tokenize": (TokenizeRequest, "Token ids of a text or of messages", False),
     "/detokenize": (DetokenizeRequest, "The text of token ids", False),
 }

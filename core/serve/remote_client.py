@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import (
@@ -22,6 +23,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.outputs import FinishReason, TokenLogprob
+from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
 from hookline.core.serve.errors import ApiError
@@ -90,6 +92,7 @@ class RemoteClient:
         deadline_s: float | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        pooling: PoolingParams | None = None,
     ) -> RemoteStream:
         """See EngineClient."""
         self._check_open(params.n)
@@ -105,7 +108,7 @@ class RemoteClient:
             token_ids, params = prepared
             stream.begin(token_ids, params, self.facts.codec)
             try:
-                self._send(_submit_message(handle, token_ids, params, options, arrival_s))
+                self._send(_submit_message(handle, token_ids, params, options, arrival_s, pooling))
             except (TypeError, ValueError, OverflowError) as error:
                 raise RequestError(f"the request cannot be told to the engine: {one_short_line(error)}") from None
 
@@ -293,11 +296,16 @@ class RemoteClient:
 
 
 def _submit_message(
-    handle: int, token_ids: list[int], params: SamplingParams, options: dict[str, Any], arrival_s: float
+    handle: int,
+    token_ids: list[int],
+    params: SamplingParams,
+    options: dict[str, Any],
+    arrival_s: float,
+    pooling: PoolingParams | None,
 ) -> Submit:
     given = {name: getattr(params, name) for name, default in DEFAULTS.items()}
     changed = {name: value for name, value in given.items() if value != DEFAULTS[name] and name != "stop"}
-    return Submit(handle, packed(token_ids), changed, options, arrival_s)
+    return Submit(handle, packed(token_ids), changed, options, arrival_s, None if pooling is None else asdict(pooling))
 
 
 def _error_of(refused: Refused) -> HooklineError:

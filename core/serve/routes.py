@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from hookline.core.serve.answering import Answers, Endpoint
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.messages import Messages
 from hookline.core.serve.engine_client import EngineClient
-from hookline.core.serve.errors import OPENAI_ERRORS, ApiError
+from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.chat import Chat
 from hookline.core.serve.openai.completions import Completions
+from hookline.core.serve.openai.embeddings import Embeddings
 from hookline.core.serve.openai.models import Models
 from hookline.core.serve.openai.responses import Responses
+from hookline.core.serve.openai.scores import Scores
 from hookline.core.serve.openai.tokens import Tokens
 from hookline.core.serve.openapi import Documents
 from hookline.core.serve.settings import ServeConfig
@@ -40,7 +40,7 @@ def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
 
 
 def _openai(surface: Surface) -> list[Handler]:
-    models, tokens = Models(surface), Tokens(surface)
+    models, tokens, scores = Models(surface), Tokens(surface), Scores(surface)
     documents = Documents(surface.settings, surface.facts.version)
     handlers: list[Handler] = [
         ("GET", "/openapi.json", documents.json),
@@ -50,7 +50,9 @@ def _openai(surface: Surface) -> list[Handler]:
         ("POST", "/v1/completions", Completions(surface).handle),
         ("POST", "/v1/chat/completions", Chat(surface).handle),
         ("POST", "/v1/responses", Responses(surface).handle),
-        ("POST", "/v1/embeddings", _embeddings),
+        ("POST", "/v1/embeddings", Embeddings(surface).handle),
+        *(("POST", path, scores.score) for path in ("/score", "/v1/score")),
+        *(("POST", path, scores.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         ("POST", "/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
     ]
@@ -60,8 +62,3 @@ def _openai(surface: Surface) -> list[Handler]:
 def _anthropic(surface: Surface) -> list[Handler]:
     messages = Messages(surface)
     return [("POST", "/v1/messages", messages.handle), ("POST", "/v1/messages/count_tokens", messages.count)]
-
-
-async def _embeddings(request: Request) -> Response:
-    message = "The model that is served writes text and offers no embeddings; serve an embedding model for them."
-    raise ApiError(404, message, param="model", code="model_not_supported")

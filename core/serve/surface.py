@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.errors import clipped
+from hookline.core.pooling_params import PoolingParams
 from hookline.core.serve.answering import EventStream, closing
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
 from hookline.core.serve.errors import ApiError, ErrorForm, invalid
@@ -79,8 +80,15 @@ class Surface:
         encode = partial(self.codec.encode_text, add_special_tokens=add_special_tokens)
         return await self.in_time(sum(map(len, texts)), lambda: [encode(text) for text in texts])
 
-    async def open(self, asked: list[tuple[list[int], Any]], fields: Any, headers: Headers) -> Generation:
-        """Queue prompts, each with its sampling parameters.
+    async def open(
+        self,
+        asked: list[tuple[list[int], Any]],
+        fields: Any,
+        headers: Headers,
+        *,
+        pooling: PoolingParams | None = None,
+    ) -> Generation:
+        """Queue prompts, each with its sampling parameters; or all to be pooled.
 
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
@@ -88,7 +96,7 @@ class Surface:
             raise invalid(
                 f"prompt holds {len(asked)} prompts; at most {self.settings.max_requests} are allowed", "prompt"
             )
-        options = request_options(fields, headers)
+        options = request_options(fields, headers) | ({} if pooling is None else {"pooling": pooling})
         streams: list[DeltaStream] = []
         try:
             for token_ids, params in asked:

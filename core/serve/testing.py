@@ -12,16 +12,22 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
+import numpy as np
+
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import validate
 from hookline.core.errors import EngineError, HooklineError, RequestError
 from hookline.core.frontend.delta_queue import DeltaQueue
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, Timings, TokenLogprob
 from hookline.core.plugin.host import PluginHost
+from hookline.core.pooling_params import EMBED
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ServedModel
 from hookline.core.tokenizer.codec import Codec, Prompt
 from hookline.core.tokenizer.reader import TextReader
+
+NUM_DIMENSIONS = 16
+"""Of the vectors that a FakeEngineClient makes up."""
 
 
 @cache
@@ -147,6 +153,9 @@ class FakeStream:
 
     async def _answer(self) -> None:
         client, params = self._client, self._asked.params
+        if "pooling" in self._asked.options:
+            self._deltas.put(client.error or _pooled(client, self._asked))
+            return
         completions = [_Completion(client, self._asked, i, one) for i, one in enumerate(params.each())]
         num_steps = 0
         while open_ := [one for one in completions if not one.is_ended]:
@@ -157,6 +166,19 @@ class FakeStream:
             num_steps += 1
             for one in open_:
                 self._deltas.put(one.step())
+
+
+def _pooled(client: FakeEngineClient, asked: Asked) -> Delta:
+    """A vector that depends on the prompt alone."""
+    rng, wish = np.random.default_rng(asked.prompt_token_ids), asked.options["pooling"]
+    vector = rng.normal(size=wish.dimensions or NUM_DIMENSIONS).astype(np.float32)
+    if wish.task != EMBED:
+        vector = rng.uniform(size=1).astype(np.float32)
+    elif wish.normalize is not False:
+        vector /= np.linalg.norm(vector)
+    prompt = asked.prompt if isinstance(asked.prompt, str) else None
+    output = RequestOutput(0, prompt, asked.prompt_token_ids, [], FinishReason.STOP, vector=vector)
+    return Delta(0, 0, 0, "", [], output)
 
 
 class _Completion:

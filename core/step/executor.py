@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hookline.core.errors import HooklineError
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
 
 
 class Executor(Protocol):
@@ -30,6 +30,13 @@ class Executor(Protocol):
         tokens, as `core.worker.model_runner` lays them out; the first column holds the tokens.
         """
         ...
+
+    def collect_vectors(self, handle: Any) -> Sequence[VectorArray]:
+        """Wait for the vectors of a launched step's prompts that were pooled and are complete, in its chunks' order.
+
+        Asked for only if there are any.
+        """
+        raise AssertionError("this executor pools nothing")
 
     def mask_rows(self, num_rows: int) -> MaskArray:
         """Where to write the masks of the step launched last, (num_rows, W) int32; see `core.contracts.grammar`.
@@ -53,6 +60,11 @@ class Executor(Protocol):
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
         """Have `tell` called, from another thread, if a step can never end. Does nothing by itself."""
         return
+
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work; of this process alone."""
+        return {}
 
     def close(self) -> None:
         """Release memory and processes; may be called twice."""

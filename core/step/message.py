@@ -34,6 +34,7 @@ class Step:
     chunk's tokens are followed by one, and those that follow.
     known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
+    pooled: chunks whose hidden states are pooled, four integers each: see core.requests.pooling.WIDTH.
     """
 
     admit_rows: IntArray = field(default_factory=no_ints)
@@ -63,6 +64,7 @@ class Step:
     known_prompt_lens: IntArray = field(default_factory=no_ints)
     known_lens: IntArray = field(default_factory=no_ints)
     known_tokens: IntArray = field(default_factory=no_ints)
+    pooled: IntArray = field(default_factory=no_ints)
     max_context_len: int = 0
     """Most tokens any row of the step has in the cache when it ends."""
     all_greedy: bool = False

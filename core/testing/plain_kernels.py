@@ -1,18 +1,19 @@
 """Kernels that are obviously right: every formula as the contract states it, in float64, one sequence at a time.
 
 The reference of KernelsSuite, and what ModelSuite runs models with. Slow, and with no other purpose.
-Legend: T tokens, Q queries and L context of one row, D hidden, O output features, F half of gate and up, H heads,
-K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
+Legend: T tokens, Q queries of a row and L tokens that they see, D hidden, O output features, F half of gate and up,
+H heads, K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Kernels, QKNorm, Rope
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, Kernels, QKNorm, Rope
 
 
 class PlainKernels(Kernels):
@@ -46,6 +47,12 @@ class PlainKernels(Kernels):
         gate_TF, up_TF = gate_up_TF.double().chunk(2, -1)
         return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_TF.dtype)
 
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """See Kernels."""
+        gate_TF, up_TF = gate_up_TF.double().chunk(2, -1)
+        inner_TF = math.sqrt(2 / math.pi) * (gate_TF + 0.044715 * gate_TF**3)
+        return (0.5 * gate_TF * (1 + inner_TF.tanh()) * up_TF).to(gate_up_TF.dtype)
+
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See Kernels."""
         weight_TA, expert_TA = logits_TX.double().softmax(-1).topk(top_k)
@@ -62,6 +69,23 @@ class PlainKernels(Kernels):
             for place, expert in enumerate(experts_A):
                 hidden_1F = self.linear_silu_mul(x_TD[token : token + 1].double(), gate_up_XFD[expert].double())
                 out_TD[token] += weight_TA[token, place].double() * (hidden_1F @ down_XDF[expert].double().T)[0]
+        return out_TD.to(x_TD.dtype)
+
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """See Kernels."""
+        out_TD = torch.zeros_like(x_TD, dtype=torch.float64)
+        for token, experts_A in enumerate(expert_TA.tolist()):
+            for place, expert in enumerate(experts_A):
+                gate_up_F = gate_up_XFD[expert].double() @ x_TD[token].double() + gate_up_bias_XF[expert].double()
+                gate_F, up_F = gate_up_F.chunk(2)
+                gate_F, up_F = gate_F.clamp(max=limit), up_F.clamp(-limit, limit)
+                out_D = down_XDF[expert].double() @ ((up_F + 1) * gate_F * torch.sigmoid(alpha * gate_F))
+                if down_bias_XD is not None:
+                    out_D = out_D + down_bias_XD[expert].double()
+                out_TD[token] += weight_TA[token, place].double() * out_D
         return out_TD.to(x_TD.dtype)
 
     def qk_norm_rope(
@@ -98,34 +122,57 @@ class PlainKernels(Kernels):
     def prepare(self, batch: Batch) -> None:
         """See Kernels."""
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels."""
         starts = batch.query_starts_B1.tolist()
-        rows = [
-            self.attend_row(q_THE[starts[row] : starts[row + 1]], *self.read_row(kv_2NSKE, batch, row))
-            for row in range(batch.num_requests)
-        ]
+        rows = []
+        for row in range(batch.num_requests):
+            q_QHE = q_THE[starts[row] : starts[row + 1]]
+            rows.append(self.attend_row(q_QHE, *self.read_row(kv_2NSKE, batch, row), batch.window, form))
         return torch.cat(rows).to(q_THE.dtype)
 
     def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (L, K, E) of a row's context."""
-        position_L = torch.arange(int(batch.context_lens_B[row]), device=kv_2NSKE.device)
+        """Keys and values (L, K, E) of the tokens that a row's first query sees, and of all after them."""
+        context, first = int(batch.context_lens_B[row]), 0
+        if batch.window is not None:
+            num_queries = int(batch.query_starts_B1[row + 1] - batch.query_starts_B1[row])
+            first = max(0, context - num_queries - batch.window + 1)
+        position_L = torch.arange(first, context, device=kv_2NSKE.device)
         block_L = batch.block_table_BM[row][position_L // self.spec.block_size].long()
         k_LKE, v_LKE = kv_2NSKE[:, block_L, position_L % self.spec.block_size].double()
         return k_LKE, v_LKE
 
-    def attend_row(self, q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor) -> Tensor:
+    def attend_row(
+        self,
+        q_QHE: Tensor,
+        k_LKE: Tensor,
+        v_LKE: Tensor,
+        window: int | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Causal attention of the last Q of L tokens: (Q, H, E)."""
         num_groups, (num_queries, context) = q_QHE.shape[1] // k_LKE.shape[1], (len(q_QHE), len(k_LKE))
         k_LHE, v_LHE = k_LKE.repeat_interleave(num_groups, 1), v_LKE.repeat_interleave(num_groups, 1)
-        score_HQL = torch.einsum("qhe,lhe->hql", q_QHE.double(), k_LHE) * self.spec.scale
+        scale = self.spec.scale if form.scale is None else form.scale
+        score_HQL = torch.einsum("qhe,lhe->hql", q_QHE.double(), k_LHE) * scale
+        if form.softcap is not None:
+            score_HQL = form.softcap * (score_HQL / form.softcap).tanh()
         position_L = torch.arange(context, device=k_LKE.device)
-        is_future_QL = position_L > position_L[context - num_queries :, None]
-        weight_HQL = score_HQL.masked_fill(is_future_QL, -torch.inf).softmax(-1)
+        position_Q1 = position_L[context - num_queries :, None]
+        is_hidden_QL = position_L > position_Q1
+        if window is not None:
+            is_hidden_QL |= position_L <= position_Q1 - window
+        score_HQL = score_HQL.masked_fill(is_hidden_QL, -torch.inf)
+        if form.sinks_H is not None:
+            sink_HQ1 = form.sinks_H.double()[:, None, None].expand(-1, num_queries, 1)
+            score_HQL = torch.cat((score_HQL, sink_HQ1), -1)
+        weight_HQL = score_HQL.softmax(-1)[..., :context]
         return torch.einsum("hql,lhe->qhe", weight_HQL, v_LHE)
 
 
 def _rotate(x_TXE: Tensor, positions_T: Tensor, rope: Rope) -> Tensor:
     cos_T1F, sin_T1F = rope.table_PE[positions_T].double().unsqueeze(1).chunk(2, -1)
-    first_TXF, second_TXF = x_TXE.chunk(2, -1)
-    return torch.cat((first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F), -1)
+    num_rotated = rope.table_PE.shape[1]
+    (first_TXF, second_TXF), rest_TXE = x_TXE[..., :num_rotated].chunk(2, -1), x_TXE[..., num_rotated:]
+    rotated = first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F
+    return torch.cat((*rotated, rest_TXE), -1)

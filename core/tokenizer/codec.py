@@ -17,7 +17,7 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import PromptTooLongError, RequestError, one_short_line
+from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.detokenizer import Detokenizer
 from hookline.core.util.interrupt import time_limit
@@ -88,6 +88,20 @@ class Codec:
         """
         return self._tokenize(text, "a text prompt", add_special_tokens=add_special_tokens)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are text like any other, without those that begin or end it.
+
+        Raises: RequestError as `encode` does.
+        """
+        return self._tokenize(
+            text, "a text", tokenizer=self._plain_tokenizer, add_special_tokens=False, split_special_tokens=True
+        )
+
+    @cached_property
+    def _plain_tokenizer(self) -> Any:
+        """A tokenizer of its own, since threads share the other one's switch for special tokens."""
+        return deepcopy(self._needed("a text"))
+
     def encode_word(self, word: str) -> list[int]:
         """Token ids of a piece of text, without the special tokens that begin or end a whole one.
 
@@ -95,8 +109,8 @@ class Codec:
         """
         return self._tokenize(word, "a word in bad_words", add_special_tokens=False)
 
-    def _tokenize(self, text: str, what: str, **options: Any) -> list[int]:
-        tokenizer = self._needed(what)
+    def _tokenize(self, text: str, what: str, *, tokenizer: Any = None, **options: Any) -> list[int]:
+        tokenizer = self._needed(what) if tokenizer is None else tokenizer
         if self._max_len is not None and len(text) > self._max_len and len(text) > self._max_characters:
             raise PromptTooLongError(
                 f"the prompt has {len(text)} characters, and the {self._max_len} tokens that there is room for have at "
@@ -105,7 +119,9 @@ class Codec:
             )
         try:
             ids: list[int] = tokenizer.encode(text, **options)
-        except Exception as error:
+        except PASSES:
+            raise
+        except BaseException as error:  # tokenizers panics with one that is no Exception
             raise RequestError(f"{what} cannot be tokenized: {_no_unicode(text) or one_short_line(error)}") from None
         return ids
 
@@ -120,12 +136,20 @@ class Codec:
         return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
+        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them.
+
+        Raises: RequestError for ids that are none, and from a tokenizer that fails.
+        """
         if self.tokenizer is None:
             return ""
-        text: str = self.tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        try:
+            text: str = self.tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        except PASSES:
+            raise
+        except BaseException as error:  # tokenizers panics with one that is no Exception
+            raise RequestError(f"these token ids cannot be decoded: {one_short_line(error)}") from None
         return text
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | None:

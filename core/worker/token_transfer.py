@@ -52,7 +52,7 @@ class TokenTransfer:
         if not self._buffers:
             return TransferredTokens(tokens_N)
         if tokens_N.ndim > 1:
-            return _send_apart(tokens_N)
+            return send_apart(tokens_N)
         buffer, event = self._buffers[self._next]
         self._next = (self._next + 1) % RING
         arriving_N = buffer[: tokens_N.shape[0]]
@@ -61,9 +61,13 @@ class TokenTransfer:
         return TransferredTokens(arriving_N, event)
 
 
-def _send_apart(rows_NX: Tensor) -> TransferredTokens:
-    """Scored rows: of any size, and few enough requests ask for them that each step may have a buffer of its own."""
-    arriving_NX = torch.empty(rows_NX.shape, dtype=torch.int64, pin_memory=True)
+def send_apart(rows_NX: Tensor) -> TransferredTokens:
+    """Start copying rows of any size to the host, such as scored ones: few enough steps have them that each may have a
+    buffer of its own.
+    """
+    if not rows_NX.is_cuda:
+        return TransferredTokens(rows_NX)
+    arriving_NX = torch.empty(rows_NX.shape, dtype=rows_NX.dtype, pin_memory=True)
     arriving_NX.copy_(rows_NX, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()

@@ -6,7 +6,7 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,22 +29,26 @@ from hookline.core.errors import (
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.pooling import Vectors
 from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_masks import TokenMasks
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
+from hookline.core.worker.warm_up import eager_steps, graph_steps
 
 
 @dataclass
 class Handle:
-    """A launched step. tokens: None while its draws wait for masks."""
+    """A launched step. tokens: None while its draws wait for masks. vectors: None if it pools nothing."""
 
     tokens: TransferredTokens | None
+    vectors: Vectors | None = None
 
 
 class Worker(SizedExecutor):
@@ -64,8 +68,12 @@ class Worker(SizedExecutor):
         self.prompt_graphs: PromptGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.masked_decodes: MaskedDecodes | None = None
+        self.late = LateWork()
+        """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
+        self._vectors: Vectors | None = None
+        """Those of the step computed last."""
 
     @property
     def progress(self) -> int:
@@ -77,23 +85,20 @@ class Worker(SizedExecutor):
         """Blocks that requests can hold; the scratch block is not counted."""
         return self.runner.num_blocks
 
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work."""
+        return self.late.counts
+
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
-        """Compute the largest step the limits allow, into the scratch block: for measuring its memory.
-
-        Then draw from each number of rows that the kernels compile products for by themselves.
-        """
+        """Compute the largest step the limits allow, into the scratch block: for measuring its memory."""
         num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
         hidden_TD = self.runner.forward(self._padding_batch(lens))
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
-        del hidden_TD
-        for count in self.runner.kernels.own_row_counts:
-            few = self._padding_batch(np.minimum(lens[:1], 2 * count))
-            index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
-            self.runner.sample(self.runner.forward(few, index_N), self._padding_sample_rows(index_N))
 
     def _padding_batch(self, lens: IntArray) -> Batch:
         """Prompts of these lengths, all of the padding row."""
@@ -134,10 +139,27 @@ class Worker(SizedExecutor):
         capture_graphs(self.graphs, self.prompt_graphs)
 
     @torch.inference_mode()
+    def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
+        """Compute each kind of step once, so that no request waits for a compiler or a loader; see warm_up.py."""
+        row = self.table.padding_row
+        for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
+            self._warm_up(self._compute_eagerly(self.table.receive(step), PLAIN))
+        if self.graphs is not None:
+            for step in graph_steps(spec, self.graphs.sizes, row):
+                self._warm_up(self._compute(step))
+
+    def _warm_up(self, tokens_N: Tensor | None) -> None:
+        """Wait for a step of padding rows, and leave the table as it was."""
+        if tokens_N is not None and len(tokens_N):
+            self.transfer.send(tokens_N).wait()
+        self.table.reset_padding()
+        self.table.host_length_R[self.table.padding_row] = 1
+
+    @torch.inference_mode()
     def launch(self, step: Step) -> Handle:
         """Start a step; its sampled tokens are on their way to the host, or wait for masks."""
         tokens_N = self.compute(step)
-        return Handle(None if tokens_N is None else self._send(tokens_N))
+        return Handle(None if tokens_N is None else self._send(tokens_N), self._vectors)
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
@@ -172,7 +194,7 @@ class Worker(SizedExecutor):
         """
         if self.failure is not None:
             raise EngineError(self.failure)
-        self._waiting = None
+        self._waiting = self._vectors = None
         with self._telling(step):
             return self._compute(step)
 
@@ -254,6 +276,11 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
+        return self._compute_eagerly(device_step, extras)
+
+    def _compute_eagerly(self, device_step: DeviceStep, extras: Extras) -> Tensor:
+        """A step that no graph holds."""
+        step = device_step.step
         with self._looking_once(step, extras):
             sampled, hidden_TD = self._forward(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
@@ -264,7 +291,7 @@ class Worker(SizedExecutor):
     @contextmanager
     def _looking_once(self, step: Step, extras: Extras) -> Iterator[None]:
         """Around eager work: what plugins return is held against their contracts once per kind of step."""
-        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws)
+        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws, step.pooled)
         kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
             yield
@@ -282,7 +309,23 @@ class Worker(SizedExecutor):
             batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         sampled = self.table.sample_rows(device_step, batch)
         scores_prompts = len(step.scored_chunks) > 0
+        if len(step.pooled):
+            return sampled, self._forward_pooled(step, batch, sampled, scores_prompts=scores_prompts)
         return sampled, self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
+
+    def _forward_pooled(self, step: Step, batch: Batch, sampled: SampleRows, *, scores_prompts: bool) -> Tensor:
+        """The same of a step with pooled chunks, whose vectors are on their way afterwards."""
+        states, wanted_N = self.runner.pooled_states, sampled.token_indices_N
+        assert states is not None and wanted_N is not None, "chunks are pooled"
+        groups = states.groups(step)
+        tokens_P = torch.from_numpy(np.concatenate([group.tokens for group in groups])).to(wanted_N.device)
+        if scores_prompts or states.reads_all_tokens(groups):
+            hidden_TD = self.runner.forward(batch)
+            self._vectors = states.run(groups, hidden_TD.index_select(0, tokens_P))
+            return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N)
+        hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]))
+        self._vectors = states.run(groups, hidden_XD[len(wanted_N) :])
+        return hidden_XD[: len(wanted_N)]
 
     def _write_back(self, sampled: SampleRows, results_N: Tensor) -> None:
         self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
@@ -316,6 +359,11 @@ class Worker(SizedExecutor):
         assert handle.tokens is not None, "the step's draws wait for masks"
         return handle.tokens.wait()
 
+    def collect_vectors(self, handle: Handle) -> Sequence[VectorArray]:
+        """See Executor."""
+        assert handle.vectors is not None, "the step pooled nothing"
+        return handle.vectors.wait()
+
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
         if self.table.device.type == "cuda":
@@ -323,6 +371,7 @@ class Worker(SizedExecutor):
 
     def close(self) -> None:
         """Drop the cache, the weights and what processors keep."""
+        self.late.end()
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None

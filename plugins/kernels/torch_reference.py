@@ -2,8 +2,8 @@
 
 Knows nothing of models or requests. What is the same for every layer of a step is computed once, in `prepare` or by the
 first layer that asks, and kept in batch.scratch: on a CPU a small model's step is mostly the calls into torch.
-Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads, E head dim, N blocks,
-S block size.
+Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads, E head dim, R rotated values
+of a head, N blocks, S block size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import AttentionSpec, Batch, Kernels, QKNorm, Rope
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, Kernels, QKNorm, Rope
 from hookline.plugins.kernels.torch_attention import attend_rows, plan_rows
 
 RopeRows = tuple[Tensor, Tensor]
-"""Cosines, and sines with their signs, of a step's positions: (T, 1, E) each."""
+"""Cosines, and sines with their signs, of a step's positions: (T, 1, R) each."""
 
 
 class TorchKernels(Kernels):
@@ -35,7 +35,7 @@ class TorchKernels(Kernels):
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See Kernels."""
-        if x_TD.is_cuda:
+        if x_TD.is_cuda and x_TD.dtype == weight_D.dtype:
             return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
         return self._normalise(x_TD.float(), eps).mul_(weight_D).to(x_TD.dtype)
 
@@ -87,9 +87,9 @@ class TorchKernels(Kernels):
         """See Kernels. Plans the rows that every layer attends with."""
         batch.scratch["rows"] = plan_rows(batch, self.spec)
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels."""
-        return attend_rows(q_THE, kv_2NSKE, batch.scratch["rows"], self.spec)
+        return attend_rows(q_THE, kv_2NSKE, batch.scratch["rows"], self.spec, form)
 
     def _normalise(self, x_TD: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x²) + eps) in a new tensor; twice as fast on a CPU as functional.rms_norm."""
@@ -105,9 +105,11 @@ class TorchKernels(Kernels):
             qk_TXE[:, :num_heads].mul_(norm.q_weight_E)
             qk_TXE[:, num_heads:].mul_(norm.k_weight_E)
         if rows:
-            cos_T1E, sin_T1E = rows
-            swapped_TXE = qk_TXE.roll(qk_TXE.shape[-1] // 2, -1)
-            qk_TXE = qk_TXE.mul_(cos_T1E).addcmul_(swapped_TXE, sin_T1E)
+            cos_T1R, sin_T1R = rows
+            width = cos_T1R.shape[-1]
+            rotated_TXR = qk_TXE if width == qk_TXE.shape[-1] else qk_TXE[..., :width]
+            swapped_TXR = rotated_TXR.roll(width // 2, -1)
+            rotated_TXR.mul_(cos_T1R).addcmul_(swapped_TXR, sin_T1R)
         return qk_TXE
 
 
@@ -120,6 +122,6 @@ def _cached_rope_rows(rope: Rope, batch: Batch) -> RopeRows:
 
 
 def _rope_rows(rope: Rope, positions_T: Tensor) -> RopeRows:
-    """Cosine for both halves of a head, and sine with the sign that each half's partner gets."""
+    """Cosine for both halves of what is rotated, and sine with the sign that each half's partner gets."""
     cos_T1F, sin_T1F = rope.table_PE.index_select(0, positions_T).unsqueeze(1).chunk(2, -1)
     return torch.cat((cos_T1F, cos_T1F), -1), torch.cat((-sin_T1F, sin_T1F), -1)

@@ -8,7 +8,7 @@ V vocabulary (of this rank).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,6 +28,8 @@ from hookline.plugins.models.qwen3_config import Shape, read_config
 
 class Qwen3:
     """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForCausalLM",)
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)

@@ -9,7 +9,7 @@ X experts, A experts of a token, V vocabulary (of this rank).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -31,6 +31,8 @@ from hookline.plugins.models.qwen3_moe_config import MoeShape, read_config
 
 class Qwen3Moe:
     """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen3MoeForCausalLM",)
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)

@@ -19,17 +19,21 @@ from hookline.core.testing.parser_suite import ParserSuite
 from hookline.core.testing.plain_grammar import PlainGrammars
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PLAIN_CONFIG, PlainModel
+from hookline.core.testing.plain_pooler import PlainPooler
 from hookline.core.testing.plain_sampler import PlainSampler
 from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.testing.pooler_suite import PoolerSuite
 from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
+    faulty_attention,
     faulty_grammars,
     faulty_kernels,
     faulty_models,
     faulty_parsers,
+    faulty_poolers,
     faulty_processors,
     faulty_samplers,
     faulty_schedulers,
@@ -39,6 +43,7 @@ from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 
 PLAIN = [
     PlainKernels,
+    faulty_attention.PlainForms,
     faulty_kernels.DenseKernels,
     PlainSampler,
     PlainModel,
@@ -46,15 +51,18 @@ PLAIN = [
     PlainProcessor,
     PlainGrammars,
     PlainParser,
+    PlainPooler,
 ]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
+    *faulty_attention.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
     *faulty_parsers.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
     *faulty_grammars.FAULTS.items(),
+    *faulty_poolers.FAULTS.items(),
 ]
 
 
@@ -91,6 +99,13 @@ class ChoicesSuite(GrammarSuite):
         return self.plugin(None, vocabulary)
 
 
+class SmallPoolerSuite(PoolerSuite):
+    plugin: Any
+
+    def make(self, spec: Any) -> Any:
+        return self.plugin(None, spec)
+
+
 class SmallModelSuite(ModelSuite):
     plugin: Any
 
@@ -107,6 +122,8 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (ProcessorSuite,), parts)
     if issubclass(plugin, PlainParser):
         return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})
+    if issubclass(plugin, PlainPooler):
+        return type("Suite", (SmallPoolerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainGrammars):
         return type("Suite", (ChoicesSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainScheduler):
@@ -114,6 +131,7 @@ def suite_for(plugin: type) -> type:
     if issubclass(plugin, PlainSampler):
         return type("Suite", (SmallSamplerSuite,), {"plugin": plugin})
     declared = {name: getattr(plugin, name, False) for name in ("graph_safe", "graph_prefill")}
+    declared["attention"] = getattr(plugin, "attention", ())
     return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
 
 
@@ -138,12 +156,14 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     "kind",
     [
         faulty_kernels,
+        faulty_attention,
         faulty_samplers,
         faulty_models,
         faulty_schedulers,
         faulty_processors,
         faulty_parsers,
         faulty_grammars,
+        faulty_poolers,
     ],
 )
 def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
@@ -151,7 +171,8 @@ def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "suite", [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, ParserSuite, GrammarSuite]
+    "suite",
+    [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, ParserSuite, GrammarSuite, PoolerSuite],
 )
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)

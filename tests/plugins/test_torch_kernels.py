@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm, Rope
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.plugins.kernels.torch_reference import TorchKernels
@@ -30,10 +30,10 @@ def side_by_side(context: int, num_queries: int, first: int) -> Row:
     return Row(context, num_queries, tuple(range(first, first - (-context // SIZE))))
 
 
-def attend(spec: AttentionSpec, batch: Batch, cache: Tensor) -> Tensor:
+def attend(spec: AttentionSpec, batch: Batch, cache: Tensor, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
     kernels = TorchKernels(None, spec)
     kernels.prepare(batch)
-    return kernels.attend(queries(spec, batch), cache[:, 1], batch)
+    return kernels.attend(queries(spec, batch), cache[:, 1], batch, form)
 
 
 def queries(spec: AttentionSpec, batch: Batch) -> Tensor:
@@ -41,9 +41,9 @@ def queries(spec: AttentionSpec, batch: Batch) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
-def exact(spec: AttentionSpec, batch: Batch, cache: Tensor) -> Tensor:
+def exact(spec: AttentionSpec, batch: Batch, cache: Tensor, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
     plain = PlainKernels(None, replace(spec, dtype=torch.float64))
-    return plain.attend(queries(spec, batch).double(), cache[:, 1].double(), batch).float()
+    return plain.attend(queries(spec, batch).double(), cache[:, 1].double(), batch, form).float()
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
@@ -75,6 +75,22 @@ def test_decodes_of_very_different_lengths_come_back_in_their_order() -> None:
     batch = make_batch(rows, spec, num_decodes=6)
     cache = random_cache(spec, NUM_BLOCKS, seed=1, num_layers=2)
     torch.testing.assert_close(attend(spec, batch, cache), exact(spec, batch, cache), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    "form", [PLAIN_ATTENTION, AttentionForm(0.3, 2.0, torch.linspace(-2, 3, 4))], ids=["plain", "all"]
+)
+@pytest.mark.parametrize("window", [1, SIZE, 11, 500])
+def test_a_window_reads_nothing_of_the_blocks_before_it(window: int, form: AttentionForm) -> None:
+    spec, no_block = spec_of(), -1
+    lengths = [(5, 1), (400, 1), (12, 1), (380, 1), (9, 9), (60, 7), (1, 1)]
+    batch = make_batch(scatter_rows(lengths, SIZE, NUM_BLOCKS, 0), spec, num_decodes=4)
+    batch.window = window
+    cache = random_cache(spec, NUM_BLOCKS, seed=1, num_layers=2)
+    expected = exact(spec, batch, cache, form)
+    for row, (context, num_queries) in enumerate(lengths):
+        batch.block_table_BM[row, : max(0, context - num_queries - window + 1) // SIZE] = no_block
+    torch.testing.assert_close(attend(spec, batch, cache, form), expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("shape", [(1, 256), (7, 100), (3, 5, 64)])

@@ -101,11 +101,6 @@ def test_what_needs_a_memory_is_refused(ask: Ask, name: str) -> None:
     assert response.status_code == 400 and response.json()["error"]["code"] == "unsupported_parameter"
 
 
-def test_embeddings_are_404_with_the_reason(ask: Ask) -> None:
-    response = ask(FakeEngineClient(), "POST", "/v1/embeddings", json={"input": "x"})
-    assert response.status_code == 404 and "offers no embeddings" in response.json()["error"]["message"]
-
-
 def test_the_tokenizer_s_configuration_is_told_by_option_alone(ask: Ask) -> None:
     assert ask(FakeEngineClient(), "GET", "/tokenizer_info").status_code == 404
     told = ask(FakeEngineClient(), "GET", "/tokenizer_info", ServeConfig(tokenizer_info=True)).json()

@@ -1,0 +1,144 @@
+"""Embeddings, classes and scores of the blocking front: prompts in, one vector each out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hookline.core.errors import RequestError, shown
+from hookline.core.frontend.generation import Call, ProgressBar, infos_each
+from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.relevance import (
+    QWEN3_RERANKER,
+    PairTemplate,
+    as_texts,
+    cosine,
+    embedding_params,
+    pair_tokens,
+    reading,
+    scored,
+    scoring_params,
+)
+from hookline.core.outputs import RequestOutput
+from hookline.core.pooling_params import CLASSIFY, PoolingDefaults, PoolingParams
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
+
+Tags = Mapping[str, str]
+Params = PoolingParams | Sequence[PoolingParams] | None
+NOT_SAMPLED = SamplingParams()
+"""Stands where a call's parameters do; nothing of it is looked at."""
+
+
+class PoolingCalls:
+    """What an LLM does beside generating, in the same engine; what arguments have in common with `generate`, they do
+    alike.
+    """
+
+    output_processor: OutputProcessor
+    codec: Codec
+
+    @property
+    def pooling_defaults(self) -> PoolingDefaults:
+        """What the checkpoint says of its vectors."""
+        return self.output_processor.engine.limits.poolers.defaults
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        tags: Tags | Sequence[Tags | None] | None = None,
+        deadline_s: float | Sequence[float | None] | None = None,
+        cache_salt: str | Sequence[str | None] | None = None,
+        timeout_s: float | None = None,
+        progress: ProgressBar | None = None,
+    ) -> list[RequestOutput]:
+        """Make a vector of each prompt; it is the output's `vector`, float32.
+
+        prompts: as for `generate`. params: for all prompts, or one each; None pools as the checkpoint's
+        sentence-transformers files say, or takes the last token without them, scaled to length 1.
+        A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
+        Raises: as generate.
+        """
+        wanted = as_prompts(prompts)
+        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        return self._pool(wanted, _params_each(params, len(wanted)), infos, timeout_s, progress)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = PoolingParams(task=CLASSIFY),  # noqa: B008 - frozen
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`; options as of `embed`.
+
+        Their softmax are the classes' probabilities.
+        Raises: as generate.
+        """
+        return self.embed(prompts, params, **options)
+
+    def score(
+        self,
+        query: str,
+        documents: str | Sequence[str],
+        params: PoolingParams | None = None,
+        *,
+        template: PairTemplate = QWEN3_RERANKER,
+        priority: int | Sequence[int] = 0,
+        tags: Tags | Sequence[Tags | None] | None = None,
+        deadline_s: float | Sequence[float | None] | None = None,
+        cache_salt: str | Sequence[str | None] | None = None,
+        timeout_s: float | None = None,
+        progress: ProgressBar | None = None,
+    ) -> list[RequestOutput]:
+        """How well each document answers the query; the number is the output's `score`.
+
+        A reranker reads both in `template` and gives a probability: that of yes against no, or of its class. A
+        checkpoint with sentence-transformers files embeds them one by one, and the score is the vectors' cosine.
+        Raises: as generate; RequestError if query or documents are no texts, or if there is no tokenizer.
+        """
+        texts = as_texts(documents)
+        for text in (query, *texts):
+            if not isinstance(text, str):
+                raise RequestError(f"score compares texts, and {shown(text)} is none")
+        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        pooling = scoring_params(params, self.pooling_defaults.scored_by)
+        if pooling is None:
+            each = _params_each(embedding_params(params), 1 + len(texts))
+            found = self._pool([query, *texts], each, _with_first(infos, len(texts)), timeout_s, progress)
+            return [scored(output, cosine(found[0])) for output in found[1:]]
+        prompts = [pair_tokens(self.codec, template, query, text) for text in texts]
+        outputs = self._pool(prompts, _params_each(pooling, len(texts)), infos, timeout_s, progress)
+        return [scored(output, reading(pooling)) for output in outputs]
+
+    def _pool(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        infos: Mapping[str, Any],
+        timeout_s: float | None,
+        progress: ProgressBar | None,
+    ) -> list[RequestOutput]:
+        each = infos_each(infos, len(prompts))
+        own = [{**info, "pooling": one} for info, one in zip(each, params, strict=True)]
+        asked = [(prompt, NOT_SAMPLED) for prompt in prompts]
+        return Call(self.output_processor, asked, own, timeout_s=timeout_s).outputs(progress)
+
+
+def _params_each(params: Params, count: int) -> list[PoolingParams]:
+    if params is None or isinstance(params, PoolingParams):
+        return [params or PoolingParams()] * count
+    each: list[Any] = list(params) if hasattr(params, "__iter__") else [params]
+    if not all(isinstance(one, PoolingParams) for one in each):
+        raise RequestError(f"params={shown(params)} must be PoolingParams, or a list of them")
+    if len(each) != count:
+        raise RequestError(f"{len(each)} pooling params for {count} prompts; pass one, or one for each prompt")
+    return each
+
+
+def _with_first(infos: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The arguments of a query before its documents: those of the first of them."""
+    each = infos_each(infos, count)
+    return {name: [each[0][name], *(one[name] for one in each)] for name in infos} if each else dict(infos)

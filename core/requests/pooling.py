@@ -1,0 +1,139 @@
+"""The host's half of pooling: which pooler a request asks for, and what of it travels in a step.
+
+Imports a pooler's code when a request first asks for it. Knows no tensors; `core.worker.pooling` does the work on each
+rank. Both halves list the poolers in the same order, so that an index names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hookline.core.errors import PluginError, RequestError, shown
+from hookline.core.plugin.needs import Facts, unmet
+from hookline.core.plugin.registry import POOLER, Entry
+from hookline.core.pooling_params import EMBED, PoolingDefaults, PoolingParams
+from hookline.core.util.arrays import VectorArray
+from hookline.core.util.text import near_miss
+
+WIDTH = 4
+"""Integers for each pooled chunk of a step: its index, the pooler's, flags, and how many numbers count (0: all)."""
+SHORT_FOR = ("", "token", "_token", "_tokens")
+"""Endings of sentence-transformers' modes that may be left out."""
+BEGINS, ENDS, NORMALIZES = 1, 2, 4
+"""The flags: the chunk is a request's first, its last, and its vector is scaled to length 1."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """What a request asks for, resolved. num_dimensions: 0 for all."""
+
+    pooler: int
+    reads_all_tokens: bool
+    normalizes: bool
+    num_dimensions: int
+
+    def chunk(self, index: int, start: int, *, ends: bool) -> list[int] | None:
+        """What a step says of a chunk of the request that begins at this position; None if nothing is done with it."""
+        if not (ends or self.reads_all_tokens):
+            return None
+        begins = start == 0 or not self.reads_all_tokens
+        return [index, self.pooler, BEGINS * begins | ENDS * ends | NORMALIZES * self.normalizes, self.num_dimensions]
+
+    def kept(self, vector: VectorArray) -> tuple[VectorArray | None, str | None]:
+        """The numbers of a vector that were asked for; or None, and what is wrong with it."""
+        if not np.isfinite(vector).all():
+            return (
+                None,
+                "the vector holds NaN or infinity: the model's hidden states do not suit the dtype, or are broken",
+            )
+        return vector[: self.num_dimensions or None].copy(), None
+
+
+class Poolers:
+    """The poolers of an engine. chosen: that the configuration names; None leaves it to the checkpoint."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        facts: Facts | None = None,
+        *,
+        chosen: str | None = None,
+        defaults: PoolingDefaults | None = None,
+        hidden_size: int = 0,
+    ) -> None:
+        self.entries = pooler_entries(entries)
+        self._facts, self._chosen, self._hidden_size = facts, chosen, hidden_size
+        self._classes: dict[int, Any] = {}
+        self.defaults = PoolingDefaults() if defaults is None else defaults
+
+    def default(self, task: str) -> str:
+        """The pooler of requests that name none: the configuration's if it is for the task, else the checkpoint's own,
+        else the one of the highest priority.
+
+        Raises: RequestError if there is none, or if the checkpoint's own cannot be computed.
+        """
+        if self._chosen is not None and self._class(self._index(self._chosen)).task == task:
+            return self._chosen
+        if task == EMBED and self.defaults.refusal is not None:
+            raise RequestError(self.defaults.refusal)
+        if task == EMBED and self.defaults.pooler is not None:
+            return self.defaults.pooler
+        for entry in sorted(self.entries, key=lambda entry: -entry.priority):
+            if self._class(self.entries.index(entry)).task == task:
+                return entry.name
+        raise RequestError(f"there is no pooler whose task is {task}")
+
+    def prepare(self, params: PoolingParams) -> Pooling:
+        """What a request's parameters mean here.
+
+        Raises: RequestError for a pooler that is not there, does not fit or is broken, and for what it does not do.
+        """
+        if not isinstance(params, PoolingParams):
+            raise RequestError(f"pooling={shown(params)} must be PoolingParams")
+        name = self.default(params.task) if params.pooler is None else params.pooler
+        index = self._index(name)
+        cls = self._class(index)
+        if cls.task == EMBED:
+            size = params.dimensions or 0
+            if size > self._hidden_size:
+                raise RequestError(
+                    f"pooling.dimensions={size} is more than the {self._hidden_size} numbers that the model's hidden "
+                    "states have"
+                )
+            normalizes = self.defaults.normalizes if params.normalize is None else params.normalize
+            return Pooling(index, bool(cls.reads_all_tokens), normalizes, size)
+        if params.dimensions is not None or params.normalize:
+            what = "dimensions" if params.dimensions is not None else "normalize"
+            raise RequestError(f"pooling.{what} is for embeddings, which pooler '{name}' does not make; leave it out")
+        return Pooling(index, bool(cls.reads_all_tokens), False, 0)
+
+    def _index(self, name: str) -> int:
+        names = [entry.name for entry in self.entries]
+        for spelling in (f"{name}{ending}" for ending in SHORT_FOR):
+            if spelling in names:
+                return names.index(spelling)
+        raise RequestError(
+            f"there is no pooler {shown(name)}.{near_miss(name, names)} Poolers: {', '.join(names) or 'none'}"
+        )
+
+    def _class(self, index: int) -> Any:
+        entry = self.entries[index]
+        if index in self._classes:
+            return self._classes[index]
+        reasons = unmet(entry.needs, self._facts) if self._facts is not None else ()
+        if reasons:
+            raise RequestError(f"{entry} does not fit: {'; '.join(reasons)}")
+        try:
+            found = self._classes[index] = entry.load()
+        except PluginError as error:
+            raise RequestError(str(error)) from error
+        return found
+
+
+def pooler_entries(entries: Iterable[Entry]) -> Sequence[Entry]:
+    """The poolers among some entries, in the order that indices count."""
+    return [entry for entry in entries if entry.kind == POOLER]

@@ -1,0 +1,175 @@
+"""The device's half of pooling: hidden states of prompts into vectors, by the poolers of plugins.
+
+Knows no requests: a step names chunks, rows of the request table and poolers by index. A step without pooled chunks
+never comes here. Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hookline.core.contracts import PooledChunks, Pooler
+from hookline.core.errors import PASSES, HooklineError, RequestFault
+from hookline.core.plugin.blame import with_place
+from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES, WIDTH
+from hookline.core.step.message import Step
+from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.worker.step_checks import form_fault
+from hookline.core.worker.token_transfer import TransferredTokens, send_apart
+
+
+@dataclass(frozen=True)
+class PoolerMaker:
+    """A pooler's name in errors, whether it reads all tokens, and how to make it."""
+
+    name: str
+    make: Callable[[], Pooler]
+    reads_all_tokens: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The pooled chunks of a step that one pooler is for. On the host.
+
+    chunks, rows, starts, lens: of each chunk, its index among the step's, its request's row, the position of its first
+    token and its length. flags, sizes: see core.requests.pooling. tokens: its places among the step's tokens.
+    """
+
+    pooler: int
+    chunks: IntArray
+    rows: IntArray
+    starts: IntArray
+    lens: IntArray
+    flags: IntArray
+    sizes: IntArray
+    tokens: IntArray
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors on their way to the host. places: of each, where it stands among those of the step."""
+
+    parts: Sequence[tuple[TransferredTokens, IntArray]]
+
+    def wait(self) -> Sequence[VectorArray]:
+        """Wait for them; in the order of their chunks."""
+        found: dict[int, VectorArray] = {}
+        for part, places in self.parts:
+            found |= dict(zip(places.tolist(), part.wait().view(np.float32), strict=True))
+        return [found[place] for place in sorted(found)]
+
+
+class PooledStates:
+    """The poolers that were asked for, and what they keep for each row of the request table."""
+
+    def __init__(self, makers: Sequence[PoolerMaker], num_rows: int, device: torch.device) -> None:
+        self._makers, self._num_rows, self._device = makers, num_rows, device
+        self._poolers: dict[int, tuple[Pooler, Tensor]] = {}
+        self._reads_all_tokens: dict[int, bool] = {}
+
+    def groups(self, step: Step) -> list[Group]:
+        """The step's pooled chunks, by their pooler."""
+        pooled_P4 = step.pooled.reshape(-1, WIDTH)
+        firsts = len(step.decode_rows) + np.cumsum(step.chunk_lens) - step.chunk_lens
+        return [
+            self._group(step, index, pooled_P4[pooled_P4[:, 1] == index], firsts)
+            for index in np.unique(pooled_P4[:, 1]).tolist()
+        ]
+
+    def _group(self, step: Step, index: int, pooled_P4: IntArray, firsts: IntArray) -> Group:
+        chunks = pooled_P4[:, 0]
+        starts, lens, firsts = step.chunk_starts[chunks], step.chunk_lens[chunks], firsts[chunks]
+        if index not in self._reads_all_tokens:
+            self._reads_all_tokens[index] = self._makers[index].reads_all_tokens()
+        if not self._reads_all_tokens[index]:
+            starts, firsts, lens = starts + lens - 1, firsts + lens - 1, np.ones_like(lens)
+        tokens = np.repeat(firsts - (np.cumsum(lens) - lens), lens) + np.arange(lens.sum())
+        rows, flags, sizes = step.chunk_rows[chunks], pooled_P4[:, 2], pooled_P4[:, 3]
+        return Group(index, chunks, rows, starts, lens, flags, sizes, tokens)
+
+    def reads_all_tokens(self, groups: Sequence[Group]) -> bool:
+        """Whether any of them needs more than a prompt's last token."""
+        return any(self._reads_all_tokens[group.pooler] for group in groups)
+
+    def run(self, groups: Sequence[Group], hidden_PD: Tensor) -> Vectors:
+        """Pool the hidden states of the groups' tokens, which lie one group after the other.
+
+        Raises: RequestFault naming the pooler that failed, and the rows of its requests.
+        """
+        parts, first = [], 0
+        for group in groups:
+            hidden_TD = hidden_PD[first : first + len(group.tokens)]
+            first += len(group.tokens)
+            maker, rows = self._makers[group.pooler], group.rows.tolist()
+            try:
+                part = self._run(group, hidden_TD)
+            except (RequestFault, *PASSES):
+                raise
+            except BaseException as error:
+                why = str(error) if isinstance(error, HooklineError) else with_place(error)
+                raise RequestFault(f"{maker.name} fails: {why}", rows=rows) from error
+            parts += part
+        return Vectors(parts)
+
+    def _run(self, group: Group, hidden_TD: Tensor) -> list[tuple[TransferredTokens, IntArray]]:
+        pooler, state_RS = self._pooler(group.pooler)
+        numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
+        sent = torch.from_numpy(numbers)
+        if self._device.type == "cuda":
+            sent = sent.pin_memory().to(self._device, non_blocking=True)
+        rows_B, starts_B, lens_B, begins_B, sizes_B = sent.unbind(0)
+        state_BS = state_RS.index_select(0, rows_B).masked_fill_(begins_B.bool().unsqueeze(1), 0)
+        chunks = _chunks(starts_B, lens_B, len(group.tokens))
+        found = pooler.accumulate(state_BS, hidden_TD, chunks)
+        state_BS = self._formed("accumulate", group, found, *state_BS.shape)
+        state_RS.index_copy_(0, rows_B, state_BS)
+        (ends,) = ((group.flags & ENDS) > 0).nonzero()
+        if not len(ends):
+            return []
+        if len(ends) < len(group.rows):
+            picked = torch.from_numpy(ends).to(self._device, non_blocking=True)
+            state_BS, starts_B, lens_B, sizes_B = (
+                values.index_select(0, picked) for values in (state_BS, starts_B, lens_B, sizes_B)
+            )
+        vectors_BF = self._formed("finish", group, pooler.finish(state_BS, starts_B + lens_B), len(ends))
+        wishes = group.flags[ends] & NORMALIZES
+        if group.sizes[ends].any():
+            numbers_F = torch.arange(vectors_BF.shape[1], device=self._device)
+            vectors_BF = vectors_BF.masked_fill((numbers_F >= sizes_B.unsqueeze(1)) & (sizes_B > 0).unsqueeze(1), 0)
+        if wishes.any():
+            is_scaled_B = torch.from_numpy(wishes > 0).to(self._device, non_blocking=True)
+            vectors_BF = functional.normalize(vectors_BF).where(is_scaled_B.unsqueeze(1), vectors_BF)
+        return [(send_apart(vectors_BF.contiguous()), group.chunks[ends])]
+
+    def _pooler(self, index: int) -> tuple[Pooler, Tensor]:
+        if index not in self._poolers:
+            pooler = self._makers[index].make()
+            state_RS = torch.zeros((self._num_rows, pooler.state_size()), dtype=torch.float32, device=self._device)
+            self._poolers[index] = pooler, state_RS
+        return self._poolers[index]
+
+    def _formed(self, method: str, group: Group, found: Any, num_rows: int, width: int | None = None) -> Tensor:
+        """What a pooler returned, if it has its form. width: None if any is right."""
+        if width is None:
+            width = found.shape[1] if isinstance(found, Tensor) and found.ndim == 2 else 1
+        if fault := form_fault(found, (num_rows, width), [torch.float32]):
+            what = f"{self._makers[group.pooler].name} breaks its contract in {method}: {fault}"
+            raise RequestFault(what, rows=group.rows.tolist())
+        formed: Tensor = found
+        return formed
+
+
+def _chunks(starts_B: Tensor, lens_B: Tensor, num_tokens: int) -> PooledChunks:
+    """starts_B: positions of the pieces' first tokens in their prompts."""
+    indices_B = torch.arange(len(lens_B), device=lens_B.device)
+    chunk_of_T = torch.repeat_interleave(indices_B, lens_B, output_size=num_tokens)
+    firsts_B = lens_B.cumsum(0) - lens_B
+    positions_T = torch.arange(num_tokens, device=lens_B.device) + (starts_B - firsts_B).index_select(0, chunk_of_T)
+    return PooledChunks(firsts_B, lens_B, chunk_of_T, positions_T)
