@@ -155,11 +155,6 @@ class Parent:
             on_order(order)
 
 
-async def first_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done; none is cancelled."""
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, however that ends. Linux only; elsewhere nothing."""
     if sys.platform == "linux":

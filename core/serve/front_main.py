@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import logging_to_stderr
-from hookline.core.serve.child_process import Parent, first_of
+from hookline.core.serve.child_process import Parent
+from hookline.core.serve.futures import first_of
 
 if TYPE_CHECKING:
     from hookline.core.serve.engine_client import ServedModel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from hookline.core.serve.child_process import first_of
+from hookline.core.serve.futures import first_of
 from hookline.core.serve.http_protocol import limited
 from hookline.core.serve.tls import CertificateWatch
 

@@ -19,7 +19,8 @@ from typing import Any
 import zmq
 
 from hookline.core.errors import HooklineError
-from hookline.core.serve.child_process import Child, first_of
+from hookline.core.serve.child_process import Child
+from hookline.core.serve.futures import first_of
 from hookline.core.serve.messages import Gone, Message, Stop, encode
 from hookline.core.serve.settings import ServeRun
 

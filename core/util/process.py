@@ -49,8 +49,10 @@ def settled() -> Iterator[None]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process, so that it does nothing until it is let go on. Linux only;
-    elsewhere False."""
+    """Whether a signal or a debugger has stopped a process, so that it does nothing until it is let go on.
+
+    Linux only; elsewhere False.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

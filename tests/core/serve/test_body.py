@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.core.serve import body
@@ -22,6 +22,7 @@ VALUES = st.recursive(
 TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
+@settings(max_examples=50)
 @given(value=VALUES, piece=st.integers(1, 40), ascii=st.booleans())
 def test_what_stands_in_texts_is_left_out_wherever_the_pieces_end(value: Any, piece: int, ascii: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii).encode()

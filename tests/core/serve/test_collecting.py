@@ -11,17 +11,16 @@ from hookline.core.serve.collecting import GROWTH_BYTES, QUIET, QuietCollector
 
 def test_a_busy_server_searches_only_when_its_memory_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     searches: list[int] = []
-    monkeypatch.setattr(gc, "collect", lambda: searches.append(size))
-    collector = QuietCollector(lambda: num_open, lambda: size)
-    found = []
-    for num_open, size in [
-        (QUIET, 0),  # quiet
+    monkeypatch.setattr(gc, "collect", lambda: searches.append(now["size"]))
+    now = {"open": QUIET, "size": 0}
+    collector = QuietCollector(lambda: now["open"], lambda: now["size"])
+    for now["open"], now["size"] in [
+        (QUIET, 0),
         (1000, GROWTH_BYTES - 1),
         (1000, GROWTH_BYTES),
         (1000, GROWTH_BYTES + 1),
         (1000, 2 * GROWTH_BYTES),
-        (0, 2 * GROWTH_BYTES),
+        (0, 2 * GROWTH_BYTES + 1),
     ]:
         collector.look()
-        found.append(len(searches))
-    assert found == [1, 1, 2, 2, 3, 4]
+    assert searches == [0, GROWTH_BYTES, 2 * GROWTH_BYTES, 2 * GROWTH_BYTES + 1]
