@@ -78,8 +78,10 @@ class Stage:
         if arguments == self.defaults:
             return 0
         with _blaming(self.entry, "num_draws"):
-            count: int | None = self.cls.num_draws(arguments, facts)
-        return count
+            count = self.cls.num_draws(arguments, facts)
+            if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
+                raise TypeError(f"it returned {shown(count)}, which is neither a number of draws nor None")
+        return None if count is None else max(0, count)
 
     @property
     def reads_texts(self) -> bool:
@@ -120,6 +122,9 @@ class Stage:
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
             raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
+        except (TypeError, ValueError) as error:
+            what = f"it returned {shown(encoded)}, which are not whole numbers"
+            raise PluginError(f"{self.entry} breaks its contract in encode: {what}") from error
 
 
 def _blaming(entry: Entry, method: str = "") -> Blaming:

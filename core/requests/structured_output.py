@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PASSES, RequestError, clipped, one_short_line
+from hookline.core.errors import PASSES, RequestError, clipped, one_short_line, shown
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.compile_pool import CompilePool, Job
@@ -90,10 +90,13 @@ class Constraint:
             else:
                 self._state = state
             return None
-        if not self.matcher.advance((token_id,)):
+        fits = self.matcher.advance((token_id,))
+        if not isinstance(fits, bool):
+            raise TypeError(f"it returned {shown(fits)}, not a bool")
+        if not fits:
             self.fault = (
                 f"{_PLACE}.{self.wanted.kind}: token {token_id} was drawn, which does not fit; the request's other "
-                "sampling parameters forbid all that would"
+                "sampling parameters, or its grammar's mask, forbid all that would"
             )
             return FinishReason.ERROR
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
@@ -273,6 +276,8 @@ class StructuredOutput:
         """`Constraint.take`, whose result becomes its `end`; what a plugin raises ends this request alone."""
         try:
             constraint.end = constraint.take(token_id)
+            if constraint.fault is not None and self._choice is not None:
+                constraint.fault += f" (masks by {self._choice.entry})"
         except PASSES:
             raise
         except BaseException as error:

@@ -19,16 +19,14 @@ from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
 from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.chat_templates import rendered
 from hookline.core.tokenizer.detokenizer import Detokenizer
-from hookline.core.util.interrupt import time_limit
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
-TEMPLATE_TIMEOUT_S = 2.0
-"""For a chat template, which is a program of the checkpoint's, to render a conversation."""
 OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 
@@ -183,12 +181,7 @@ class Codec:
         tokenizer = self._needed("a chat prompt")
         if not tokenizer.chat_template:
             raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
-        try:
-            with time_limit(TEMPLATE_TIMEOUT_S):
-                text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except Exception as error:
-            raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
-        return text
+        return rendered(tokenizer, messages, options)
 
     def _needed(self, what: str) -> Any:
         if self.tokenizer is None:

@@ -60,7 +60,7 @@ CHANGES = st.lists(st.tuples(st.lists(st.integers(0, 400), min_size=1, max_size=
 TEXTS = st.one_of(
     st.text(max_size=40),
     st.text(st.sampled_from("he lo\u0301\u200d\ufeff\x00<>end▁a\U0001f600"), max_size=60),
-    st.sampled_from(["\ud800", "a" * 5000, "\u0301" * 900, "<end>" * 50, " " * 3000, "\x00", "hello <end> a"]),
+    st.sampled_from(["\ud800", "a" * 500, "\u0301" * 90, "<end>" * 20, " " * 300, "\x00", "hello <end> a"]),
 )
 IDS = st.lists(st.one_of(st.integers(0, VOCAB_SIZE), st.sampled_from([-1, 2**31, 2**63, 10**30])), max_size=12)
 
@@ -142,7 +142,7 @@ def sound(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(text=TEXTS, ids=IDS)
 def test_any_text_and_any_ids_are_answered_or_refused_in_one_line(sound, text, ids):
     exercised(sound, text, ids)
@@ -160,6 +160,6 @@ def test_a_run_of_spaces_costs_no_more_for_each_token_the_longer_it_is(sound):
 
 
 @given(ids=st.lists(st.integers(0, 260), max_size=20))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_numpy_ids_read_as_ints_do(sound, ids):
     assert sound.encode(np.array(ids, dtype=np.int64)) == ids
