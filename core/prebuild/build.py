@@ -13,7 +13,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> B
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
         for _ in range(num_processes):
             pool.submit(int)  # so that all processes are there before this one pretends anything
+
+        pool.submit(build_driver)
 
         def seen(kernel: Any, specialization: str) -> None:
             pending.append(pool.submit(compile_one, card, kernel.__module__, kernel.__name__, specialization))
@@ -105,8 +107,27 @@ def compile_one(card: Card, module: str, name: str, specialization: str) -> tupl
     try:
         kernel = getattr(importlib.import_module(module), name)
         with target_of(card):
-            kernel.preload(specialization)
+            build_launcher(kernel.preload(specialization))
     except Exception as error:  # whatever a compiler raises: the engine will find out for itself
         key = json.loads(specialization)["key"]
         return False, f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({key})"
     return any(new), None
+
+
+def build_launcher(compiled: Any) -> None:
+    """Compile what launches a kernel of such arguments, where Triton makes C code of it, into its cache as well.
+
+    Needs the driver's library, which an image that is built without a GPU may lack: then it is done at the start.
+    """
+    with suppress(Exception):
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(compiled.src, compiled.metadata)
+
+
+def build_driver() -> None:
+    """The same for Triton's own part of the driver."""
+    with suppress(Exception):
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()

@@ -11,7 +11,7 @@ import pytest
 from hookline.core.errors import ConfigError
 from hookline.core.prebuild.pretended import CARDS, card_named
 
-SCRIPT = Path(__file__).parents[2] / "compiled_kernels.py"
+SCRIPT = Path(__file__).parents[1] / "compiled_kernels.py"
 
 
 @pytest.mark.slow
