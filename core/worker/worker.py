@@ -6,6 +6,7 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -370,15 +371,19 @@ class Worker(SizedExecutor):
             torch.cuda.synchronize(self.table.device)
 
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep."""
+        """Drop the cache, the weights, the graphs and what processors keep; their memory is free when this returns."""
         self.late.end()
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None
         self._waiting = None
-        self.runner.close()
-        if self.table.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.__dict__.pop("masks", None)
+        try:
+            self.runner.close()
+        finally:
+            if self.table.device.type == "cuda":
+                gc.collect()  # what circles hold
+                torch.cuda.empty_cache()
 
 
 def _told(error: BaseException, step: Step) -> BaseException:
