@@ -23,6 +23,7 @@ from hookline.core.errors import ConfigError, StepFault
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.message import Step
+from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.attention import PagedAttention, grouped_attention
 from hookline.core.worker.decode_graphs import decode_batch
@@ -171,6 +172,21 @@ def test_layers_of_different_groups_write_to_the_same_place_of_different_blocks(
         for row, span in zip((3, 5, 6, 2), SPANS, strict=True):
             found = kv_2NSKE.flatten(1, 2)[:, slots(table, group, row, span)]
             assert (found == value).all()
+
+
+@pytest.mark.slow
+def test_no_step_of_groups_or_states_waits_for_the_device(table):
+    cache, kernels = allocate_cache(GROUPS.num_places, 160, SIZES), PlainKernels(None, SIZES)
+    shape, rows_G, qkv_TC = PromptShape(32, 2, 4), torch.tensor([3, 5, 8]), torch.randn(3, 16)
+    inputs = Inputs.of(torch.from_numpy(lay_out(mixed_step(), shape, table).flat()), shape)
+    with torch.no_grad(), no_host_sync("a step", but=("hookline.core.testing.plain_kernels",)):
+        table.states.clear(rows_G)
+        prompt_batch(table, inputs, 2, 40)
+        batch = decode_batch(table, rows_G, 40)
+        attend = grouped_attention(kernels, list(cache.unbind(1)), GROUPS, batch, None, [0], table.states)
+        attend(1, qkv_TC, None)
+        attend(3, qkv_TC[:, :8], None)
+        attend.states(5).tensors["mean"].index_copy_(0, rows_G, torch.ones(3, 6, 4))
 
 
 def test_each_group_is_prepared_once_a_step_however_many_layers_it_has(attend):
