@@ -99,7 +99,8 @@ class RecurrentCases(AttentionCases):
         given = q_TKE, q_TKE.flip(0) + 0.5, v_THF, log_decay_TH, beta_TH
         state_RHEF = self.random(spec, NUM_ROWS, num_heads, KEY_DIM, VALUE_DIM).float()
         expected_state = state_RHEF.double()
-        expected_THF = _corrected(*(x.double() for x in given), expected_state, step.rows(spec.device))
+        q, k, v, log_decay, beta = (x.double() for x in given)
+        expected_THF = _corrected(q, k, v, log_decay, beta, expected_state, step.rows(spec.device))
         call = partial(kernels.gated_delta_rule, *given)
         self._check_states(spec, "gated_delta_rule", step, call, state_RHEF, expected_THF, expected_state, is_captured)
 
