@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from hookline.core.assembly.kernel_build import start_build
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.checkpoint.locate import locate
@@ -47,16 +48,21 @@ def build_worker(resolved: ResolvedConfig, processing: Processing, phases: Start
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
-    phases = phases or StartPhases()
+    phases, build = phases or StartPhases(), None
     try:
         with phases.part("device and kernels"):
             if resolved.device.type == "cuda":
                 torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
             kernels = make_kernels(resolved)
+            build = start_build(resolved)
             ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
             resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
         with phases.part("weights"):
             model = load_model(resolved, kernels)
+        if build is not None:
+            with phases.part("kernels compiled ahead"):
+                told, build = build.wait(), None
+            phases.notes.append(told or "kernels compiled as they were needed")
         return make_worker(resolved, model, kernels, processing, phases)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(resolved, error)) from error
@@ -64,6 +70,9 @@ def build_worker(resolved: ResolvedConfig, processing: Processing, phases: Start
         if "DefaultCPUAllocator" not in str(error):
             raise
         raise CapacityError(f"{_NO_HOST_MEMORY}: {str(error).partition('DefaultCPUAllocator: ')[2]}") from error
+    finally:
+        if build is not None:
+            build.end()
 
 
 def make_kernels(resolved: ResolvedConfig) -> Kernels:

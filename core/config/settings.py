@@ -64,6 +64,9 @@ class EngineConfig:
     """Tokens of the largest step of prompts that is captured as a CUDA graph, padded to a few sizes. None: what a card
     computes in about the time in which the host would launch it: 1,280 for a model of 8 billion weights, 4,096 for
     one of 0.6 billion. More start the engine slower; 0 captures none."""
+    compile_ahead: bool = True
+    """At a start whose kernels are not in their compiler's cache yet, compile them in processes of their own, one a
+    core, while the weights load. hookline warm does it before any start."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True

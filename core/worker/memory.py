@@ -6,7 +6,7 @@ Knows sizes and devices, not requests. Every refusal holds the arithmetic and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -97,6 +97,13 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
             f"the KV cache of {num_blocks} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB and "
             f"{free / GIB:.2f} GiB are free; lower engine.num_blocks or engine.memory_fraction"
         ) from None
+
+
+def release(tensors: Iterable[Tensor]) -> None:
+    """Give the GPU memory of these back, even if there are other views of it; nobody may compute with them any more."""
+    for tensor in tensors:
+        if tensor.is_cuda and tensor.untyped_storage().nbytes():
+            tensor.untyped_storage().resize_(0)
 
 
 def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:

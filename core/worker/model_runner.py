@@ -22,6 +22,7 @@ from hookline.core.step.message import Step
 from hookline.core.worker.attention import PagedAttention, grouped_attention
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.memory import release
 from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.step_checks import StepChecks
 
@@ -89,11 +90,20 @@ class ModelRunner:
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep, even if this object is still referenced."""
+        """Drop the cache, the weights, the kernels' scratch and what processors keep, whoever still refers to them.
+
+        A step that broke off leaves views of the cache in its traceback, for as long as somebody keeps the error.
+        """
         self.pipeline = None
-        self.kv_layers = []
-        self.__dict__.pop("model", None)
-        self.ranks.close()
+        try:
+            self.ranks.close()
+        finally:
+            states = self.table.states
+            release([*self.kv_layers, *(states.tensors if states is not None else ())])
+            self.kv_layers.clear()
+            self.table.states = None
+            for name in ("model", "kernels"):
+                self.__dict__.pop(name, None)
 
     def begin(self) -> None:
         """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""

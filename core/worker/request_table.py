@@ -197,6 +197,11 @@ class LayerStates:
             for (layer, name), tensor in zip(members, self._stacks[-1], strict=True):
                 self.layers[layer][name] = tensor
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All of the memory."""
+        return self._stacks
+
     def clear(self, rows_N: Tensor) -> None:
         """Zeros, in all layers, for the requests of these rows. Device: no host sync."""
         for stack in self._stacks:

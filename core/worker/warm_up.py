@@ -1,7 +1,7 @@
 """The steps that a rank computes before it is ready, so that none of a request's steps compiles or loads a kernel.
 
-They take the way of real steps, through graphs where those hold them, and are of padding rows alone, which write to the
-scratch block. What kernels choose by, they say themselves (Kernels.own_row_counts, Kernels.step_shapes).
+They take the way of real steps and are of padding rows alone, which write to the scratch block. What kernels choose by,
+they say themselves (Kernels.own_row_counts, Kernels.step_shapes).
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ MOST_COMMON_TOKENS = 4096
 """Prompt tokens of the largest common step; larger ones take the same kernels, and the largest was computed before."""
 
 
-def warm_up_steps(
-    spec: AttentionSpec, kernels: Kernels, graph_sizes: Iterable[int], padding_row: int, *, shares_prefixes: bool
-) -> Iterator[Step]:
-    """The steps, each once. graph_sizes: numbers of decodes that are captured, to be replayed once."""
+def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shares_prefixes: bool) -> Iterator[Step]:
+    """Steps to compute without graphs, each once: real ones of such sizes may have what no graph holds."""
     shapes = [
         *common_shapes(spec),
-        *(StepShape(num_decodes=size) for size in graph_sizes),
         *(row_shape(spec, count) for count in kernels.own_row_counts),
         *kernels.step_shapes(),
     ]
@@ -33,6 +30,12 @@ def warm_up_steps(
     mixed = within(spec, StepShape(num_decodes=1, num_tokens=1))
     yield padding_step(spec, mixed, padding_row, all_greedy=True)
     yield padding_step(spec, within(spec, StepShape(num_tokens=1)), padding_row, draws=False)
+
+
+def graph_steps(spec: AttentionSpec, sizes: Iterable[int], padding_row: int) -> Iterator[Step]:
+    """Steps that graphs of so many decodes hold: the first replay of a graph brings it onto the device."""
+    for size in sizes:
+        yield padding_step(spec, StepShape(num_decodes=size, context_len=1), padding_row)
 
 
 def common_shapes(spec: AttentionSpec) -> Iterator[StepShape]:

@@ -6,6 +6,7 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_masks import TokenMasks
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
-from hookline.core.worker.warm_up import warm_up_steps
+from hookline.core.worker.warm_up import eager_steps, graph_steps
 
 
 @dataclass
@@ -137,14 +138,19 @@ class Worker(SizedExecutor):
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
         """Compute each kind of step once, so that no request waits for a compiler or a loader; see warm_up.py."""
-        sizes = self.graphs.sizes if self.graphs is not None else ()
-        row, kernels = self.table.padding_row, self.runner.kernels
-        for step in warm_up_steps(spec, kernels, sizes, row, shares_prefixes=shares_prefixes):
-            tokens_N = self._compute(step)
-            if tokens_N is not None and len(tokens_N):
-                self.transfer.send(tokens_N).wait()
-            self.table.reset_padding()
-            self.table.host_length_R[row] = 1
+        row = self.table.padding_row
+        for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
+            self._warm_up(self._compute_eagerly(self.table.receive(step), PLAIN))
+        if self.graphs is not None:
+            for step in graph_steps(spec, self.graphs.sizes, row):
+                self._warm_up(self._compute(step))
+
+    def _warm_up(self, tokens_N: Tensor | None) -> None:
+        """Wait for a step of padding rows, and leave the table as it was."""
+        if tokens_N is not None and len(tokens_N):
+            self.transfer.send(tokens_N).wait()
+        self.table.reset_padding()
+        self.table.host_length_R[self.table.padding_row] = 1
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Handle:
@@ -267,6 +273,11 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
+        return self._compute_eagerly(device_step, extras)
+
+    def _compute_eagerly(self, device_step: DeviceStep, extras: Extras) -> Tensor:
+        """A step that no graph holds."""
+        step = device_step.step
         with self._looking_once(step, extras):
             sampled, hidden_TD = self._forward(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
@@ -335,15 +346,19 @@ class Worker(SizedExecutor):
             torch.cuda.synchronize(self.table.device)
 
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep."""
+        """Drop the cache, the weights, the graphs and what processors keep; their memory is free when this returns."""
         self.late.end()
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None
         self._waiting = None
-        self.runner.close()
-        if self.table.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.__dict__.pop("masks", None)
+        try:
+            self.runner.close()
+        finally:
+            if self.table.device.type == "cuda":
+                gc.collect()  # what circles hold
+                torch.cuda.empty_cache()
 
 
 def _told(error: BaseException, step: Step) -> BaseException:

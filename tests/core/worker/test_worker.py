@@ -202,3 +202,11 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, ove
         assert [output.token_ids for output in llm.generate(prompts, params)] == plain
         assert {decodes for _, decodes in graphs.taken} == {0, 16}
         assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)
+
+
+def test_a_closed_worker_has_let_go_of_the_cache_even_where_a_broken_steps_attention_still_names_it(served):
+    llm, worker, _ = served
+    layers = worker.runner.kv_layers  # the very list that every step's attention refers to
+    assert len(layers) > 0
+    llm.close()
+    assert layers == [] and not hasattr(worker.runner, "kernels")
