@@ -104,8 +104,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(
+    ("head_dim", "form"), [*((head_dim, "all") for head_dim in HEAD_DIMS), *((128, form) for form in FORMS)]
+)
 def test_a_mixed_step_equals_the_plain_kernels(head_dim, form):
     features, window = FORMS[form]
     spec = spec_of(head_dim)
@@ -113,8 +114,10 @@ def test_a_mixed_step_equals_the_plain_kernels(head_dim, form):
     Case(spec, lengths, 4, window, form_of(spec, *features)).check(kernels_of("triton", spec))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 64, 8), (256, 8, 4), (128, 32, 8), (256, 16, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads", "form"),
+    [(64, 64, 8, "sinks_window"), (256, 8, 4, "plain"), (256, 8, 4, "window"), (256, 16, 1, "softcap_window")],
+)
 def test_decode_of_256_rows_equals_the_plain_kernels(head_dim, heads, kv_heads, form):
     features, window = FORMS[form]
     spec = spec_of(head_dim, heads=heads, kv_heads=kv_heads)
@@ -122,8 +125,10 @@ def test_decode_of_256_rows_equals_the_plain_kernels(head_dim, heads, kv_heads, 
     Case(spec, lengths, 256, window, form_of(spec, *features)).check(kernels_of("triton", spec))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 64, 8), (256, 8, 4), (80, 8, 8)])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads", "form"),
+    [(64, 64, 8, "sinks_window"), (256, 8, 4, "plain"), (256, 8, 4, "softcap_window"), (80, 8, 8, "plain")],
+)
 def test_prefill_of_2k_tokens_equals_the_plain_kernels(head_dim, heads, kv_heads, form):
     features, window = FORMS[form]
     spec = spec_of(head_dim, heads=heads, kv_heads=kv_heads)
@@ -131,15 +136,16 @@ def test_prefill_of_2k_tokens_equals_the_plain_kernels(head_dim, heads, kv_heads
     Case(spec, lengths, 0, window, form_of(spec, *features)).check(kernels_of("triton", spec))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.float32), (256, torch.float32), (128, torch.float16)], ids=str
+)
 def test_other_dtypes_equal_the_plain_kernels(head_dim, dtype):
     spec = spec_of(head_dim, dtype)
     form = form_of(spec, "scale", "softcap", "sinks")
     Case(spec, [(1500, 1), (1, 1), (300, 300), (400, 65)], 2, 128, form).check(kernels_of("triton", spec))
 
 
-@pytest.mark.parametrize("size", [16, 48, 256])
+@pytest.mark.parametrize("size", [16, 48])
 def test_block_sizes_equal_the_plain_kernels(size):
     spec = spec_of(256, size=size)
     Case(spec, [(1500, 1), (1, 1), (300, 300), (400, 65)], 2, 100, form_of(spec, "sinks")).check(
@@ -157,7 +163,7 @@ def test_flash_attn_equals_the_plain_kernels(head_dim, form):
 
 
 @pytest.mark.parametrize("name", ["triton", "flash_attn"])
-@pytest.mark.parametrize("window", [None, 1, 128, 1000])
+@pytest.mark.parametrize("window", [None, 1, 128])
 def test_a_captured_decode_follows_the_lengths_on_the_device(name, window):
     spec = spec_of(128, size=256)
     form = form_of(spec, "sinks") if name == "triton" else form_of(spec, "scale")
@@ -208,8 +214,10 @@ def check_replayed(step, follow, expected: torch.Tensor) -> None:
     check(out, expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("head_dim", "num_rotated"), [(64, 64), (64, 32), (128, 32), (256, 64), (80, 32)])
+@pytest.mark.parametrize(
+    ("head_dim", "num_rotated", "form"),
+    [(64, 64, "sinks_window"), (64, 32, "plain"), (256, 64, "all"), (80, 32, "softcap_window"), (128, 128, "sinks")],
+)
 def test_the_fused_decode_equals_its_parts(head_dim, num_rotated, form):
     features, window = FORMS[form]
     spec = spec_of(head_dim)

@@ -276,11 +276,11 @@ class Kernels(Protocol):
 
     @optional
     def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
-        """silu of a causal convolution of every channel by itself over a sequence's last W tokens: (T, C) -> (T, C).
+        """A causal convolution of every channel by itself over a sequence's last W tokens, then silu: (T, C) -> (T, C).
 
         Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]). Left out, `core.layers` computes it plainly.
-        Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token, oldest
-        first, zeros before its first one; read, and written with those before the next step's. Its row is
+        Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token,
+        oldest first, zeros before its first one; read, and written with those before the next step's. Its row is
         states.rows_B[b] for request b.
         Device: no host sync; graph-safe if the entry is.
         """
@@ -302,8 +302,8 @@ class Kernels(Protocol):
         For each token in order: S = exp(log_decay) S; S = S + k (beta (v - k S)); the result is q S. Queries and keys
         are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). Left out, `core.layers` computes it
         plainly.
-        Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share a
-        key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
+        Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share
+        a key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
         written, whose row is states.rows_B[b] for request b. Computed in float32.
         Device: no host sync; graph-safe if the entry is.
         Source: Yang et al. 2024, arXiv:2412.06464.

@@ -54,11 +54,11 @@ def plain_gated_delta_rule(
     parts = []
     for rows_B, span in _spans(states):
         state_BHEF = state_RHEF.index_select(0, rows_B).float()
-        given = [tensor[span] for tensor in of_token]
-        if len(rows_B) == len(given[0]):
-            out_THF, state_BHEF = _one_token_each(*given, state_BHEF)
+        q, k, v, log_decay, beta = (tensor[span] for tensor in of_token)
+        if len(rows_B) == len(q):
+            out_THF, state_BHEF = _one_token_each(q, k, v, log_decay, beta, state_BHEF)
         else:
-            out_THF, state_HEF = _chunk_by_chunk(*given, state_BHEF[0])
+            out_THF, state_HEF = _chunk_by_chunk(q, k, v, log_decay, beta, state_BHEF[0])
             state_BHEF = state_HEF.unsqueeze(0)
         state_RHEF.index_copy_(0, rows_B, state_BHEF.to(state_RHEF.dtype))
         parts.append(out_THF)

@@ -32,6 +32,7 @@ from hookline.core.testing.checks import PoisonedMemory, check, check_close, che
 from hookline.core.testing.expert_cases import ExpertCases
 from hookline.core.testing.graph_suite import GraphSuite
 from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.core.testing.recurrent_cases import RecurrentCases
 
 EPS = 1e-5
 NUM_BLOCKS = 12
@@ -43,13 +44,14 @@ LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
 MAX_POSITION = 512
 
 
-class KernelsSuite(GraphSuite, ExpertCases, AttentionFormSuite, AttentionSuite):
+class KernelsSuite(GraphSuite, ExpertCases, RecurrentCases, AttentionFormSuite, AttentionSuite):
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 
     Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
     (query heads per kv head), device; graph_safe, graph_prefill and attention as in the entry's Needs; and
     captured_decodes (False if decodes need their lengths on the host). tolerances: dtype -> largest error relative to
-    1 + |expected|; widen it only with a reason. Kernels that offer operations for experts are held to them, too.
+    1 + |expected|; widen it only with a reason. Kernels that offer operations for experts or recurrent states are held
+    to them, too.
     """
 
     def test_rms_norm(self) -> None:

@@ -23,10 +23,11 @@ from hookline.core.contracts import (
     PeerMemory,
     QKNorm,
     Rope,
+    StateRows,
     StepShape,
 )
 from hookline.core.distributed.side_stream import SideStream
-from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_thin
+from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_recurrent, triton_thin
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_decode import (
     FEW_ROWS,
@@ -196,6 +197,24 @@ class TritonKernels(TorchKernels):
     ) -> Tensor:
         """See Kernels.expert_mlp; pairs grouped by expert on the device."""
         return triton_experts.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+        """See Kernels.short_convolution."""
+        return triton_recurrent.short_convolution(x_TC, weight_CW, state_RCP, states)
+
+    def gated_delta_rule(
+        self,
+        q_TKE: Tensor,
+        k_TKE: Tensor,
+        v_THF: Tensor,
+        log_decay_TH: Tensor,
+        beta_TH: Tensor,
+        state_RHEF: Tensor,
+        states: StateRows,
+    ) -> Tensor:
+        """See Kernels.gated_delta_rule; prompts in chunks."""
+        given = q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH
+        return triton_recurrent.gated_delta_rule(*given, state_RHEF, states)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None

@@ -35,6 +35,7 @@ from tests.core import (
     faulty_parsers,
     faulty_poolers,
     faulty_processors,
+    faulty_recurrence,
     faulty_samplers,
     faulty_schedulers,
 )
@@ -44,6 +45,7 @@ from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 PLAIN = [
     PlainKernels,
     faulty_attention.PlainForms,
+    faulty_recurrence.PlainRecurrence,
     faulty_kernels.DenseKernels,
     PlainSampler,
     PlainModel,
@@ -56,6 +58,7 @@ PLAIN = [
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_attention.FAULTS.items(),
+    *faulty_recurrence.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
@@ -157,6 +160,7 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     [
         faulty_kernels,
         faulty_attention,
+        faulty_recurrence,
         faulty_samplers,
         faulty_models,
         faulty_schedulers,

@@ -1,0 +1,89 @@
+"""Kernels with one planted fault each in what they do with recurrent states, and what the suite must say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import StateRows
+from hookline.core.layers import plain_gated_delta_rule, plain_short_convolution
+from hookline.core.testing.plain_kernels import PlainKernels
+
+
+class PlainRecurrence(PlainKernels):
+    """No fault."""
+
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+        return plain_short_convolution(x_TC, weight_CW, state_RCP, states)
+
+    def gated_delta_rule(self, *given: Any) -> Tensor:
+        return plain_gated_delta_rule(*given)
+
+
+class ReversesTheConvolution(PlainRecurrence):
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, *rest: Any) -> Tensor:
+        return super().short_convolution(x_TC, weight_CW.flip(1), *rest)
+
+
+class ForgetsPastInputs(PlainRecurrence):
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+        state_RCP[states.rows_B] = 0
+        return super().short_convolution(x_TC, weight_CW, state_RCP, states)
+
+
+class KeepsNoInputs(PlainRecurrence):
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+        return super().short_convolution(x_TC, weight_CW, state_RCP.clone(), states)
+
+
+class NumbersStatesByRequest(PlainRecurrence):
+    def gated_delta_rule(self, *given: Any) -> Tensor:
+        states = given[-1]
+        return super().gated_delta_rule(*given[:-1], replace(states, rows_B=torch.arange(len(states.rows_B))))
+
+
+class ForgetsTheDecay(PlainRecurrence):
+    def gated_delta_rule(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *rest: Any) -> Tensor:
+        return super().gated_delta_rule(q, k, v, torch.zeros_like(log_decay), *rest)
+
+
+class GivesHeadsKeysRoundRobin(PlainRecurrence):
+    def gated_delta_rule(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        repeats = v.shape[1] // q.shape[1]
+        return super().gated_delta_rule(q.repeat(1, repeats, 1), k.repeat(1, repeats, 1), v, *rest)
+
+
+class TakesKeysAsTheyAre(PlainRecurrence):
+    def gated_delta_rule(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, *rest: Any) -> Tensor:
+        length = k.float().square().sum(-1, keepdim=True).sqrt().repeat_interleave(v.shape[1] // k.shape[1], 1)
+        return super().gated_delta_rule(q, k, v / length, log_decay, beta * length[..., 0], *rest)
+
+
+class StartsEveryChunkAnew(PlainRecurrence):
+    def gated_delta_rule(self, *given: Any) -> Tensor:
+        state, states = given[-2:]
+        state[states.rows_B[states.num_decodes :]] = 0
+        return super().gated_delta_rule(*given)
+
+
+class ClearsOtherStates(PlainRecurrence):
+    def gated_delta_rule(self, *given: Any) -> Tensor:
+        out_THF = super().gated_delta_rule(*given)
+        given[-2][-1] = 0
+        return out_THF
+
+
+FAULTS = {
+    ReversesTheConvolution: "what short_convolution of decodes",
+    ForgetsPastInputs: "what short_convolution of decodes",
+    KeepsNoInputs: "the states that short_convolution of decodes",
+    NumbersStatesByRequest: "what gated_delta_rule of decodes",
+    ForgetsTheDecay: "what gated_delta_rule of decodes",
+    GivesHeadsKeysRoundRobin: "what gated_delta_rule of decodes",
+    TakesKeysAsTheyAre: "what gated_delta_rule of decodes",
+    StartsEveryChunkAnew: "what gated_delta_rule of prompts",
+    ClearsOtherStates: "the states that gated_delta_rule of decodes",
+}

@@ -1,0 +1,95 @@
+"""The Triton kernels of recurrent layers at Qwen3-Next's sizes on a GPU, beside the plain operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+
+from hookline.core.contracts import StateRows
+from hookline.core.layers import plain_gated_delta_rule, plain_short_convolution
+
+pytestmark = pytest.mark.gpu
+KEY_HEADS, HEADS, SIZE, NUM_ROWS = 16, 32, 128, 300
+CHANNELS = (2 * KEY_HEADS + HEADS) * SIZE
+RELATIVE_ERROR = {torch.bfloat16: 8e-3, torch.float32: 1e-5}
+STEPS = {
+    "decodes": ([1] * 256, 256),
+    "prompts": ([2000, 70, 3, 300], 0),
+    "mixed": ([1] * 30 + [5, 500], 30),
+}
+
+
+def step_of(counts: list[int], num_decodes: int) -> StateRows:
+    starts = np.array([0, *accumulate(counts)], dtype=np.int32)
+    rows_B = torch.randperm(NUM_ROWS, generator=torch.Generator().manual_seed(0))[: len(counts)].cuda()
+    is_new_B = torch.zeros(len(counts), dtype=torch.bool, device="cuda")
+    return StateRows({}, rows_B, torch.from_numpy(starts).cuda(), is_new_B, num_decodes, max(counts), starts)
+
+
+def inputs(num_tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """What a convolution is given, and what the delta rule is given: views of one product, as a model splits it."""
+    torch.manual_seed(num_tokens)
+    mixed = torch.randn(num_tokens, CHANNELS, device="cuda").to(dtype)
+    q, k, v = mixed.split([KEY_HEADS * SIZE, KEY_HEADS * SIZE, HEADS * SIZE], 1)
+    log_decay, beta = -torch.rand(num_tokens, HEADS, device="cuda"), torch.rand(num_tokens, HEADS, device="cuda")
+    heads = [x.view(num_tokens, -1, SIZE) for x in (q, k, v)]
+    return mixed, [*heads, log_decay, beta]
+
+
+def check(out: torch.Tensor, expected: torch.Tensor) -> None:
+    error = ((out.double() - expected.double()).norm() / expected.double().norm()).item()
+    assert error < RELATIVE_ERROR[out.dtype], f"relative error {error:.2g}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("step", STEPS)
+def test_the_delta_rule_equals_the_plain_one(step: str, dtype: torch.dtype) -> None:
+    from hookline.plugins.kernels.triton_recurrent import gated_delta_rule
+
+    states = step_of(*STEPS[step])
+    _, given = inputs(sum(STEPS[step][0]), dtype)
+    state = torch.randn(NUM_ROWS, HEADS, SIZE, SIZE, device="cuda")
+    expected_state = state.clone()
+    expected = plain_gated_delta_rule(*(x.float() for x in given), expected_state, states)
+    check(gated_delta_rule(*given, state, states), expected)
+    error = ((state - expected_state).norm() / expected_state.norm()).item()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-3)  # products of 11 bits
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("step", STEPS)
+def test_the_short_convolution_equals_the_plain_one(step: str, dtype: torch.dtype) -> None:
+    from hookline.plugins.kernels.triton_recurrent import short_convolution
+
+    states = step_of(*STEPS[step])
+    mixed, _ = inputs(sum(STEPS[step][0]), dtype)
+    weight = torch.randn(CHANNELS, 4, device="cuda").to(dtype)
+    state = torch.randn(NUM_ROWS, CHANNELS, 3, device="cuda").to(dtype)
+    expected_state = state.clone()
+    expected = plain_short_convolution(mixed.float(), weight.float(), expected_state, states)
+    check(short_convolution(mixed, weight, state, states), expected)
+    assert torch.equal(state, expected_state)
+
+
+def test_a_captured_step_with_prompts_follows_the_lengths_on_the_device() -> None:
+    from hookline.plugins.kernels.triton_recurrent import gated_delta_rule
+
+    states = step_of([1, 1, 300, 100], 2)
+    _, given = inputs(402, torch.bfloat16)
+    captured = replace(states, query_starts_host=None, max_query_len=400)
+    state, lengths = torch.zeros(NUM_ROWS, HEADS, SIZE, SIZE, device="cuda"), captured.query_starts_B1.clone()
+    captured.query_starts_B1.copy_(torch.tensor([0, 1, 2, 2, 402], device="cuda"))
+    gated_delta_rule(*given, state, captured)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gated_delta_rule(*given, state, captured)
+    captured.query_starts_B1.copy_(lengths)
+    state.zero_()
+    graph.replay()
+    expected_state = torch.zeros_like(state)
+    check(out, plain_gated_delta_rule(*(x.float() for x in given), expected_state, states))
+    assert ((state - expected_state).norm() / expected_state.norm()).item() < 2e-3
