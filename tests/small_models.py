@@ -82,6 +82,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "swiglu_limit": 1.0,
     },
+    "qwen3_next": {
+        **SIZES,
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 16,
+        "mlp_only_layers": [2],
+    },
 }
 CONFIGS["gpt_oss_window"] = {**CONFIGS["gpt_oss"], "sliding_window": 13}
 CONFIGS["gemma3_window"] = {**CONFIGS["gemma3"], "sliding_window": 13}
@@ -111,8 +127,23 @@ def save_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0) -> A
 def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
     """Logits (T, V) that transformers computes with these weights; all but a tied head must be there."""
     model = transformers_model(config)
-    missing, surplus = model.load_state_dict(weights, strict=False)
+    missing, surplus = model.load_state_dict(_with_stacked_experts(weights), strict=False)
     assert not surplus and set(missing) <= {"lm_head.weight"}, (missing, surplus)
     with torch.no_grad():
         logits_1TV: Tensor = model(torch.tensor([list(token_ids)])).logits
     return logits_1TV[0]
+
+
+def _with_stacked_experts(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint has a tensor for each expert's matrix; transformers keeps two for all experts of a layer."""
+    apart = {name: weight for name, weight in weights.items() if ".experts." in name and name.endswith(".weight")}
+    stacked = {name: weight for name, weight in weights.items() if name not in apart}
+    for prefix in dict.fromkeys(name.split(".experts.")[0] + ".experts" for name in apart):
+        num_experts = sum(name.startswith(prefix) for name in apart) // 3
+
+        def of_all(kind: str, prefix: str = prefix, num_experts: int = num_experts) -> Tensor:
+            return torch.stack([apart[f"{prefix}.{index}.{kind}_proj.weight"] for index in range(num_experts)])
+
+        stacked[f"{prefix}.gate_up_proj"] = torch.cat([of_all("gate"), of_all("up")], 1)
+        stacked[f"{prefix}.down_proj"] = of_all("down")
+    return stacked

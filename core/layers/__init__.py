@@ -1,5 +1,6 @@
 """Tensor-parallel layers, the residual stream and rotary tables, for models."""
 
+from hookline.core.distributed.partition import even_part
 from hookline.core.layers.clamped_experts import ClampedExperts, plain_clamped_expert_mlp
 from hookline.core.layers.experts import (
     ParallelExperts,
@@ -39,6 +40,7 @@ __all__ = [
     "VocabParallelEmbedding",
     "WholeQKNorm",
     "empty_parameter",
+    "even_part",
     "every_expert",
     "plain_clamped_expert_mlp",
     "plain_expert_mlp",

@@ -165,6 +165,7 @@ FORMS: dict[str, Form] = {
     "linear": lambda x_TD, weight_OD, bias_O: [(*x_TD.shape[:-1], len(weight_OD))],
     "linear_silu_mul": lambda x_TD, gate_up_weight_FD: [(*x_TD.shape[:-1], len(gate_up_weight_FD) // 2)],
     "silu_mul": lambda gate_up_TF: [(*gate_up_TF.shape[:-1], gate_up_TF.shape[-1] // 2)],
+    "gelu_tanh_mul": lambda gate_up_TF: [(*gate_up_TF.shape[:-1], gate_up_TF.shape[-1] // 2)],
     "qk_norm_rope": lambda q_THE, k_TKE, positions_T, rope, norm: [q_THE.shape, k_TKE.shape],
     "qk_norm_rope_write": _queries,
     "attend": lambda q_THE, kv_2NSKE, batch, form=None: [q_THE.shape],
@@ -176,6 +177,7 @@ FORMS: dict[str, Form] = {
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
+    "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
 }
 """Shapes of what kernels return, by method, from what they are given."""
 DTYPES = {"route_experts": (torch.int64, torch.float32)}

@@ -51,6 +51,11 @@ class GptOssConfig(ModelConfig):
     """gpt-oss. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class Qwen3NextConfig(ModelConfig):
+    """Qwen3-Next. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
     """Register the models, each with the architectures whose checkpoints it claims."""
@@ -110,4 +115,11 @@ def register_models(register: Registrar) -> None:
         config=GptOssConfig,
         help="gpt-oss: attention with sinks, windows on every second layer, experts with biases; MXFP4 dequantised",
         architectures=("GptOssForCausalLM",),
+    )
+    register(
+        "qwen3_next",
+        "hookline.plugins.models.qwen3_next:Qwen3Next",
+        config=Qwen3NextConfig,
+        help="Qwen3-Next: gated delta nets, gated attention on every fourth layer, experts and a shared one",
+        architectures=("Qwen3NextForCausalLM",),
     )

@@ -100,6 +100,17 @@ class ConfigValues:
             self.refuse("layer_types", "full_attention and sliding_attention")
         return tuple(window if one == "sliding_attention" else None for one in types)
 
+    def sparse_layers(self) -> frozenset[int]:
+        """The layers with experts: every decoder_sparse_step-th one, unless mlp_only_layers lists it.
+
+        Raises: ConfigError.
+        """
+        num_layers, step = self.num_layers(), self.size("decoder_sparse_step", 1)
+        dense = self.values.get("mlp_only_layers") or []
+        if not isinstance(dense, list | tuple) or any(not isinstance(index, int) for index in dense):
+            self.refuse("mlp_only_layers", "a list of layer indices")
+        return frozenset(index for index in range(num_layers) if (index + 1) % step == 0) - frozenset(dense)
+
     def model_type(self, architectures: Mapping[str, str | Sequence[str]]) -> str:
         """The model type, which must be one of these, each with its architectures; a missing one is the first.
 

@@ -54,7 +54,7 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
         num_experts=num_experts,
         num_chosen=values.size("num_experts_per_tok", 8),
         normalises_weights=bool(hf_config.get("norm_topk_prob", False)),
-        sparse_layers=_sparse_layers(values),
+        sparse_layers=values.sparse_layers(),
         num_layers=values.num_layers(),
         num_heads=num_heads,
         num_kv_heads=values.size("num_key_value_heads", 4),
@@ -73,12 +73,3 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
 def _num_experts(values: ConfigValues) -> int:
     """The hub's checkpoints say num_experts; transformers 5 writes num_local_experts."""
     return values.size("num_local_experts", values.size("num_experts", 128))
-
-
-def _sparse_layers(values: ConfigValues) -> frozenset[int]:
-    """Every decoder_sparse_step-th layer, unless mlp_only_layers lists it."""
-    num_layers, step = values.num_layers(), values.size("decoder_sparse_step", 1)
-    dense = values.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list | tuple) or any(not isinstance(index, int) for index in dense):
-        values.refuse("mlp_only_layers", "a list of layer indices")
-    return frozenset(index for index in range(num_layers) if (index + 1) % step == 0) - frozenset(dense)

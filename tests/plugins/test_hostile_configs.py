@@ -20,6 +20,7 @@ from hookline.plugins.models.qwen2 import Qwen2
 from hookline.plugins.models.qwen3 import Qwen3
 from hookline.plugins.models.qwen3_config import read_config
 from hookline.plugins.models.qwen3_moe import Qwen3Moe
+from hookline.plugins.models.qwen3_next import Qwen3Next
 from tests.fuzzing import examples
 from tests.small_models import CONFIGS
 
@@ -54,8 +55,11 @@ GENERATION = st.dictionaries(
     VALUES,
     max_size=4,
 )
-OTHERS = {name: CONFIGS[name] for name in ("llama", "mistral", "phi3", "qwen2_window", "olmo2", "gemma3", "gpt_oss")}
-CLASSES = {"qwen2_window": Qwen2, "olmo2": Olmo2, "gemma3": Gemma3, "gpt_oss": GptOss}
+OTHERS = {
+    name: CONFIGS[name]
+    for name in ("llama", "mistral", "phi3", "qwen2_window", "olmo2", "gemma3", "gpt_oss", "qwen3_next")
+}
+CLASSES = {"qwen2_window": Qwen2, "olmo2": Olmo2, "gemma3": Gemma3, "gpt_oss": GptOss, "qwen3_next": Qwen3Next}
 BY_TYPE = st.dictionaries(st.sampled_from(["full_attention", "sliding_attention"]), SCALING, max_size=2)
 TYPES = st.lists(st.sampled_from(["full_attention", "sliding_attention", "x", 1]), max_size=4)
 

@@ -1,0 +1,274 @@
+"""Qwen3-Next: gated delta nets, arXiv:2412.06464, gated attention on every fourth layer, experts and a shared one.
+
+Knows its config.json and its weight names; not how attention, states or experts are computed, what a request is, or
+where weights lie. A norm multiplies by one more than the checkpoint's weight; the sum is kept in float32.
+Legend: T tokens, N rows whose logits are wanted, D hidden, C channels of a delta net's convolution, K key heads,
+H heads (value heads in a delta net), E head dim (of keys there), F head dim of values, V vocabulary (of this rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hookline.core.contracts import (
+    Attend,
+    FullAttention,
+    ModelSpec,
+    Part,
+    QKNorm,
+    Rope,
+    Runtime,
+    WeightTarget,
+    is_offered,
+    wanted_rows,
+)
+from hookline.core.layers import (
+    ColumnParallelLinear,
+    GatedMLP,
+    MergedColumnParallelLinear,
+    ParallelExperts,
+    ParallelHead,
+    QKVParallelLinear,
+    Residual,
+    RowParallelLinear,
+    SoftmaxRouter,
+    VocabParallelEmbedding,
+    empty_parameter,
+    even_part,
+    plain_gated_delta_rule,
+    plain_short_convolution,
+    rope_table,
+)
+from hookline.plugins.models.qwen3_next_config import Shape, read_config
+
+
+class Qwen3Next:
+    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        shape = read_config(hf_config)
+        rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
+        self.runtime, self.eps = runtime, shape.eps
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.layers = [Qwen3NextLayer(index, shape, rope, runtime) for index in range(shape.num_layers)]
+        self.norm_D = float_parameter(runtime, shape.hidden_size)
+        tied_to = self.embed if shape.is_tied else None
+        self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
+        shape = read_config(hf_config)
+        return ModelSpec(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            max_position=shape.rope.max_position,
+            layers=shape.layers,
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        # Not in chunks of rows: each chunk would read every expert's weights again.
+        """See Model."""
+        residual = Residual(self.embed(token_ids_T), self.eps, self.runtime, in_chunks=False)
+        for layer in self.layers:
+            layer(residual, attend)
+        return residual.norm(self.norm_D)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model. A checkpoint's layers for drafting several tokens are left out."""
+        targets = {
+            **self.embed.targets("model.embed_tokens"),
+            "model.norm.weight": norm_target(self.norm_D),
+            **self.head.targets("lm_head"),
+            "mtp.*": WeightTarget.ignored(),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        return targets
+
+
+class Qwen3NextLayer:
+    """A delta net or attention, then experts or one feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+        self.name, self.is_last = f"model.layers.{index}", index == shape.num_layers - 1
+        attends, is_sparse = isinstance(shape.layers[index], FullAttention), index in shape.sparse_layers
+        self.mixer_norm_D = float_parameter(runtime, shape.hidden_size)
+        self.mixer = GatedAttention(index, shape, rope, runtime) if attends else GatedDeltaNet(index, shape, runtime)
+        self.mlp_norm_D = float_parameter(runtime, shape.hidden_size)
+        dense = GatedMLP(shape.hidden_size, shape.intermediate_size, runtime) if not is_sparse else None
+        self.mlp = dense or Experts(shape, runtime)
+
+    def __call__(self, residual: Residual, attend: Attend) -> None:
+        residual.add(self.mixer(residual.norm(self.mixer_norm_D), attend), through=self.mixer.output)
+        if self.is_last:
+            residual.keep(wanted_rows(attend))
+        residual.add(residual.norm(self.mlp_norm_D), through=self.mlp)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
+        return {
+            f"{self.name}.input_layernorm.weight": norm_target(self.mixer_norm_D),
+            f"{self.name}.post_attention_layernorm.weight": norm_target(self.mlp_norm_D),
+            **self.mixer.targets(self.name),
+            **self.mlp.targets(f"{self.name}.mlp", "gate_proj", "up_proj", "down_proj"),
+        }
+
+
+class GatedAttention:
+    """Attention whose result is multiplied by a sigmoid of the layer's input, feature by feature."""
+
+    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+        self.index, self.rope, hidden, head_dim = index, rope, shape.hidden_size, shape.head_dim
+        self.head_dim = head_dim
+        self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, head_dim, runtime)
+        self.gate = ColumnParallelLinear(hidden, shape.num_heads * head_dim, runtime)
+        self.qk_norm = QKNorm(float_parameter(runtime, head_dim), float_parameter(runtime, head_dim), shape.eps)
+        self.output = RowParallelLinear(shape.num_heads * head_dim, hidden, runtime)
+
+    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+        return attend(self.index, self.qkv(x_TD), self.rope, self.qk_norm) * self.gate(x_TD).sigmoid()
+
+    def targets(self, layer: str) -> dict[str, WeightTarget]:
+        """A head's queries lie before its gate in one tensor."""
+        name, (k_part, v_part) = f"{layer}.self_attn", self.qkv.parts[1:]
+        q_OD, k_OD, v_OD = self.qkv.weight_OD.split_with_sizes([part.size for part in self.qkv.parts])
+        return {
+            f"{name}.q_proj.weight": by_head([q_OD, self.gate.weight_OD], [self.head_dim] * 2, self.qkv.q_heads),
+            f"{name}.k_proj.weight": WeightTarget.shard(k_OD, 0, k_part),
+            f"{name}.v_proj.weight": WeightTarget.shard(v_OD, 0, v_part),
+            f"{name}.q_norm.weight": norm_target(self.qk_norm.q_weight_E),
+            f"{name}.k_norm.weight": norm_target(self.qk_norm.k_weight_E),
+            **self.output.targets(f"{name}.o_proj"),
+        }
+
+
+class GatedDeltaNet:
+    """Linear attention behind a short convolution; its state forgets and corrects itself. Split by key heads."""
+
+    def __init__(self, index: int, shape: Shape, runtime: Runtime) -> None:
+        self.index, self.kernels, self.eps = index, runtime.kernels, shape.eps
+        sizes, hidden = shape.delta, shape.hidden_size
+        self.sizes, self.key_heads = sizes, even_part(sizes.num_key_heads, runtime.ranks, "linear_num_key_heads")
+        keys, values = sizes.num_key_heads * sizes.key_dim, sizes.num_value_heads * sizes.value_dim
+        what, value_heads = "linear_num_value_heads", [sizes.num_value_heads] * 2
+        self.qkvz = MergedColumnParallelLinear(hidden, [keys, keys, values, values], runtime, what=what)
+        self.beta_decay = MergedColumnParallelLinear(hidden, value_heads, runtime, what=what)
+        self.widths = [part.size for part in self.qkvz.parts]
+        self.conv_CW = empty_parameter(runtime, sum(self.widths[:3]), sizes.conv_width)
+        self.decay_bias_H, self.log_rate_H = (float_parameter(runtime, self.key_heads.size * sizes.group) for _ in "ab")
+        self.norm_F = empty_parameter(runtime, sizes.value_dim)
+        self.output = RowParallelLinear(values, hidden, runtime)
+        self._has_conv = is_offered(runtime.kernels.short_convolution)
+        self._has_rule = is_offered(runtime.kernels.gated_delta_rule)
+
+    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+        states, sizes = attend.states(self.index), self.sizes
+        convolve = self.kernels.short_convolution if self._has_conv else plain_short_convolution
+        rule = self.kernels.gated_delta_rule if self._has_rule else plain_gated_delta_rule
+        mixed_TC, z_TV = self.qkvz(x_TD).split_with_sizes([sum(self.widths[:3]), self.widths[3]], -1)
+        mixed_TC = convolve(mixed_TC, self.conv_CW, states.tensors["conv"], states)
+        q_TKE, k_TKE, v_THF = (
+            one.unflatten(-1, (-1, size))
+            for one, size in zip(
+                mixed_TC.split_with_sizes(self.widths[:3], -1),
+                (sizes.key_dim, sizes.key_dim, sizes.value_dim),
+                strict=True,
+            )
+        )
+        beta_TH, decay_TH = self.beta_decay(x_TD).float().chunk(2, -1)
+        log_decay_TH = -self.log_rate_H.exp() * functional.softplus(decay_TH + self.decay_bias_H)
+        memory = states.tensors["memory"]
+        out_THF = rule(q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH.sigmoid(), memory, states)
+        normed_TV = self.kernels.rms_norm(out_THF.flatten(0, 1), self.norm_F, self.eps).view_as(z_TV)
+        return (normed_TV * functional.silu(z_TV.float())).to(x_TD.dtype)
+
+    def targets(self, layer: str) -> dict[str, WeightTarget]:
+        """The projections' rows lie by key head, the convolution's by kind."""
+        name, sizes, heads = f"{layer}.linear_attn", self.sizes, self.key_heads
+        of_head = [sizes.key_dim] * 2 + [sizes.group * sizes.value_dim] * 2
+        channels = [
+            WeightTarget.shard(view_CW.unsqueeze(1), 0, part)
+            for view_CW, part in zip(self.conv_CW.split_with_sizes(self.widths[:3]), self.qkvz.parts, strict=False)
+        ]
+        value_heads = heads.times(sizes.group)
+        return {
+            f"{name}.in_proj_qkvz.weight": by_head(self.qkvz.weight_OD.split_with_sizes(self.widths), of_head, heads),
+            f"{name}.in_proj_ba.weight": by_head(self.beta_decay.weight_OD.chunk(2), [sizes.group] * 2, heads),
+            f"{name}.conv1d.weight": WeightTarget.joined(channels),
+            f"{name}.dt_bias": WeightTarget.shard(self.decay_bias_H, 0, value_heads, init="ones"),
+            f"{name}.A_log": WeightTarget.shard(self.log_rate_H, 0, value_heads, init="zeros"),
+            f"{name}.norm.weight": WeightTarget.whole(self.norm_F, init="ones"),
+            **self.output.targets(f"{name}.out_proj"),
+        }
+
+
+class Experts:
+    """A router and the experts it chooses from, and one expert that every token takes, as far as its gate lets it."""
+
+    def __init__(self, shape: Shape, runtime: Runtime) -> None:
+        num_experts, hidden = shape.num_experts, shape.hidden_size
+        self.ranks, self.kernels = runtime.ranks, runtime.kernels
+        self.router = SoftmaxRouter(num_experts, hidden, shape.num_chosen, runtime, normalise=shape.normalises_weights)
+        self.experts = ParallelExperts(num_experts, hidden, shape.expert_size, runtime, what="moe_intermediate_size")
+        self.shared = GatedMLP(hidden, shape.shared_size, runtime, what="shared_expert_intermediate_size")
+        self.shared_gate_1D = empty_parameter(runtime, 1, hidden)
+
+    def local(self, x_TD: Tensor) -> Tensor:
+        """Partial sum of this rank: (T, D)."""
+        shared_TD = self.shared.local(x_TD) * self.kernels.linear(x_TD, self.shared_gate_1D, None).sigmoid()
+        return self.experts.local(x_TD, *self.router(x_TD)) + shared_TD
+
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks and the residual."""
+        return self.ranks.add_rms_norm(self.kernels, self.local(x_TD), residual_TD, norm_weight_D, eps)
+
+    def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
+        """The router's and the experts' checkpoint tensors, and where this rank puts them."""
+        return {
+            **self.router.targets(f"{name}.gate"),
+            **self.experts.targets(f"{name}.experts", gate, up, down),
+            **self.shared.targets(f"{name}.shared_expert", gate, up, down),
+            f"{name}.shared_expert_gate.weight": WeightTarget.whole(self.shared_gate_1D),
+        }
+
+
+def by_head(views: Sequence[Tensor], sizes: Sequence[int], heads: Part) -> WeightTarget:
+    """One tensor whose rows lie head by head, and in each head part by part, as many rows of a part as `sizes` says.
+
+    views: one for each part, with its rows of this rank's heads.
+    """
+    of_head, pieces = sum(sizes), []
+    for place in range(heads.size):
+        row = (heads.start + place) * of_head
+        for view_OD, size in zip(views, sizes, strict=True):
+            shape = (heads.total * of_head, *view_OD.shape[1:])
+            pieces.append(WeightTarget(view_OD[place * size : (place + 1) * size], shape, 0, row, row + size))
+            row += size
+    return replace(pieces[0], more=tuple(pieces[1:]))
+
+
+def float_parameter(runtime: Runtime, size: int) -> Tensor:
+    """A vector in float32."""
+    return torch.empty(size, device=runtime.device, dtype=torch.float32)
+
+
+def norm_target(weight: Tensor) -> WeightTarget:
+    """The checkpoint stores one less."""
+    return WeightTarget.whole(weight, init="zeros", add=1.0)
