@@ -4,6 +4,8 @@ The reference computes a whole sequence at once, from the checkpoint's tensors a
 """
 
 import json
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn.functional import silu
 from hookline import LLM, SamplingParams
 from hookline.core.layers import rope_settings, rope_table
 from hookline.core.testing.model_driver import ModelDriver
+from hookline.core.worker.decode_graphs import DecodeGraphs, _Graph
 from tests.layered_model import DECAY, EPS, LAYERED_CONFIG, LayeredModel
 
 KINDS = {
@@ -128,30 +131,101 @@ def rotated(x_TXE, table_PE):
     return torch.cat((first_TXF * cos_T1F - second_TXF * sin_T1F, second_TXF * cos_T1F + first_TXF * sin_T1F), -1)
 
 
-@pytest.fixture(scope="module")
-def wanted(checkpoints):
-    """Kinds -> what each request of `load` must get: the most likely token, again and again."""
+@cache
+def most_likely(folder, *token_ids):
+    """After each token of a sequence."""
+    return full_logits(folder, token_ids).argmax(-1).tolist()
+
+
+def check_outputs(folder, outputs, num_requests=None):
+    """Each token must be the most likely one after all before it, by a recomputation of the whole sequence."""
     prompts, params = load()
-    found = {}
-    for name, folder in checkpoints.items():
-        found[name] = []
-        for prompt, one in zip(prompts, params, strict=True):
-            tokens = list(prompt)
-            while len(tokens) < len(prompt) + one.max_tokens:
-                tokens.append(int(full_logits(folder, tokens)[-1].argmax()))
-            found[name].append(tokens[len(prompt) :])
-    return found
+    for prompt, one, output in zip(prompts[:num_requests], params, outputs, strict=False):
+        token_ids, first = output.token_ids, len(prompt) - 1
+        assert len(token_ids) == one.max_tokens
+        assert most_likely(folder, *prompt, *token_ids)[first:-1] == token_ids
+    assert len(outputs) == len(prompts[:num_requests])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kinds", KINDS)
-def test_a_crowd_gets_what_a_whole_recomputation_gives(checkpoints, wanted, kinds, way):
+USUAL = {
+    "windows": list(WAYS),
+    "windows alone": ["tiny pool, chunks", "overlap"],
+    "two windows": ["overlap, tiny pool"],
+    "all kinds": ["chunks", "overlap, tiny pool"],
+    "states alone": ["plain"],
+}
+"""Kinds -> the ways that they are tried with in a usual run."""
+CASES = [
+    pytest.param(kinds, way, marks=[] if way in USUAL[kinds] else pytest.mark.nightly)
+    for kinds in KINDS
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("kinds", "way"), CASES)
+def test_a_crowd_gets_what_a_whole_recomputation_gives(checkpoints, kinds, way):
     scheduler = "chunked" if "chunks" in way else "prefill_first"
     with LLM(scheduler=scheduler, **options_of(checkpoints[kinds], **WAYS[way])) as llm:
         prompts, params = load()
         outputs = llm.generate(prompts, params)
         again = llm.generate(prompts[:3], params[:3])
         assert llm.engine.pool.num_free == llm.engine.pool.num_blocks
-    assert [output.token_ids for output in outputs] == wanted[kinds]
-    assert [output.token_ids for output in again] == wanted[kinds][:3]
-    print(way, kinds, sum(o.num_preemptions for o in outputs), sum(o.num_cached_tokens for o in again))
+    check_outputs(checkpoints[kinds], outputs)
+    check_outputs(checkpoints[kinds], again, 3)
+    if "tiny" not in way and way not in ("no prefix cache", "blocks of 1"):
+        # The last token of a prompt is always computed, and with it the rest of its block.
+        in_blocks = [(len(prompt) - 1) // llm.engine.limits.plan.block_size for prompt in prompts[:3]]
+        found = [output.num_cached_tokens // llm.engine.limits.plan.block_size for output in again]
+        assert found == ([0, 0, 0] if kinds in HAS_STATES else in_blocks)
+    if way == "overlap, tiny pool" and kinds != "windows alone":
+        assert sum(output.num_preemptions for output in outputs) >= 2
+
+
+class ReplayedEagerly(DecodeGraphs):
+    """Captured decodes without a GPU: a replay computes what the graph would hold, padding rows and all."""
+
+    num_replays = 0
+
+    def _record(self, size, is_shared, extras):
+        rows_G, tokens_G = torch.full((size,), self.runner.table.padding_row), torch.zeros(size, dtype=torch.int64)
+
+        def replay():
+            self.num_replays += 1
+            tokens_G.copy_(self.step(rows_G, is_shared, extras))
+
+        return _Graph(SimpleNamespace(replay=replay), rows_G, tokens_G)
+
+
+@pytest.mark.parametrize("kinds", ["windows", "all kinds"])
+def test_captured_decodes_give_the_same(checkpoints, kinds):
+    with LLM(**options_of(checkpoints[kinds], num_blocks=66)) as llm:
+        worker = llm.engine.executor
+        worker.graphs = ReplayedEagerly(worker.runner, [3, 8], 64)
+        worker.graphs.capture(None)
+        outputs = llm.generate(*load())
+        assert worker.graphs.num_replays > 20
+    check_outputs(checkpoints[kinds], outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", ["all kinds"])
+def test_two_ranks_give_the_same(checkpoints, kinds):
+    with LLM(tp=2, **options_of(checkpoints[kinds], num_blocks=66, max_num_batched_tokens=16)) as llm:
+        outputs = llm.generate(*load())
+    check_outputs(checkpoints[kinds], outputs)
+
+
+def test_a_sequence_may_be_longer_than_full_attention_would_allow(checkpoints):
+    """A window of 5 needs few blocks of a small pool, whatever the length."""
+    sizes = dict(num_blocks=8, max_num_batched_tokens=8)
+    with LLM(**options_of(checkpoints["windows alone"], **sizes)) as llm:
+        prompt = [1 + index % 60 for index in range(50)]
+        [output] = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
+        assert llm.engine.limits.max_len == 64
+    assert most_likely(checkpoints["windows alone"], *prompt, *output.token_ids)[49:-1] == output.token_ids
+
+
+def test_that_prefixes_are_not_cached_for_states_is_said(checkpoints, caplog):
+    with caplog.at_level("INFO", logger="hookline"), LLM(**options_of(checkpoints["states alone"])):
+        pass
+    assert "prefixes are not cached: layers of this model keep a state" in caplog.text

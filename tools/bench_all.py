@@ -25,6 +25,7 @@ from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.frontend.llm import LLM
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
+from hookline.core.util.process import settled
 
 WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
 
@@ -36,7 +37,7 @@ def run(arguments: list[str]) -> int:
     tree = compose(arguments, host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     rows = []
-    with LLM.from_config(config, host) as llm:
+    with LLM.from_config(config, host) as llm, settled():
         start_s = first_token_s(llm)
         for name in names:
             workload = build(

@@ -34,6 +34,7 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.arrays import no_ints
+from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -45,6 +46,8 @@ class Built:
 
     engine: Engine
     resolved: ResolvedConfig
+    phases: StartPhases
+    """What the start took so far."""
 
 
 def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) -> Built:
@@ -52,30 +55,34 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
+    phases = StartPhases("imports and configuration" if is_command else None)
     config = with_model(config, host)
     with Blaming(chosen_entries(config, host), "while starting"):
-        observers = Observers(host.manager, make_observers(config.observers))
-        resolved = resolve(config, host)
+        with phases.part("checkpoint and choice"):
+            observers = Observers(host.manager, make_observers(config.observers))
+            resolved = resolve(config, host)
         processing = Processing.of(host.registry, resolved.facts)
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
-        executor = build_executor(resolved, processing)
+        executor = build_executor(resolved, processing, phases)
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
         try:
             structured_output = make_structured_output(resolved, host)
-            return Built(assemble(resolved, observers, executor, processing, structured_output), resolved)
+            return Built(assemble(resolved, observers, executor, processing, structured_output), resolved, phases)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
 
 
-def build_executor(resolved: ResolvedConfig, processing: Processing) -> SizedExecutor:
+def build_executor(
+    resolved: ResolvedConfig, processing: Processing, phases: StartPhases | None = None
+) -> SizedExecutor:
     """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
     if resolved.ranks.size == 1:
-        return build_worker(resolved, processing)
-    return start_ranks(resolved, processing)
+        return build_worker(resolved, processing, phases)
+    return start_ranks(resolved, processing, phases)
 
 
 def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
@@ -143,25 +150,29 @@ def assemble(
     )
 
 
-def start_ranks(resolved: ResolvedConfig, processing: Processing) -> MultiprocExecutor:
+def start_ranks(
+    resolved: ResolvedConfig, processing: Processing, phases: StartPhases | None = None
+) -> MultiprocExecutor:
     """Start the further ranks, build our own worker beside them, and wait until all are ready.
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    engine = resolved.config.engine
+    engine, phases = resolved.config.engine, phases or StartPhases()
     links = RankLinks(resolved.ranks.size, MAIN, task_of(resolved), timeouts(engine, resolved.device))
     built: Worker | LocalRanks = resolved.ranks
     monitor = links.monitor
     try:
-        monitor.wait_until_all("here")
-        links.send(no_ints())  # each child waits for it before it joins the group
-        built = ranks = connect(
-            behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
-        )
+        with phases.part("further ranks"):
+            monitor.wait_until_all("here")
+            links.send(no_ints())  # each child waits for it before it joins the group
+            built = ranks = connect(
+                behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
+            )
         monitor.release = ranks.abort
         with monitor.interrupter.region():
-            built = worker = build_worker(replace(resolved, ranks=ranks), processing)
-        monitor.wait_until_all("ready")
+            built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases)
+        with phases.part("further ranks"):
+            monitor.wait_until_all("ready")
     except BaseException as error:
         if isinstance(error, RankError | Interrupted):
             error = monitor.verdict(error)

@@ -19,6 +19,7 @@ from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet
 from hookline.core.plugin.registry import Entry, Option
+from hookline.core.step.captured import captured_prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class ResolvedConfig:
     def captures_prompts(self) -> bool:
         """Whether small steps with prompts are captured as well."""
         return self.uses_graphs and self.kernels.needs.graph_prefill
+
+    @property
+    def captured_prompt_tokens(self) -> int:
+        """Tokens of the largest captured step of prompts."""
+        stated = self.config.engine.captured_prompt_tokens
+        if stated is not None:
+            return stated
+        return captured_prompt_tokens(self.spec.num_layers, self.spec.hidden_size, self.config.tp)
 
     @property
     def groups(self) -> CacheGroups:

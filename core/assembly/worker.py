@@ -22,6 +22,8 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.util.start_phases import StartPhases
+from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
@@ -38,20 +40,24 @@ _NO_HOST_MEMORY = (
 )
 
 
-def build_worker(resolved: ResolvedConfig, processing: Processing) -> Worker:
+def build_worker(resolved: ResolvedConfig, processing: Processing, phases: StartPhases | None = None) -> Worker:
     """The worker of the rank that `resolved` is about; the other ranks have to build theirs at the same time.
 
-    processing: the logits processors that are installed, the same on every rank.
+    processing: the logits processors that are installed, the same on every rank. phases: told what the start takes.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
-    if resolved.device.type == "cuda":
-        torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
+    phases = phases or StartPhases()
     try:
-        kernels = make_kernels(resolved)
-        ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
-        resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
-        return make_worker(resolved, load_model(resolved, kernels), kernels, processing)
+        with phases.part("device and kernels"):
+            if resolved.device.type == "cuda":
+                torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
+            kernels = make_kernels(resolved)
+            ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
+            resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
+        with phases.part("weights"):
+            model = load_model(resolved, kernels)
+        return make_worker(resolved, model, kernels, processing, phases)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(resolved, error)) from error
     except RuntimeError as error:
@@ -90,9 +96,11 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     return model
 
 
-def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing) -> Worker:
-    """Size the KV cache, put the rank together and capture its graphs."""
-    attention = resolved.attention
+def make_worker(
+    resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing, phases: StartPhases | None = None
+) -> Worker:
+    """Size the KV cache, put the rank together, capture its graphs and warm it up."""
+    attention, phases = resolved.attention, phases or StartPhases()
     sampler_entry = chosen(resolved.config.sampler)
     sampler = sampler_entry.load()(resolved.config.sampler.config)
     blaming = blaming_in_steps(resolved, processing)
@@ -117,15 +125,27 @@ def make_worker(resolved: ResolvedConfig, model: Model, kernels: Kernels, proces
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits) if resolved.captures_prompts else []
+    shapes = prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
     rehearsals = [lambda: worker(1).profile_run(attention)]
     if resolved.uses_graphs:
         rehearsals += [lambda: worker(1).profile_graphs(attention, shapes), lambda: profile_extra_sampling(resolved)]
-    num_blocks = count_blocks(resolved.config.engine, groups.num_places, attention, rehearsals)
-    ready = worker(resolved.ranks.smallest(num_blocks))
+    compiled = LateWork(is_late=False)
+    compiled.begin()
+    with phases.part("memory rehearsal"):
+        num_blocks = count_blocks(resolved.config.engine, groups.num_places, attention, rehearsals)
+    with phases.part("KV cache"):
+        ready = worker(resolved.ranks.smallest(num_blocks))
     if resolved.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
-        ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+        with phases.part("graphs"):
+            ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+    if resolved.device.type == "cuda":
+        with phases.part("warm-up"):
+            ready.warm_up(attention, shares_prefixes=resolved.shares_prefixes)
+    compiled.end()
+    if any(compiled.counts.values()):
+        phases.notes.append(str(compiled))
+    ready.late.begin()
     return ready
 
 

@@ -34,6 +34,7 @@ from hookline.core.contracts.kernels import (
     Kernels,
     QKNorm,
     Rope,
+    StepShape,
 )
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
@@ -149,6 +150,7 @@ __all__ = [
     "SlidingWindow",
     "StateRows",
     "StateTensor",
+    "StepShape",
     "StepStats",
     "StructuredOutputs",
     "Text",

@@ -85,7 +85,11 @@ class LLM:
         built = build_engine(config, host, is_command=is_command)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
-        self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
+        self.captured = {
+            "decodes": built.resolved.uses_graphs,
+            "prompts": built.resolved.captures_prompts,
+            "prompt_tokens": built.resolved.captured_prompt_tokens,
+        }
         checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         self.tokenizer_folder = folder
@@ -100,6 +104,10 @@ class LLM:
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
+        built.phases.end()
+        self.start_phases_s: Mapping[str, float] = built.phases.seconds
+        """Seconds that the parts of the start took, by their names; in a command since the process was started."""
+        logger.info("engine start: %s", built.phases)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)

@@ -163,7 +163,6 @@ class GroupedCacheManager(KVCacheManager):
             held.extend(blocks)
         self._note_columns(request)
         request.num_cached_block_tokens = request.num_computed_tokens = request.num_block_tokens
-        self._trim(request)
 
     def _note_columns(self, request: Request) -> None:
         request.blocks = request.group_blocks[0]

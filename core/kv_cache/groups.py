@@ -1,8 +1,8 @@
 """Which layers of a model share a block of the KV cache, and where each layer's keys and values lie in it.
 
-Layers of one kind are cut into groups of at most `num_places`; place i of a block belongs to the i-th layer of the group
-that holds the block. So all blocks have the same bytes, one pool serves every group, and a model with full attention
-everywhere is one group whose places are its layers. No torch.
+Layers of one kind are cut into groups of at most `num_places`; place i of a block belongs to the i-th layer of the
+group that holds the block. So all blocks have the same bytes, one pool serves every group, and a model with full
+attention everywhere is one group whose places are its layers. No torch.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
             is_earlier = 0 <= layer.layer < index
             if not is_earlier or not isinstance(layers[layer.layer], FullAttention | SlidingWindow):
                 raise ConfigError(
-                    f"the model's spec.layers[{index}] shares the cache of layer {layer.layer}, which must be an earlier "
-                    "one with keys and values of its own"
+                    f"the model's spec.layers[{index}] shares the cache of layer {layer.layer}, which must be an "
+                    "earlier one with keys and values of its own"
                 )
     return layers
 

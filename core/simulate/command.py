@@ -192,7 +192,11 @@ def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, An
     return {
         "device": f"simulated {cost.origin.get('device', 'device')}",
         "kernels": str(cost.origin.get("kernels", "given")),
-        "captured": {"decodes": cost.captures, "prompts": cost.captures and cost.captures_prompts},
+        "captured": {
+            "decodes": cost.captures,
+            "prompts": cost.captures and cost.captures_prompts,
+            "prompt_tokens": cost.captured_prompt_tokens,
+        },
         "scheduler": bench.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hookline.core.errors import HooklineError
@@ -53,6 +53,11 @@ class Executor(Protocol):
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
         """Have `tell` called, from another thread, if a step can never end. Does nothing by itself."""
         return
+
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work; of this process alone."""
+        return {}
 
     def close(self) -> None:
         """Release memory and processes; may be called twice."""

@@ -22,6 +22,7 @@ from hookline.core.contracts import (
     Batch,
     QKNorm,
     Rope,
+    is_offered,
 )
 from hookline.core.testing.attention_cases import describe, exact, forms, with_window
 from hookline.core.testing.attention_form_suite import AttentionFormSuite, named
@@ -77,6 +78,27 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionFormSuite, AttentionSuite):
             with PoisonedMemory():
                 actual = self.make(spec).silu_mul(gate_up_TF * 4)
             self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_gelu_tanh_mul(self) -> None:
+        """As silu_mul; nothing is asked of kernels without it."""
+        for spec, gate_up_TF, _ in self._norm_inputs():
+            kernels = self.make(spec)
+            if is_offered(kernels.gelu_tanh_mul):
+                expected = PlainKernels(None, exact(spec)).gelu_tanh_mul(gate_up_TF.double() * 2)
+                with PoisonedMemory():
+                    actual = kernels.gelu_tanh_mul(gate_up_TF * 2)
+                self._check(f"gelu_tanh_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_norms_take_weights_of_float32(self) -> None:
+        """Whatever the dtype of what they normalise."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            weight_D, plain = weight_D.float() + 1 / 512, PlainKernels(None, exact(spec))
+            actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
+            what = f"rms_norm of {tuple(x_TD.shape)} with a weight of float32"
+            self._check(what, spec, actual, plain.rms_norm(x_TD.double(), weight_D, EPS))
+            added_TD, _ = self.make(spec).add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS)
+            expected_TD, _ = plain.add_rms_norm(x_TD.double(), x_TD.double(), weight_D, EPS)
+            self._check(f"the norm of add_rms_norm, as {what}", spec, added_TD, expected_TD)
 
     def test_linear(self) -> None:
         """Of one row, a few and many, with and without a bias, with rows of x apart in memory."""

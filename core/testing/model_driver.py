@@ -140,9 +140,21 @@ def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
     """Random weights in which everything counts: norms are not one, biases not zero. Ranks of any number agree."""
     random_weights({name: replace(target, init="normal") for name, target in targets.items()}, seed)
     with torch.inference_mode():
-        for target in targets.values():
-            if target.view is not None:
-                target.view.mul_(AMPLITUDE).add_(float(target.init == "ones"))
+        for piece in (piece for target in targets.values() for piece in target.pieces):
+            assert piece.view is not None
+            piece.view.sub_(piece.add).mul_(AMPLITUDE).add_(piece.add + float(piece.init == "ones"))
+
+
+def stored_weights(targets: Mapping[str, WeightTarget]) -> dict[str, Tensor]:
+    """The checkpoint's tensors that would fill these targets of a single rank with what they hold."""
+    weights = {}
+    for name, target in targets.items():
+        if target.view is not None:
+            weights[name] = target.view.new_full(target.shape, torch.nan)
+            for piece in target.pieces:
+                assert piece.view is not None
+                piece.cut(weights[name]).copy_(piece.view - piece.add)
+    return weights
 
 
 def tensors_with_nan(holder: Any, path: str = "model", depth: int = 6) -> list[str]:

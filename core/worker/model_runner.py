@@ -136,8 +136,15 @@ class ModelRunner:
             return self._draw(logits_NV[:, : self.vocab_size], params)
         if not self.shards_vocabulary:
             return self._draw(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
-        scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
-        return self.ranks.best_tokens(scores_N, tokens_N)
+        return self.ranks.best_tokens(*self._draw_shard(logits_NV, params, first_token))
+
+    def _draw_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        if not self.is_checking:
+            return self.sampler.sample_shard(logits_NV, params, first_token)
+        with self.checks.sampling("sample_shard", logits_NV):
+            found = self.sampler.sample_shard(logits_NV, params, first_token)
+        self.checks.shard(found, len(logits_NV), first_token, first_token + logits_NV.shape[1])
+        return found
 
     def _draw(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         if not self.is_checking:
@@ -217,8 +224,14 @@ class ModelRunner:
         return self.ranks.all_gather_last(self._logits(hidden_ND))[:, : self.vocab_size]
 
     def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-        score = self.sampler.score if self._scores_by_sampler and raw_NV.is_cuda else scored
-        return score(raw_NV, tokens_N, num_logprobs)
+        if not (self._scores_by_sampler and raw_NV.is_cuda):
+            return scored(raw_NV, tokens_N, num_logprobs)
+        if not self.is_checking:
+            return self.sampler.score(raw_NV, tokens_N, num_logprobs)
+        with self.checks.sampling("score", raw_NV):
+            found = self.sampler.score(raw_NV, tokens_N, num_logprobs)
+        self.checks.scores(found, tokens_N, num_logprobs, self.vocab_size)
+        return found
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:

@@ -186,7 +186,7 @@ FAULTS = {
     CountsTheWindowFromTheFirstQuery: "test_attend_chunks_within_windows",
     WeighsWhatLiesBeforeTheWindow: "attend with garbage before windows",
     WindowsNeedLengthsOnTheHost: "test_attend_decodes_in_every_form_as_a_captured_graph_lays_them_out",
-    WaitsForTheStartOfTheWindow: "waits for the device: Tensor.__int__ in faulty_kernels.py:",
+    WaitsForTheStartOfTheWindow: "waits for the device: Tensor.__int__ in faulty_attention.py:",
     CapturedPromptsHaveNoWindow: "attend of prompts and decodes within 9 as a graph captures them",
     IgnoresTheScale: "attend, decodes with scale",
     IgnoresTheCap: "attend, decodes with softcap",

@@ -213,7 +213,7 @@ def test_the_rope_table_reaches_the_longest_position() -> None:
         ({"use_sliding_window": True}, ["use_sliding_window = True", "supported: false"]),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "full_attention in every layer"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["rope_type 'llama3'", "yarn"]),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, ["rope_type 'longrope'", "yarn"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads = 3", "a divisor of num_attention_heads = 4"]),
         ({"head_dim": 15}, ["head_dim = 15", "even"]),
         ({"hidden_size": None}, ["hidden_size = None", "positive whole number"]),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.core.contracts import FullAttention, ModelSpec, SlidingWindow
-from hookline.core.errors import RequestFault
+from hookline.core.contracts import ALL, FullAttention, ModelSpec, Plan, SlidingWindow
+from hookline.core.errors import PlanError, RequestFault
 from hookline.core.kv_cache.block_pool import ROOT
 from hookline.core.kv_cache.group_manager import HOLE
 from hookline.core.sampling_params import SamplingParams
@@ -21,6 +21,7 @@ from hookline.core.testing.scheduler_suite import RandomLoad, drain
 from tests.core.kv_cache.test_budget import Foreseeing
 
 FULL, W = FullAttention(), SlidingWindow
+PAIR = (FULL, W(6))
 LAYERS = [(FULL, W(4)), (FULL, W(1), W(7)), (W(5), W(5), FULL, W(5)), (FULL, W(9), W(9), W(3))]
 
 
@@ -29,7 +30,7 @@ class Mixed:
         return plan_mixed(view, 0.0)
 
 
-def engine_of(layers=(FULL, W(6)), scheduler=None, **options):
+def engine_of(layers=PAIR, scheduler=None, **options):
     return fake_engine(scheduler or PlainScheduler(), layers=layers, **{"num_blocks": 128, **options})
 
 
@@ -112,15 +113,15 @@ LENGTH = 12
 @given(
     windows=st.lists(st.integers(1, 14), min_size=1, max_size=3),
     num_full=st.integers(0, 1),
-    cached=st.sets(st.tuples(st.integers(0, 3), st.integers(0, LENGTH - 1))),
+    missing=st.sets(st.tuples(st.integers(0, 3), st.integers(0, LENGTH - 1)), max_size=6),
     block_size=st.sampled_from([1, 2, 4]),
 )
-def test_the_longest_prefix_is_found_that_all_groups_can_go_on_from(windows, num_full, cached, block_size):
+def test_the_longest_prefix_is_found_that_all_groups_can_go_on_from(windows, num_full, missing, block_size):
     layers = (*[FULL] * num_full, *map(W, windows))
     engine = engine_of(layers, block_size=block_size, max_model_len=64)
     request = engine.queue.live[add(engine, list(range(1, LENGTH * block_size + 2)))]
     cache, groups = engine.cache, engine.cache.windows
-    places = {(group, index) for group, index in cached if group < len(groups)}
+    places = {(group, index) for group in range(len(groups)) for index in range(LENGTH)} - missing
     for group, index in places:
         [block] = engine.pool.allocate(1)
         engine.pool.cache(block, cache._key(group, cache.block_hash(request, index)), b"", ROOT)
@@ -190,7 +191,7 @@ def test_requests_of_one_step_share_what_the_first_of_them_computes():
     assert [outputs[id_] for id_ in ids] == [completion(1, [*prompt, last], 4, 50) for last in (40, 41, 42)]
 
 
-# ---------------------------------------------------------------------------------------------- loads, ledger, lost steps
+# -------------------------------------------------------------------------------------------- loads, ledger, lost steps
 
 
 class Comparing(FakeExecutor):
@@ -252,6 +253,25 @@ def test_what_a_lost_step_was_to_compute_is_not_found_even_behind_a_window(numbe
         completion(1, [*prompt[:20], 9], 5, 50),
     ]
     assert engine.pool.num_free == 64
+
+
+class Scripted:
+    def __init__(self, *plans):
+        self.plans = list(plans)
+
+    def plan(self, view):
+        return self.plans.pop(0)
+
+
+def test_decodes_that_lack_blocks_in_some_group_are_refused():
+    plans = Plan(prefill=[(0, 8), (1, 8)]), Plan(decode=ALL)
+    engine = engine_of((FULL, W(9)), Scripted(*plans), num_blocks=11)
+    for _ in range(2):
+        add(engine, list(range(1, 9)), cache_salt=str(len(engine.queue.live)))
+    engine.step()
+    assert engine.pool.num_free == 3
+    with pytest.raises(PlanError, match="needs 2 blocks for 1 tokens of request 1, and 1 of 11 are free"):
+        engine.step()
 
 
 def test_full_attention_everywhere_needs_no_groups():
