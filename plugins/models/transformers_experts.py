@@ -1,7 +1,7 @@
 """Experts of transformers' models by the kernels' expert operation, and their shares of several ranks.
 
-transformers calls the function that is registered under the name in the config's `_experts_implementation`. Gated experts
-with SiLU, without biases, are the kernels'; others are transformers' own grouped products.
+transformers calls the function that is registered under the name in the config's `_experts_implementation`. Experts
+with SiLU gates and without biases are the kernels'; others are transformers' own grouped products.
 Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token.
 """
 

@@ -14,6 +14,7 @@ from hookline.core.contracts import FullAttention, Runtime, SlidingWindow
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.testing.model_driver import ModelDriver
+from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.plugins.models.transformers_layers import is_plain_rms_norm
 from hookline.plugins.models.transformers_model import TransformersModel
 from tests.fuzzing import examples
@@ -31,7 +32,8 @@ def config_of(model_type: str, **options: Any) -> dict[str, Any]:
 def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
     with pytest.raises(ConfigError) as error:
         TransformersModel.spec(config)
-        runtime = Runtime(torch.device("cpu"), torch.float32, LocalRanks(0, num_ranks), None)  # type: ignore[arg-type]
+        kernels = PlainKernels(None, None)  # type: ignore[arg-type]
+        runtime = Runtime(torch.device("cpu"), torch.float32, LocalRanks(0, num_ranks), kernels)
         TransformersModel(config, runtime)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -101,9 +103,17 @@ def test_without_a_tensor_parallel_plan_there_is_one_rank() -> None:
     assert "transformers has no tensor-parallel plan for it; take tp=1, not 2" in refusal(config_of("gpt2"), 2)
 
 
-def test_a_plan_with_a_style_that_is_not_known_is_refused_by_name() -> None:
-    text = refusal(config_of("mixtral", num_local_experts=4), 2)
-    assert "its tensor-parallel plan has 'moe_tp_experts' for model.layers.0.mlp.experts;" in text
+@pytest.mark.parametrize(
+    ("name", "style"),
+    [("layers.*.mlp.up_proj", "sideways"), ("layers.*.mlp", "moe_sideways"), ("norm.weight", "colwise")],
+)
+def test_a_plan_with_a_style_that_is_not_known_is_refused_by_name(
+    name: str, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {**CONFIG_MAPPING["llama"].base_model_tp_plan, name: style}
+    monkeypatch.setattr(CONFIG_MAPPING["llama"], "base_model_tp_plan", plan)
+    place = f"model.{name}".replace("*", "0")
+    assert f"its tensor-parallel plan has '{style}' for {place}; known are colwise," in refusal(config_of("llama"), 2)
 
 
 def test_a_plan_that_does_not_fit_the_model_is_refused() -> None:
