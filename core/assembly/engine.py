@@ -122,6 +122,7 @@ def assemble(
         tag_keys=config.engine.tag_keys,
         processing=processing,
         poolers=Poolers() if poolers is None else poolers,
+        taps=config.engine.taps or (),
         no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
     )

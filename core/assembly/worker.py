@@ -25,6 +25,7 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.worker.layer_taps import LayerTaps
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
@@ -116,6 +117,8 @@ def make_worker(
         )
         num_rows, device = attention.max_num_seqs + 1, attention.device
         runner.pooled_states = PooledStates(pooler_makers(resolved, poolers, runner), num_rows, device)
+        if resolved.config.engine.taps:
+            runner.tap = LayerTaps(resolved.config.engine.taps)
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len

@@ -17,6 +17,7 @@ from hookline.core.layers.linear import (
 )
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
+from hookline.core.layers.taps import tapped
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "plain_route_experts",
     "rope_settings",
     "rope_table",
+    "tapped",
     "vocab_part",
     "wanted_experts",
 ]

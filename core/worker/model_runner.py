@@ -30,6 +30,7 @@ from hookline.core.contracts import (
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.step.message import Step
 from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.layer_taps import LayerTaps
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import RequestTable, SampleRows
@@ -46,6 +47,8 @@ class PagedAttention:
     rows_N: Tensor | None = None
     progress: list[int] = field(default_factory=lambda: [0])
     """One number: calls so far."""
+    tap: Any = None
+    """See core.layers.tapped; None if nobody asked for hidden states."""
 
     def __call__(
         self,
@@ -90,6 +93,10 @@ class ModelRunner:
 
     progress: list[int]
     """One number, which changes with each layer."""
+    tap: LayerTaps | None = None
+    """Set where hidden states behind layers were asked for."""
+    pooled_states: PooledStates | None = None
+    """Set where requests can be pooled."""
     is_checking = False
     """Whether what plugins return in this step is looked at; see `checking`."""
 
@@ -115,8 +122,6 @@ class ModelRunner:
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
         self.clock: StepClock | None = None
-        self.pooled_states: PooledStates | None = None
-        """Set where requests can be pooled."""
         self._scores_by_sampler = is_offered(sampler.score)
 
     @property
@@ -143,9 +148,9 @@ class ModelRunner:
         """
         self.kernels.prepare(batch)
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
-        if rows_N is not None and len(rows_N) >= batch.num_tokens:
+        if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap is not None):
             rows_N = None  # so that the number of rows says which came back
-        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N, self.progress)
+        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N, self.progress, self.tap)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if self.is_checking:

@@ -208,7 +208,7 @@ def test_the_rope_table_reaches_the_longest_position() -> None:
     ("change", "words"),
     [
         ({"model_type": "llama"}, ["model_type = 'llama'", "supported: qwen3"]),
-        ({"architectures": ["Qwen3Model"]}, ["architectures = ['Qwen3Model']", "Qwen3ForCausalLM"]),
+        ({"architectures": ["Qwen3ForTokenClassification"]}, ["Qwen3ForTokenClassification", "Qwen3ForCausalLM or"]),
         ({"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "supported: silu"]),
         ({"use_sliding_window": True}, ["use_sliding_window = True", "supported: false"]),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "full_attention in every layer"]),
