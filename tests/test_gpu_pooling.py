@@ -1,4 +1,4 @@
-"""Pooled requests on a GPU, beside captured decodes: vectors are those of the plain path, and tokens are not disturbed."""
+"""Pooled requests on a GPU, beside captured decodes: vectors as on the plain path, and tokens are not disturbed."""
 
 import random
 
