@@ -8,7 +8,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-COMMANDS = ("run", "serve", "batch", "bench", "report", "simulate", "info", "new")
+COMMANDS = ("run", "serve", "batch", "bench", "report", "simulate", "warm", "info", "new")
 _PUBLIC_NOW = {
     **dict.fromkeys(("batch", "contracts", "hookspecs", "parallel", "peer_memory", "rows", "weights"), "contracts"),
     **dict.fromkeys(("expert_layers", "layers", "rope", "rope_settings", "vocab_layers"), "layers"),

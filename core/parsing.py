@@ -54,6 +54,12 @@ class JsonEnd:
                     return mark.end()
         return None
 
+    def arguments(self, text: str) -> tuple[list[ParsedPart], str | None]:
+        """`push` for the arguments of a call: what there is of them in this piece, and the text behind their end."""
+        end = self.push(text)
+        parts: list[ParsedPart] = [Arguments(text[:end])] if text[:end] else []
+        return parts, None if end is None else text[end:]
+
 
 def merged(parts: Iterable[ParsedPart]) -> list[ParsedPart]:
     """The same with neighbours of one kind joined: what the parts say, however the text was cut."""

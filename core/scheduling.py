@@ -117,8 +117,10 @@ def decode_running(draft: PlanDraft) -> None:
 
 
 def can_simply_decode(view: SchedulerView) -> bool:
-    """Whether `SIMPLY_DECODE` is the plan: no prompt is to be computed, and there is a free block for each request."""
-    return not view.waiting and not view.prefilling and view.budget.num_free >= len(view.running)
+    """Whether `SIMPLY_DECODE` is the plan: no prompt is to be computed, and there are free blocks for each request."""
+    if view.waiting or view.prefilling:
+        return False
+    return view.budget.num_free >= len(view.running) * view.limits.max_blocks_per_token
 
 
 SIMPLY_DECODE = Plan(decode=ALL)

@@ -27,7 +27,7 @@ CURLS = [line for page in (PAGE, README) for line in commands(page) if line.star
 SERVERS = [line for line in LINES if line.startswith("python -m core.serve ")]
 LOADS = [line for line in commands(BENCHMARKS) if " url=" in line]
 LLM, BATCH = 'llm -m hookline "Say hello"', "hookline batch requests.jsonl answers.jsonl model=qwen3_0_6b"
-NOT_HERE = ("docker run ", "lm_eval run ")
+NOT_HERE = ("docker run ", "lm_eval run ", "guidellm run ", "aiperf profile ", "evalscope perf ")
 SNIPPETS = {body.split()[1]: body for language, body in blocks(PAGE) if language == "python"}
 ADDRESS = "http://localhost:8000"
 SMALL = ["workload.num_prompts=2", "repeats=1", "workload.prompt_len=[8,16]"]

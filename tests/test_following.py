@@ -94,6 +94,21 @@ def test_mirostat_is_the_same_after_preemptions_and_holds_the_surprise_near_its_
     assert abs(sum(surprise) / len(surprise) - 2.0) < 0.7 < sum(loose) / len(loose) - 2.0
 
 
+def test_mirostat_for_all_requests_of_an_engine_is_that_of_each_which_may_say_otherwise(llm):
+    def asked(**own):
+        extra = {"mirostat": own} if own else {}
+        return SamplingParams(max_tokens=12, seed=1, ignore_eos=True, logprobs=0, extra_args=extra)
+
+    given = [asked(tau=2.0, eta=0.4), asked(tau=8.0, eta=0.4), asked(), asked(tau=0.5)]
+    prompts = [[10] * 6] * 4
+    wanted = [output.token_ids for output in llm.generate(prompts, given)]
+    assert len({tuple(ids) for ids in wanted}) > 2
+    sizes = dict(num_blocks=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=48)
+    with LLM(device="cpu", engine=sizes, processors={"mirostat": {"tau": 2.0, "eta": 0.4}}) as other:
+        found = other.generate(prompts, [asked(), asked(tau=8.0), asked(tau=0.0), asked(tau=0.5, eta=0.1)])
+    assert [output.token_ids for output in found] == wanted
+
+
 def test_mirostat_without_logprobs_is_refused(llm):
     (output,) = llm.generate([[1]], SamplingParams(extra_args={"mirostat": {"tau": 1.0}}))
     assert output.error == "mirostat follows the tokens' log-probabilities: set sampling.logprobs=0 or more"

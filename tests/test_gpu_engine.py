@@ -163,7 +163,7 @@ def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
 
 
 def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
-    with make(max_num_seqs=4) as llm:
+    with make(max_num_seqs=4, captured_prompt_tokens=512) as llm:
         graphs = llm.engine.executor.prompt_graphs
         graphs.launch = lambda step, shape: pytest.fail("this step fits no graph")
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(7,)))

@@ -20,6 +20,7 @@ SHOWS = {
     "serve": (["serve.port=1", "--cfg", "job"], "\n  port: 1\n"),
     "bench": (["workload=smoke", "--cfg", "job"], "\nworkload:\n"),
     "simulate": (["workload=smoke", "--cfg", "job"], "\ncost: "),
+    "warm": (["card=h200", "--cfg", "job"], "\ncard: h200\n"),
     "report": (["--help"], "python -m core.report"),
     "info": (["chunked"], "scheduler=chunked: "),
     "new": (["scheduler", "mine"], "hookline-mine is a scheduler policy that runs."),

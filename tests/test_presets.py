@@ -1,15 +1,20 @@
 """The shipped presets, with the plugins they stand on: the command line and the library must agree on them."""
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hookline.core.assembly.resolve import chosen
 from hookline.core.config.compose import compose
 from hookline.core.config.settings import ENGINE_KEYS, EngineConfig, validate
+from hookline.core.contracts import AttentionSpec, Runtime
+from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF, Preset, default_options, presets_in
 from hookline.core.run.settings import RunKeys
+from hookline.core.testing.plain_kernels import PlainKernels
 
 PRESETS = presets_in(CONF, "hookline")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -24,6 +29,16 @@ QWEN3 = {
 QWEN3_MOE = {
     "qwen3_30b_a3b": ("Qwen/Qwen3-30B-A3B", 48, 2048, 32, 768),
     "qwen3_235b_a22b": ("Qwen/Qwen3-235B-A22B", 94, 4096, 64, 1536),
+}
+
+PARAMETERS = {
+    "llama3_8b": 8_030_261_248,
+    "mistral_7b": 7_248_023_552,
+    "smollm2_135m": 134_515_008,
+    "qwen2_5_7b": 7_615_616_512,
+    "olmo2_7b": 7_298_617_344,
+    "gemma3_4b": 3_880_263_168,
+    "gpt_oss_20b": 20_914_757_184,
 }
 
 
@@ -76,6 +91,20 @@ def test_a_preset_of_a_model_with_experts_holds_the_published_sizes(host: Plugin
     assert (option.config.checkpoint, *(shape[key] for key in keys)) == QWEN3_MOE[name]
     assert (shape["num_experts"], shape["num_experts_per_tok"], shape["norm_topk_prob"]) == (128, 8, True)
     assert (shape["num_key_value_heads"], shape["head_dim"], shape["vocab_size"]) == (4, 128, 151936)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_preset_has_as_many_parameters_as_the_published_model(host: PluginHost, name: str) -> None:
+    import torch
+
+    option = validate({"model": name}, host).model
+    model_class = chosen(option).load()
+    spec = model_class.spec(option.config.random_shape)
+    sizes = AttentionSpec(1, 1, spec.head_dim, 16, 1, 1, 1, torch.device("meta"), torch.bfloat16)
+    runtime = Runtime(sizes.device, sizes.dtype, LocalRanks(), PlainKernels(None, sizes), option.config)
+    targets = model_class(option.config.random_shape, runtime).weight_targets().values()
+    assert sum(prod(target.shape) for target in targets if target.view is not None) == PARAMETERS[name]
 
 
 def test_the_greedy_preset_is_greedy(host: PluginHost) -> None:

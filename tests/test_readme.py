@@ -37,9 +37,11 @@ EXTRAS = [line for line in COMMANDS if line.startswith("pip install ") and line 
 ELSEWHERE = {
     # needs the hub or a folder of its own; test_parity.py loads checkpoints from folders, test_presets.py the presets
     'python -m core.run model=qwen3_0_6b prompt="The capital of France is"',
-    "python -m core.run model=qwen3_8b model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
+    "python -m core.run model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
     # needs a GPU for its size; docs/log.md has the figures
     "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random",
+    "python -m core.bench workload=mixed256 model=transformers_qwen3_8b model.weights=random",
+    "python -m core.bench workload=mixed256 model=transformers_llama_8b model.weights=random",
     "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random engine.max_num_seqs=256 repeats=1",
     "python -m core.bench workload=poisson model=qwen3_0_6b model.weights=random slo.ttft_s=0.2",
     "python -m core.bench -m scheduler=prefill_first,chunked engine.max_num_seqs=64,256 workload=mixed256 "

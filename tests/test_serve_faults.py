@@ -110,6 +110,22 @@ def test_a_killed_engine_ends_every_stream_and_leaves_the_server_unhealthy() -> 
         assert running.left_over() == []
 
 
+def test_a_stopped_engine_ends_every_stream_and_leaves_the_server_unhealthy() -> None:
+    with server("serve.processes=1", mock={"step_s": 0.01}) as running:
+        engine, stopped_s = running.pid_of("engine_main"), []
+
+        def stop(_: list[Stream]) -> None:
+            os.kill(engine, signal.SIGSTOP)
+            stopped_s.append(time.monotonic())
+
+        streams = asyncio.run(streams_of(running, [LONG] * 4, stop))
+        assert_told(streams, stopped_s[0])
+        assert running.get("/health").status_code == 503
+        assert "its process was stopped for 4 s, as by SIGSTOP" in "".join(running.errors)
+        assert running.stop() == 0
+        assert running.left_over() == []
+
+
 def leave_alone(running: Server) -> None:
     """A client leaves in the middle of its stream."""
 

@@ -4,13 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hookline import LLM
+from hookline import LLM, SamplingParams
 from hookline.core.bench.driver import drive
 from hookline.core.bench.files import read_recording
 from hookline.core.bench.metrics import summarise
@@ -222,3 +223,19 @@ def test_the_shipped_model_predicts_the_jobs_it_was_fitted_to(job):
     guess = predict(read_cost(CONF / "cost_models/h200_qwen3_0_6b.json"), result["config"], result["num_blocks"])
     assert guess["output_tok_s"] == pytest.approx(result["metrics"]["output_tok_s"], rel=0.05)
     assert guess["ttft_s"]["p50"] == pytest.approx(result["metrics"]["ttft_s"]["p50"], rel=0.25)
+
+
+def test_a_simulation_has_the_groups_of_layers_that_were_measured():
+    host = PluginHost.load()
+    cost = replace(COST, origin={"cache_groups": {"windows": [None, 8, 8], "has_states": False}})
+    with closing(simulated_engine(validate({"engine": ENGINE}, host), cost, host)) as engine:
+        assert engine.groups.windows == (None, 8, 8)
+        assert engine.limits.plan.max_blocks_per_token == 3
+        for index in range(6):
+            engine.add([1 + index] * 30, SamplingParams(max_tokens=12))
+        held = []
+        while engine.has_work:
+            engine.step()
+            held.append(40 - engine.pool.num_free)
+        # 42 tokens are 11 blocks of four; of each window, three at most are held between steps.
+        assert engine.pool.num_free == 40 and max(held) > 17

@@ -23,6 +23,7 @@ import torch
 from hookline.core.contracts import QKNorm, Rope
 from hookline.plugins.kernels import triton_decode, triton_ops, triton_prefill, triton_shared_prefix
 from hookline.plugins.kernels.triton_decode import Card, DecodeScratch, DecodeTiling
+from hookline.plugins.kernels.triton_forms import Scoring
 from hookline.plugins.kernels.triton_prefill import PrefillTiling
 from hookline.plugins.kernels.triton_shared_prefix import SharedTiling
 
@@ -33,7 +34,7 @@ except ImportError:
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 256
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
-SCALE = HEAD_DIM**-0.5
+SCORING = Scoring.of(HEAD_DIM**-0.5)
 ROTATED_BYTES = 400e6
 DEVICE = torch.device("cuda")
 DECODE_SHAPES = {
@@ -148,7 +149,7 @@ def bench_decode_shape(name: str, lens: list[int], block_size: int, sweep: bool)
         num_items = triton_decode.schedule_decode(data.lens, scratch, KV_HEADS, tiling)
 
         def launch(table, out=out, num_items=num_items, tiling=tiling):
-            triton_decode.decode_attention(data.q, data.kv, table, num_items, scratch, SCALE, out, tiling)
+            triton_decode.decode_attention(data.q, data.kv, table, num_items, scratch, SCORING, out, tiling)
 
         label = f"t{tiling.tile} w{tiling.num_warps} s{tiling.num_stages} p{tiling.programs_per_sm} S{block_size}"
         if not runs(label, partial(launch, data.tables[0])):
@@ -191,7 +192,8 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
     if expected is not None:
         report("shared", name, "flash-attn", spent)
     scratch = DecodeScratch.make(rows, HEADS, KV_HEADS, HEAD_DIM, DEVICE)
-    shipped = triton_shared_prefix.shared_tiling(rows * HEADS // KV_HEADS, KV_HEADS, torch.bfloat16, scratch.card)
+    queries = rows * HEADS // KV_HEADS
+    shipped = triton_shared_prefix.shared_tiling(queries, KV_HEADS, HEAD_DIM, torch.bfloat16, scratch.card)
     partials = triton_decode.SharedPartials(
         torch.empty(8 * rows, HEADS, HEAD_DIM, device=DEVICE), torch.empty(8 * rows, HEADS, 2, device=DEVICE)
     )
@@ -204,12 +206,12 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
         )
 
         def bulk(table, variant=variant):
-            triton_shared_prefix.shared_prefix_attention(data.q, data.kv, table, scratch, partials, SCALE, variant)
+            triton_shared_prefix.shared_prefix_attention(data.q, data.kv, table, scratch, partials, SCORING, variant)
 
         def launch(table, bulk=bulk, num_items=num_items, out=out):
             bulk(table)
             triton_decode.decode_attention(
-                data.q, data.kv, table, num_items, scratch, SCALE, out, tiling, shared_lens, partials
+                data.q, data.kv, table, num_items, scratch, SCORING, out, tiling, shared_lens, partials
             )
 
         label = f"m{variant.block_m} t{variant.tile} w{variant.num_warps} s{variant.num_stages} r{variant.max_parts}"
@@ -248,7 +250,7 @@ def bench_prefill_shape(name: str, lens: list[int], block_size: int, sweep: bool
         spent = time_us([partial(flash, table) for table in tables])
         report("prefill", name, f"flash-attn S{block_size}", spent, tflop_s=round(flops / spent / 1e6))
     shipped = triton_prefill.prefill_tiling(
-        sum(lens), max(lens), HEADS, HEADS // KV_HEADS, torch.bfloat16, Card.of(DEVICE)
+        sum(lens), max(lens), HEADS, HEADS // KV_HEADS, HEAD_DIM, torch.bfloat16, Card.of(DEVICE)
     )
     for tiling in sweep_prefill() if sweep else [shipped]:
         out = torch.full_like(q, float("nan"))
@@ -256,7 +258,7 @@ def bench_prefill_shape(name: str, lens: list[int], block_size: int, sweep: bool
         tiles_W2 = torch.from_numpy(tiles).to(DEVICE)
 
         def launch(table, out=out, tiles_W2=tiles_W2, tiling=tiling):
-            triton_prefill.prefill_attention(q, data.kv, table, starts, data.lens, tiles_W2, SCALE, out, tiling)
+            triton_prefill.prefill_attention(q, data.kv, table, starts, data.lens, tiles_W2, SCORING, out, tiling)
 
         label = f"m{tiling.block_m} t{tiling.tile} w{tiling.num_warps} s{tiling.num_stages} S{block_size}"
         if not runs(label, partial(launch, tables[0])):

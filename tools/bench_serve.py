@@ -1,7 +1,8 @@
 """Streamed chunks a second of one front end, with an engine that only makes tokens up: `python tools/bench_serve.py`.
 
-The front end is pinned to one core, the engine's process and this client to another. Where other programs use the cores
-as well, the chunks per second of the front end's own time are the figure to look at. Linux only.
+The front end is pinned to one core, the engine's process and this client to another. The figure by the wall is the
+smaller of what either core can do. Where other programs use the cores as well, look at the chunks per second of each
+core's own time. Linux only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = "from hookline.core.testing.serving import main; main()"
 WARM_S = 2.0
-PAUSE_S = 0.002
+PAUSE_S = 0.01
 """Between two looks of the client, so that it reads several chunks at once."""
 
 
@@ -98,9 +99,13 @@ def measure(num_streams: int, seconds: float, step_s: float) -> dict[str, float]
             os.sched_setaffinity(pid, {cores[0]} if pid == front else {cores[-1]})
         load = Load(int(line.rpartition(":")[2].removesuffix("/v1\n")), num_streams)
         load.run(WARM_S)
-        before, cpu_before_s, started_s = load.num_chunks, cpu_s(front), time.monotonic()
+        engine = next(pid for target, pid in processes.items() if "engine_main" in target)
+        before, started_s = load.num_chunks, time.monotonic()
+        busy_before_s = cpu_s(front), cpu_s(engine), time.process_time()
         load.run(seconds)
-        chunks, busy_s, wall_s = load.num_chunks - before, cpu_s(front) - cpu_before_s, time.monotonic() - started_s
+        busy_s = cpu_s(front), cpu_s(engine), time.process_time()
+        chunks, wall_s = load.num_chunks - before, time.monotonic() - started_s
+        front_s, engine_s, client_s = (end - begin for begin, end in zip(busy_before_s, busy_s, strict=True))
     finally:
         server.send_signal(signal.SIGTERM)
         server.send_signal(signal.SIGTERM)
@@ -108,8 +113,11 @@ def measure(num_streams: int, seconds: float, step_s: float) -> dict[str, float]
         server.stdout.close()
     return {
         "chunks_s": round(chunks / wall_s),
-        "chunks_per_front_end_second": round(chunks / busy_s),
-        "front_end_cores": round(busy_s / wall_s, 2),
+        "chunks_per_front_end_second": round(chunks / front_s),
+        "chunks_per_second_of_engine_and_client": round(chunks / (engine_s + client_s)),
+        "front_end_cores": round(front_s / wall_s, 2),
+        "engine_cores": round(engine_s / wall_s, 2),
+        "client_cores": round(client_s / wall_s, 2),
     }
 
 

@@ -33,7 +33,7 @@ KINDS = (
     "needs",
 )
 """Modules of core/contracts, in the order of the page."""
-LAYERS = ("residual", "taps", "linear", "vocab", "experts", "rope")
+LAYERS = ("residual", "taps", "linear", "norm", "vocab", "experts", "clamped_experts", "rope_config", "rope")
 HEAD = """# Reference: hooks, contracts, layers
 
 Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
@@ -38,9 +39,12 @@ from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.arrays import no_ints
+from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
+MIN_LEN = 2
+"""Tokens of the shortest request: one of a prompt and one of its completion."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Built:
 
     engine: Engine
     resolved: ResolvedConfig
+    phases: StartPhases
+    """What the start took so far."""
 
 
 def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) -> Built:
@@ -56,30 +62,38 @@ def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) 
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
+    phases = StartPhases("imports and configuration" if is_command else None)
+    config = with_model(config, host)
     with Blaming(chosen_entries(config, host), "while starting"):
-        observers = Observers(host.manager, make_observers(config.observers))
-        resolved = resolve(config, host)
-        processing = Processing.of(host.registry, resolved.facts)
+        with phases.part("checkpoint and choice"):
+            observers = Observers(host.manager, make_observers(config.observers))
+            resolved = resolve(config, host)
+        processing = Processing.of(host.registry, resolved.facts, config.processors)
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
         poolers = make_poolers(resolved, host.registry)
-        executor = build_executor(resolved, processing, poolers.entries)
+        executor = build_executor(resolved, processing, phases, poolers.entries)
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
         try:
             structured_output = make_structured_output(resolved, host)
-            return Built(assemble(resolved, observers, executor, processing, structured_output, poolers), resolved)
+            engine = assemble(resolved, observers, executor, processing, structured_output, poolers)
+            return Built(engine, resolved, phases)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
 
 
-def build_executor(resolved: ResolvedConfig, processing: Processing, poolers: Sequence[Entry] = ()) -> SizedExecutor:
+def build_executor(
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
+) -> SizedExecutor:
     """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
-    if resolved.ranks.size == 1:
-        return build_worker(resolved, processing, poolers)
-    return start_ranks(resolved, processing, poolers)
+    start = build_worker if resolved.ranks.size == 1 else start_ranks
+    return start(resolved, processing, phases, poolers)
 
 
 def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
@@ -100,13 +114,14 @@ def assemble(
     poolers: Poolers | None = None,
 ) -> Engine:
     """The engine around its executor."""
-    attention, config = resolved.attention, resolved.config
+    attention, config, groups = resolved.attention, resolved.config, resolved.groups
     plan = Limits(
         max_num_seqs=attention.max_num_seqs,
         max_num_batched_tokens=attention.max_num_batched_tokens,
         max_model_len=attention.max_model_len,
         block_size=attention.block_size,
         num_blocks=executor.num_blocks,
+        max_blocks_per_token=groups.num_groups,
     )
     timeout_s, vocab_size = config.engine.stall_timeout_s, resolved.spec.vocab_size
     eos = frozenset(one for one in resolved.checkpoint.eos_token_ids if one < vocab_size)  # others are never sampled
@@ -125,14 +140,25 @@ def assemble(
         taps=config.engine.taps or (),
         no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
+        num_cache_tokens=groups.longest(
+            plan.num_blocks, plan.block_size, plan.max_num_batched_tokens, plan.max_model_len
+        ),
     )
+    if limits.max_len < MIN_LEN:
+        raise CapacityError(
+            f"no room for a request: {plan.max_blocks_per_token} groups of this model's layers share "
+            f"{plan.num_blocks} blocks of {plan.block_size} tokens, which hold {limits.max_len} tokens of one; raise "
+            "engine.num_blocks, or give the KV cache more memory"
+        )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
+    if config.engine.prefix_caching and not resolved.caches_prefixes:
+        logger.info("prefixes are not cached: layers of this model keep a state of all tokens before")
     scheduler = chosen(config.scheduler)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
-        BlockPool(plan.num_blocks, plan.block_size, caching=config.engine.prefix_caching),
+        BlockPool(plan.num_blocks, plan.block_size, caching=resolved.caches_prefixes),
         limits,
         policy=scheduler.name,
         origin=str(scheduler.origin),
@@ -141,28 +167,36 @@ def assemble(
         shares_prefixes=resolved.shares_prefixes,
         job_folder=job_folder(),
         structured_output=structured_output,
+        groups=groups,
     )
 
 
-def start_ranks(resolved: ResolvedConfig, processing: Processing, poolers: Sequence[Entry] = ()) -> MultiprocExecutor:
+def start_ranks(
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
+) -> MultiprocExecutor:
     """Start the further ranks, build our own worker beside them, and wait until all are ready.
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    engine = resolved.config.engine
+    engine, phases = resolved.config.engine, phases or StartPhases()
     links = RankLinks(resolved.ranks.size, MAIN, task_of(resolved), timeouts(engine, resolved.device))
     built: Worker | LocalRanks = resolved.ranks
     monitor = links.monitor
     try:
-        monitor.wait_until_all("here")
-        links.send(no_ints())  # each child waits for it before it joins the group
-        built = ranks = connect(
-            behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
-        )
+        with phases.part("further ranks"):
+            monitor.wait_until_all("here")
+            links.send(no_ints())  # each child waits for it before it joins the group
+            built = ranks = connect(
+                behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
+            )
         monitor.release = ranks.abort
         with monitor.interrupter.region():
-            built = worker = build_worker(replace(resolved, ranks=ranks), processing, poolers)
-        monitor.wait_until_all("ready")
+            built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases, poolers)
+        with phases.part("further ranks"):
+            monitor.wait_until_all("ready")
     except BaseException as error:
         if isinstance(error, RankError | Interrupted):
             error = monitor.verdict(error)

@@ -61,6 +61,5 @@ def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], Non
         resolved = resolve(config, host, task["rank"])
         meet()
         ranks = connect(behind_secret(join(task["port"]), task["secret"]), resolved.ranks, resolved.device, heartbeat)
-        return build_worker(
-            replace(resolved, ranks=ranks), Processing.of(host.registry, resolved.facts), pooler_entries(host.registry)
-        )
+        processing = Processing.of(host.registry, resolved.facts, config.processors)
+        return build_worker(replace(resolved, ranks=ranks), processing, poolers=pooler_entries(host.registry))

@@ -15,9 +15,11 @@ from hookline.core.contracts import AttentionSpec, ModelSpec
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import ConfigError, PluginError
+from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet
 from hookline.core.plugin.registry import Entry, Option
+from hookline.core.step.captured import captured_prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,27 @@ class ResolvedConfig:
         return self.uses_graphs and self.kernels.needs.graph_prefill
 
     @property
+    def captured_prompt_tokens(self) -> int:
+        """Tokens of the largest captured step of prompts."""
+        stated = self.config.engine.captured_prompt_tokens
+        if stated is not None:
+            return stated
+        return captured_prompt_tokens(self.spec.num_layers, self.spec.hidden_size, self.config.tp)
+
+    @property
+    def groups(self) -> CacheGroups:
+        """Which layers share blocks of the KV cache."""
+        return CacheGroups.of(self.spec, self.attention.max_model_len)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether requests find what earlier ones computed; a state is of all tokens before it, and kept for none."""
+        return self.config.engine.prefix_caching and not self.groups.has_states
+
+    @property
     def shares_prefixes(self) -> bool:
         """Whether the kernels are told which decodes share a prefix."""
-        return self.kernels.needs.shared_prefix and self.config.engine.prefix_caching
+        return self.kernels.needs.shared_prefix and self.caches_prefixes and self.groups.is_plain
 
     @property
     def overlaps(self) -> bool:
@@ -89,6 +109,7 @@ def resolve(config: Config, host: PluginHost, rank: int = 0) -> ResolvedConfig:
         refuse_unmet(chosen(option), facts)
     kernels = choose_kernels(host, config.kernels.name, facts)
     attention = attention_spec(config, spec, ranks, facts, device, kernels)
+    CacheGroups.of(spec, attention.max_model_len)  # raises what the spec has wrong
     return ResolvedConfig(config, checkpoint, spec, attention, kernels, ranks, facts, tuple(host.description))
 
 

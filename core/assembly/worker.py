@@ -11,26 +11,29 @@ from functools import partial
 
 import torch
 
+from hookline.core.assembly.kernel_build import start_build
 from hookline.core.assembly.poolers import pooler_makers
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.headless import fitted
-from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
+from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
 from hookline.core.checkpoint.locate import locate
-from hookline.core.contracts import Kernels, Model, ProcessorSpec, Runtime, TokenTexts
+from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, Runtime, StateTensor, TokenTexts
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
-from hookline.core.errors import CapacityError, StepFault
+from hookline.core.errors import CapacityError, ConfigError, StepFault
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes, prompt_shapes
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.util.start_phases import StartPhases
+from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.layer_taps import LayerTaps
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.pooling import PooledStates
-from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.request_table import LayerStates, RequestTable
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 
@@ -43,26 +46,44 @@ _NO_HOST_MEMORY = (
 )
 
 
-def build_worker(resolved: ResolvedConfig, processing: Processing, poolers: Sequence[Entry] = ()) -> Worker:
+def build_worker(
+    resolved: ResolvedConfig,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
+) -> Worker:
     """The worker of the rank that `resolved` is about; the other ranks have to build theirs at the same time.
 
-    processing: the logits processors that are installed, the same on every rank; poolers: likewise.
+    processing: the logits processors that are installed, the same on every rank; poolers: likewise. phases: told what
+    the start takes.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
-    if resolved.device.type == "cuda":
-        torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
+    phases, build = phases or StartPhases(), None
     try:
-        kernels = make_kernels(resolved)
-        ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
-        resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
-        return make_worker(resolved, load_model(resolved, kernels), kernels, processing, poolers)
+        with phases.part("device and kernels"):
+            if resolved.device.type == "cuda":
+                torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
+            kernels = make_kernels(resolved)
+            build = start_build(resolved)
+            ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
+            resolved = replace(resolved, ranks=with_copies(ranks, resolved.attention, resolved.spec.hidden_size))
+        with phases.part("weights"):
+            model = load_model(resolved, kernels)
+        if build is not None:
+            with phases.part("kernels compiled ahead"):
+                told, build = build.wait(), None
+            phases.notes.append(told or "kernels compiled as they were needed")
+        return make_worker(resolved, model, kernels, processing, phases, poolers)
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(resolved, error)) from error
     except RuntimeError as error:
         if "DefaultCPUAllocator" not in str(error):
             raise
         raise CapacityError(f"{_NO_HOST_MEMORY}: {str(error).partition('DefaultCPUAllocator: ')[2]}") from error
+    finally:
+        if build is not None:
+            build.end()
 
 
 def make_kernels(resolved: ResolvedConfig) -> Kernels:
@@ -88,32 +109,43 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
             load_source(checkpoint.reference, checkpoint.source, fitted(model.weight_targets(), checkpoint))
         else:
             assert checkpoint.folder is not None
-            load_checkpoint(checkpoint.folder, fitted(model.weight_targets(), checkpoint), stored=checkpoint.stored)
+            stored = checkpoint.stored
+            if hasattr(model, "tensor_name"):
+                stored = renamed(checkpoint.folder, stored, model.tensor_name)
+            load_checkpoint(checkpoint.folder, fitted(model.weight_targets(), checkpoint), stored=stored)
     return model
 
 
 def make_worker(
-    resolved: ResolvedConfig, model: Model, kernels: Kernels, processing: Processing, poolers: Sequence[Entry] = ()
+    resolved: ResolvedConfig,
+    model: Model,
+    kernels: Kernels,
+    processing: Processing,
+    phases: StartPhases | None = None,
+    poolers: Sequence[Entry] = (),
 ) -> Worker:
-    """Size the KV cache, put the rank together and capture its graphs."""
-    attention = resolved.attention
+    """Size the KV cache, put the rank together, capture its graphs and warm it up."""
+    attention, phases = resolved.attention, phases or StartPhases()
     sampler_entry = chosen(resolved.config.sampler)
     sampler = sampler_entry.load()(resolved.config.sampler.config)
     blaming = blaming_in_steps(resolved, processing)
+    groups, states = resolved.groups, make_states(resolved)
 
     def worker(num_blocks: int) -> Worker:
         max_blocks = -(-attention.max_model_len // attention.block_size)
+        sizes = attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
         runner = ModelRunner(
             model,
             kernels,
             sampler,
-            RequestTable(attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device),
-            allocate_cache(resolved.spec.num_layers, num_blocks, attention),
+            RequestTable(*sizes, windows=groups.windows, states=states),
+            allocate_cache(groups.num_places, num_blocks, attention),
             ranks=resolved.ranks,
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=sampler_entry.needs.vocabulary_shards,
             pipeline=Pipeline(processing.stages, processor_spec(resolved), partial(rank_token_texts, resolved)),
             checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
+            groups=groups,
         )
         num_rows, device = attention.max_num_seqs + 1, attention.device
         runner.pooled_states = PooledStates(pooler_makers(resolved, poolers, runner), num_rows, device)
@@ -122,16 +154,56 @@ def make_worker(
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits) if resolved.captures_prompts else []
+    shapes = prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
     rehearsals = [lambda: worker(1).profile_run(attention)]
     if resolved.uses_graphs:
         rehearsals += [lambda: worker(1).profile_graphs(attention, shapes), lambda: profile_extra_sampling(resolved)]
-    num_blocks = count_blocks(resolved.config.engine, resolved.spec.num_layers, attention, rehearsals)
-    ready = worker(resolved.ranks.smallest(num_blocks))
+    compiled = LateWork(is_late=False)
+    compiled.begin()
+    with phases.part("memory rehearsal"):
+        num_blocks = count_blocks(resolved.config.engine, groups.num_places, attention, rehearsals)
+    with phases.part("KV cache"):
+        ready = worker(resolved.ranks.smallest(num_blocks))
     if resolved.uses_graphs:
         sizes = graph_sizes(attention.max_num_seqs)
-        ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+        with phases.part("graphs"):
+            ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+    if resolved.device.type == "cuda":
+        with phases.part("warm-up"):
+            ready.warm_up(attention, shares_prefixes=resolved.shares_prefixes)
+    compiled.end()
+    if any(compiled.counts.values()):
+        phases.notes.append(str(compiled))
+    ready.late.begin()
     return ready
+
+
+def make_states(resolved: ResolvedConfig) -> LayerStates | None:
+    """The states of the layers that keep one, on this rank; None if there is no such layer.
+
+    Raises: ConfigError if one cannot be split among the ranks.
+    """
+    layers = {
+        index: {name: _state_form(resolved, index, name, tensor) for name, tensor in layer.tensors}
+        for index, layer in enumerate(resolved.spec.cache_layers)
+        if isinstance(layer, RecurrentState)
+    }
+    sizes = resolved.attention
+    return LayerStates(layers, sizes.max_num_seqs, sizes.device) if layers else None
+
+
+def _state_form(
+    resolved: ResolvedConfig, layer: int, name: str, tensor: StateTensor
+) -> tuple[tuple[int, ...], torch.dtype]:
+    shape, num_ranks = list(tensor.shape), resolved.ranks.size
+    if tensor.split_dim is not None:
+        if shape[tensor.split_dim] % num_ranks:
+            raise ConfigError(
+                f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
+                f"layer {layer}, which is {tensor.shape}"
+            )
+        shape[tensor.split_dim] //= num_ranks
+    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else resolved.attention.dtype
 
 
 def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
 
 
-ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "vocab_size", "overlap")
+ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "cache_groups", "vocab_size", "overlap")
 """What `describe_engine` says beside the device."""
 
 
@@ -33,23 +32,12 @@ def revision() -> str | None:
 def first_token_s(llm: LLM) -> float:
     """Seconds from the start of this process to the first token, which this draws."""
     from hookline.core.sampling_params import SamplingParams
+    from hookline.core.util.start_phases import process_age_s
 
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, ignore_eos=True))
     started = process_age_s()
     llm.generate([[4, 5, 6]], SamplingParams(max_tokens=8, ignore_eos=True))
     return started
-
-
-def process_age_s() -> float:
-    """Seconds since this process was started, imports included; since the first call where the system cannot tell."""
-    try:
-        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        import os
-
-        return uptime - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return time.process_time()
 
 
 def peak_memory(llm: LLM) -> dict[str, float | None]:
@@ -94,6 +82,8 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
         "scheduler": llm.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,
+        "cache_groups": llm.engine.groups.described,
         "vocab_size": limits.vocab_size,
         "overlap": limits.overlap,
+        "start_phases_s": {name: round(seconds, 3) for name, seconds in llm.start_phases_s.items()},
     }

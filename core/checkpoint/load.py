@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.core.checkpoint.mxfp4 import BLOCKS, SCALES, Mxfp4Slices
 from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.errors import CheckpointError
@@ -70,12 +72,13 @@ def load_checkpoint(
     """
     stored = stored_tensors(Path(folder)) if stored is None else stored
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
-    jobs = [(name, stored[name].path, targets[name]) for name in stored if targets[name].view is not None]
+    wanted = (name for name in stored if name in targets and targets[name].view is not None)
+    jobs = [(stored[name].name or name, stored[name], targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
     with ThreadPoolExecutor(num_readers) as readers:
         _refuse_not_finite(str(folder), [one for sums in readers.map(_read, shares) for one in sums])
-    return sum(target.view.nbytes for _, _, target in jobs if target.view is not None)
+    return sum(map(_num_bytes, (target for _, _, target in jobs)))
 
 
 def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
@@ -89,16 +92,33 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
     _check(name, shapes, targets)
     num_bytes, sums = 0, []
     for tensor_name, target in targets.items():
-        if target.view is not None and target.view.numel():
+        if _num_bytes(target):
             tensor = source.read(tensor_name)
             if tuple(tensor.shape) != shapes[tensor_name]:
                 said, given = list(shapes[tensor_name]), list(tensor.shape)
                 raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
-            target.view.copy_(target.cut(tensor))
-            num_bytes += target.view.nbytes
-            sums.append((tensor_name, target.view.sum(dtype=torch.float32)))
+            target.fill(tensor)
+            num_bytes += _num_bytes(target)
+            sums.append((tensor_name, _sum(target)))
     _refuse_not_finite(name, sums)
     return num_bytes
+
+
+def renamed(
+    folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
+) -> dict[str, StoredTensor]:
+    """The tensors of a folder under the names that a model has for them, without those that it needs not.
+
+    Raises: CheckpointError if two would have the same name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        new = rename(name)
+        if new is not None and new in found:
+            raise CheckpointError(f"{folder} holds {found[new].name} and {name}, which are the same tensor; remove one")
+        if new is not None:
+            found[new] = replace(tensor, name=name)
+    return found
 
 
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
@@ -110,7 +130,7 @@ def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
     with torch.inference_mode():
         for name, target in targets.items():
             if target.view is not None:
-                target.view.copy_(target.cut(_draw(name, target, target.view.device, seed)))
+                target.fill(_draw(name, target, target.view.device, seed))
 
 
 def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> Tensor:
@@ -122,18 +142,37 @@ def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> T
 
 
 @torch.inference_mode()  # The parameters may be inference tensors, and the mode is per thread.
-def _read(jobs: Sequence[tuple[str, Path, WeightTarget]]) -> Sums:
+def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
     sums = []
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
-        for name, path, target in jobs:
+
+        def slices(path: Path, name: str) -> Any:
             if path not in files:
                 files[path] = stack.enter_context(open_file(path))
-            assert target.view is not None
-            if target.view.numel():
-                target.view.copy_(target.cut(files[path].get_slice(name)))
-                sums.append((name, target.view.sum(dtype=torch.float32)))
+            return files[path].get_slice(name)
+
+        for name, tensor, target in jobs:
+            if not _num_bytes(target):
+                continue
+            stored_name = tensor.name or name
+            if tensor.scales is None:
+                target.fill(slices(tensor.path, stored_name))
+            else:
+                blocks, scales = slices(tensor.path, stored_name + BLOCKS), slices(tensor.scales, stored_name + SCALES)
+                target.fill(Mxfp4Slices(blocks, scales))
+            sums.append((name, _sum(target)))
     return sums
+
+
+def _num_bytes(target: WeightTarget) -> int:
+    """Bytes of all its views."""
+    return sum(piece.view.nbytes for piece in target.pieces if piece.view is not None)
+
+
+def _sum(target: WeightTarget) -> Tensor:
+    """Of all its views, in float32: not finite if one of their values is not."""
+    return torch.stack([piece.view.sum(dtype=torch.float32) for piece in target.pieces if piece.view is not None]).sum()
 
 
 def _refuse_not_finite(checkpoint: str, sums: Sums) -> None:
@@ -151,9 +190,10 @@ def _refuse_not_finite(checkpoint: str, sums: Sums) -> None:
 def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, WeightTarget]) -> None:
     """Compare names and shapes before a byte is read."""
     wanted = {name: target for name, target in targets.items() if target.view is not None}
+    ignored = tuple(name[:-1] for name, target in targets.items() if target.view is None and name.endswith("*"))
     problems = [
         _some("missing", [name for name in wanted if name not in stored], str),
-        _some("surplus", [name for name in stored if name not in targets], str),
+        _some("surplus", [name for name in stored if name not in targets and not name.startswith(ignored)], str),
         _some(
             "misshaped",
             [name for name, target in wanted.items() if name in stored and stored[name] != target.shape],

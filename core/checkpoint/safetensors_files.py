@@ -12,22 +12,31 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from hookline.core.checkpoint.mxfp4 import BLOCKS, SCALES, dequantised_shape
 from hookline.core.errors import CheckpointError, one_short_line, shown_key
 
 INDEX = "model.safetensors.index.json"
 """Hugging Face's list of the shards of a checkpoint."""
 MAX_FILE_NAME = 200
 """Most characters of a shard's name; file systems end at 255 bytes."""
+MXFP4 = "mxfp4"
+"""The quantisation that is dequantised when it is loaded."""
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and its shape."""
+    """Where a tensor lies and its shape.
+
+    name: the file's, if the tensor is known by another. scales: of an MXFP4 tensor, which is dequantised when it is
+    read; then `path` has its blocks, this its scales.
+    """
 
     path: Path
     shape: tuple[int, ...]
+    name: str = ""
+    scales: Path | None = None
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -42,7 +51,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             if name in tensors:
                 raise CheckpointError(f"tensor '{name}' is in {tensors[name].path.name} and in {path} as well")
             tensors[name] = tensor
-    return tensors
+    return _with_mxfp4_joined(tensors)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -83,7 +92,10 @@ def refuse_quantised(folder: Path) -> None:
     except (OSError, ValueError, RecursionError):
         return  # Reading the config is core.checkpoint.checkpoint's business; weights alone may come without one.
     if isinstance(config, dict) and config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown method")
+        quantised = config["quantization_config"]
+        method = quantised.get("quant_method", "unknown method") if isinstance(quantised, dict) else "unknown method"
+        if method == MXFP4:
+            return
         raise CheckpointError(
             f"{folder} is quantised (quantization_config: {method}), which is not supported; "
             "use the unquantised checkpoint (bfloat16, float16 or float32)"
@@ -112,12 +124,25 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     with open_file(path) as file:
         for name in file.offset_keys() if hasattr(file, "offset_keys") else file.keys():
             piece = file.get_slice(name)
-            if piece.get_dtype() not in _FLOAT_DTYPES:
+            is_mxfp4 = piece.get_dtype() == "U8" and name.endswith((BLOCKS, SCALES))
+            if piece.get_dtype() not in _FLOAT_DTYPES and not is_mxfp4:
                 raise CheckpointError(
                     f"tensor '{name}' in {path} has dtype {piece.get_dtype()}; supported: {', '.join(_FLOAT_DTYPES)}"
                 )
             tensors[name] = StoredTensor(path, tuple(piece.get_shape()))
     return tensors
+
+
+def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """NAME_blocks and NAME_scales as one tensor NAME."""
+    joined = dict(tensors)
+    for name in tensors:
+        whole = name.removesuffix(BLOCKS)
+        if whole != name and whole + SCALES in tensors:
+            blocks, scales = joined.pop(name), joined.pop(whole + SCALES)
+            shape = dequantised_shape(whole, blocks.shape, scales.shape)
+            joined[whole] = StoredTensor(blocks.path, shape, scales=scales.path)
+    return joined
 
 
 def _nothing_to_read(folder: Path) -> str:

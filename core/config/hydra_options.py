@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline.core.config.schema import plain_defaults
+from hookline.core.contracts import ModelConfig
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, Entry
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, Entry
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
 """Keys whose value is raw text, always: what follows the first = is taken as it is; so is a single tag's."""
@@ -19,7 +20,7 @@ _WORKLOAD = "workload."
 _STRUCTURED = "sampling.structured_outputs."
 _RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
 """Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
-_FREE = ("sampling.extra_args.", "client.body.", _STRUCTURED, _TAG)
+_FREE = ("sampling.extra_args.", "processors.", "client.body.", _STRUCTURED, _TAG)
 """What keys begin with that stand below a mapping of any keys (the installed processors', a server's, tags), or below
 one that is None unless it is set."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
@@ -73,7 +74,8 @@ def store_options(host: PluginHost) -> None:
         if entry.kind in KINDS:
             store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
     for kind in CHOSEN_KINDS:
-        store.store(group=kind, name=AUTO, node={"name": AUTO}, provider="hookline")
+        node = _typed_node(AUTO, ModelConfig) if kind == MODEL else {"name": AUTO}
+        store.store(group=kind, name=AUTO, node=node, provider="hookline")
 
 
 def store_keys(keys: type) -> None:
@@ -85,15 +87,17 @@ def store_keys(keys: type) -> None:
 
 def option_node(entry: Entry) -> Any:
     """The option's node: its `name`, which says what was chosen, and the fields of its dataclass with their types."""
+    return _typed_node(entry.name, entry.config)
+
+
+def _typed_node(option: str, config: type | None) -> Any:
     from omegaconf import OmegaConf
 
-    name = ("name", str, dataclasses.field(default=entry.name))
-    if entry.config is None:
+    name = ("name", str, dataclasses.field(default=option))
+    if config is None:
         return OmegaConf.structured(dataclasses.make_dataclass("NoFields", [name]))
-    frozen: bool = entry.config.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    node = OmegaConf.structured(
-        dataclasses.make_dataclass(entry.config.__name__, [name], bases=(entry.config,), frozen=frozen)
-    )
+    frozen: bool = config.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    node = OmegaConf.structured(dataclasses.make_dataclass(config.__name__, [name], bases=(config,), frozen=frozen))
     OmegaConf.set_readonly(node, None)  # OmegaConf takes "frozen" to mean that no override may change a value
     for name in node:
         if OmegaConf.is_dict(node[name]) and OmegaConf.get_type(node, name) is dict:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookline.core.config.schema import build, check_keys
+from hookline.core.contracts import FromSamplingParams, ModelConfig
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.claims import bringing_checkpoint
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, OBSERVER, Entry, Option
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, POOLER, PROCESSOR, Entry, Option
 from hookline.core.request_info import check_tag_key
 from hookline.core.sampling_params import MAX_SEED
 from hookline.core.util.mappings import merge
@@ -54,12 +56,19 @@ class EngineConfig:
     block_size: int | None = bounded(None, 1, MAX_COUNT)
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)
-    """KV blocks; None takes as many as memory allows."""
+    """KV blocks, each of one group of layers if layers keep unlike things; None takes as many as memory allows."""
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
 
     So are steps of both, if max_num_batched_tokens is at most 512 and max_model_len at most 16,384.
     """
+    captured_prompt_tokens: int | None = bounded(None, 0, MAX_COUNT)
+    """Tokens of the largest step of prompts that is captured as a CUDA graph, padded to a few sizes. None: what a card
+    computes in about the time in which the host would launch it: 1,280 for a model of 8 billion weights, 4,096 for
+    one of 0.6 billion. More start the engine slower; 0 captures none."""
+    compile_ahead: bool = True
+    """At a start whose kernels are not in their compiler's cache yet, compile them in processes of their own, one a
+    core, while the weights load. hookline warm does it before any start."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True
@@ -133,6 +142,9 @@ class EngineKeys:
     """auto, cpu, cuda or cuda:N."""
     observers: tuple[Option, ...] = ()
     """Who watches the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
+    processors: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of logits processors for requests that do not say otherwise, as processors.NAME.FIELD=VALUE; a request's
+    own extra_args go before, field by field. python -m core.info NAME lists the fields."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and limits of the engine."""
 
@@ -176,8 +188,11 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     defaults, given = default_options(), dict(tree)
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
     engine = _mapping("engine", given.pop("engine", None) or {})
-    observers = _observers(given.pop("observers", None), host)
-    return Config(**options, observers=observers, engine=build(EngineConfig, engine, "engine"), **given)
+    further = {
+        "observers": _observers(given.pop("observers", None), host),
+        "processors": _processors(given.pop("processors", None), host),
+    }
+    return Config(**options, **further, engine=build(EngineConfig, engine, "engine"), **given)
 
 
 def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
@@ -194,6 +209,21 @@ def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
 
 def _observer(value: Any, host: PluginHost) -> Option:
     return option_of(OBSERVER, value, host, "observers")
+
+
+def _processors(value: Any, host: PluginHost) -> dict[str, Option]:
+    """By name, each processor's arguments for requests that do not say otherwise."""
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"processors={shown(value)} is not a mapping; write processors.NAME.FIELD=VALUE")
+    options = {}
+    for name, fields_ in (value or {}).items():
+        key, entry = f"processors.{name}", host.choose(PROCESSOR, str(name))
+        assert entry.config is not None
+        if issubclass(entry.config, FromSamplingParams):
+            known = ", ".join(f"sampling.{one.name}" for one in fields(entry.config))
+            raise ConfigError(f"{key}: its arguments are sampling parameters; set {known} in its place")
+        options[entry.name] = _made(entry, _mapping(key, fields_ or {}), key)
+    return options
 
 
 def option_of(kind: str, value: Any, host: PluginHost, key: str) -> Option:
@@ -217,6 +247,8 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     name = values.pop("name", AUTO if default is None and kind in CHOSEN_KINDS else default)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
+    if kind == MODEL and name == AUTO:
+        return _auto_model(values, host)
     if kind in CHOSEN_KINDS and name == AUTO:
         check_keys(values, (), kind)
         return Option()
@@ -226,6 +258,27 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
         check_keys(values, (), kind, LIMIT_KEYS)
         return Option(entry)
     return _made(entry, merge(preset_fields, values), kind, LIMIT_KEYS)
+
+
+def _auto_model(values: Mapping[str, Any], host: PluginHost) -> Option:
+    """The model that brings a checkpoint if none is named; else what was asked, for `core.assembly.auto_model`.
+
+    Raises: ConfigError for a field or its value, or if no checkpoint is named and no model brings one.
+    """
+    asked: ModelConfig = build(ModelConfig, values, MODEL, LIMIT_KEYS)
+    if asked.checkpoint or asked.random_shape:
+        return Option(None, asked)
+    entry = bringing_checkpoint(host)
+    if entry is None:
+        raise ConfigError("model=auto needs model.checkpoint=FOLDER, a hub id, or a model's name: model=NAME")
+    return option_with(entry, asked)
+
+
+def option_with(entry: Entry, asked: ModelConfig) -> Option:
+    """A model's option with what was asked of model=auto: fields that are not as ModelConfig has them."""
+    usual = ModelConfig()
+    given = {one.name: getattr(asked, one.name) for one in fields(ModelConfig)}
+    return _made(entry, {key: value for key, value in given.items() if value != getattr(usual, key)}, MODEL)
 
 
 def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Sequence[str] = ()) -> Option:
@@ -257,5 +310,5 @@ def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
             yield option.entry
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
-    yield from host.registry.of_kind("processor")
-    yield from host.registry.of_kind("pooler")
+    yield from host.registry.of_kind(PROCESSOR)
+    yield from host.registry.of_kind(POOLER)

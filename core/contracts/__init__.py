@@ -12,6 +12,7 @@ from hookline.core.contracts.cache import (
     RecurrentState,
     SharedCache,
     SlidingWindow,
+    StateRows,
     StateTensor,
 )
 from hookline.core.contracts.exchange import (
@@ -33,6 +34,7 @@ from hookline.core.contracts.kernels import (
     Kernels,
     QKNorm,
     Rope,
+    StepShape,
 )
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
@@ -74,7 +76,7 @@ from hookline.core.contracts.scheduler import (
     SchedulerView,
     ServedTokens,
 )
-from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, WeightTarget
+from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, RenamesTensors, WeightTarget
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded
 
@@ -138,6 +140,7 @@ __all__ = [
     "RecurrentState",
     "Registrar",
     "RemembersSteps",
+    "RenamesTensors",
     "RequestBegin",
     "RequestFacts",
     "RequestView",
@@ -150,7 +153,9 @@ __all__ = [
     "ServedTokens",
     "SharedCache",
     "SlidingWindow",
+    "StateRows",
     "StateTensor",
+    "StepShape",
     "StepStats",
     "StructuredOutputs",
     "TappedStates",

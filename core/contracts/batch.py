@@ -20,7 +20,8 @@ class Batch:
     Rows are ordered decodes first (one token each), then prefill chunks; tokens lie in row order.
     Shapes: token_ids_T, positions_T, slot_mapping_T int64; query_starts_B1 (B + 1,) int32, the first token of each row;
     context_lens_B int32, tokens in the cache once this step has written (padding rows: 1);
-    block_table_BM int32; entries past a row's context name any block.
+    block_table_BM int32; entries past a row's context, and those wholly before what its first query sees, name any
+    block.
 
     A batch inside a captured graph has no lengths on the host: context_lens_host is None, and every size here is the
     graph's. Captured decodes are rows of one token. In a captured step with prompts (only for kernels that declare

@@ -1,8 +1,17 @@
-"""What each layer of a model keeps of the tokens that it has seen: what a ModelSpec lists, and core makes room for."""
+"""What each layer of a model keeps of the tokens that it has seen: what a ModelSpec lists, and core makes room for.
+
+Legend: T tokens of a step, B requests of a step, R rows of a state, one for each request that runs and one for padding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,10 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class SharedCache:
-    """No keys and values of its own: the layer attends over those of an earlier one, whose index is `layer`."""
+    """No keys and values of its own: the layer attends over those of an earlier one, whose index is `layer`.
+
+    It gives `attend` its queries alone, (T, H * E), and nothing is written.
+    """
 
     layer: int
 
@@ -28,16 +40,22 @@ class SharedCache:
 class StateTensor:
     """One tensor of a sequence's recurrent state in a layer, zeros before its first token.
 
-    shape: of one sequence, on this rank. dtype: name of a torch dtype; empty means that of the model.
+    shape: of one sequence, of the whole model. dtype: name of a torch dtype; empty means that of the model.
+    split_dim: the dimension of which each rank has an even part; None if every rank keeps all of it.
     """
 
     shape: tuple[int, ...]
     dtype: str = ""
+    split_dim: int | None = None
 
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """A state of fixed size in place of keys and values, e.g. of a linear attention or a short convolution."""
+    """A state of fixed size in place of keys and values, e.g. of a linear attention or a short convolution.
+
+    The model reads and writes it through `attend.states(layer)`. Prefixes are not cached for a model with such layers:
+    a preempted request computes its tokens again.
+    """
 
     tensors: tuple[tuple[str, StateTensor], ...]
     """Names, by which the model finds them, and forms."""
@@ -49,3 +67,24 @@ class NoCache:
 
 
 LayerCache = FullAttention | SlidingWindow | SharedCache | RecurrentState | NoCache
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """The state of one layer, and whose tokens a step has: what `attend.states(layer)` gives a model's forward.
+
+    tensors: by the names of RecurrentState, each (R, *shape of this rank), to be read and written in place.
+    rows_B: (B,) int64, the row of each request; several may name the padding row, whose state is nobody's.
+    query_starts_B1: (B + 1,) int32, the first token of each request; one without tokens leaves its state as it is.
+    is_new_B: (B,) bool, whose first token is the first of its sequence; their states are zeros already.
+    num_decodes: the first requests, one token each. max_query_len: most tokens of a request.
+    query_starts_host: query_starts_B1 on the host; None in a captured step with prompts.
+    """
+
+    tensors: Mapping[str, Tensor]
+    rows_B: Tensor
+    query_starts_B1: Tensor
+    is_new_B: Tensor
+    num_decodes: int
+    max_query_len: int
+    query_starts_host: np.ndarray[Any, np.dtype[np.int32]] | None

@@ -48,13 +48,16 @@ class Registrar(Protocol):
         needs: Needs = NO_NEEDS,
         priority: int = 0,
         replace: bool = False,
+        architectures: tuple[str, ...] = (),
     ) -> None:
         """Register `target` ("package.module:Class", imported only when chosen) under `name`.
 
         config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
         help:     one line for `core.info`.
         priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
-        replace:  take the place of an entry of the same name, openly.
+        replace:  take the place of an entry of the same name, or of those that claim the same architectures, openly.
+        architectures: of a model, which checkpoints model=auto serves with it: names as config.json's `architectures`
+                  has them; "*" claims all that nobody else does.
         """
         ...
 
@@ -64,8 +67,8 @@ def register_models(register: Registrar) -> None:
     """Add models.
 
     When:    once per process, before any device is touched.
-    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"); the dataclass extends
-             core.contracts.ModelConfig.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", architectures=(...,)); the
+             dataclass extends core.contracts.ModelConfig.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/models/__init__.py
     """
@@ -100,8 +103,9 @@ def register_processors(register: Registrar) -> None:
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
              priority=...). The dataclass is the schema of a request's arguments, given as
-             SamplingParams(extra_args={name: {...}}), and its defaults change nothing; if it extends
-             core.contracts.FromSamplingParams, its fields are SamplingParams' own. Higher priorities run first.
+             SamplingParams(extra_args={name: {...}}), or of an engine's requests, processors.name.field=value; its
+             defaults change nothing. If it extends core.contracts.FromSamplingParams, its fields are SamplingParams'
+             own. Higher priorities run first.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/samplers/__init__.py
     """

@@ -1,7 +1,7 @@
 """The numerical back end of a rank: the operations that models and core compute with.
 
 Legend: T tokens of a step, B requests of a step, D hidden, H heads, K kv heads, E head dim, C = (H + 2K) * E,
-P positions, F intermediate features of this rank, X experts, A experts of a token.
+P positions, F intermediate features of this rank, X experts, A experts of a token, R rows of recurrent states.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
     from hookline.core.contracts.batch import Batch
+    from hookline.core.contracts.cache import StateRows
     from hookline.core.contracts.exchange import Exchange, PeerMemory
 
 
@@ -87,6 +88,21 @@ class AttentionSpec:
         return float(self.head_dim**-0.5)
 
 
+@dataclass(frozen=True)
+class StepShape:
+    """Sizes of a step, as far as kernels choose by them.
+
+    num_tokens: of prompts, besides one for each decode. context_len: most tokens that a row has in the cache at the end
+    of the step, 0 for the fewest there can be; more prompt tokens than that are of several prompts. is_shared: whether
+    decodes share a prefix, see Batch.shared_lens_B.
+    """
+
+    num_decodes: int = 0
+    num_tokens: int = 0
+    context_len: int = 0
+    is_shared: bool = False
+
+
 class Kernels(Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
@@ -100,7 +116,10 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype."""
+        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype.
+
+        A norm's weight, here and below, may be float32 whatever the dtype of x is.
+        """
         ...
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -159,8 +178,15 @@ class Kernels(Protocol):
     # ------------------------------------------------------------------------------------ what a class may leave out
 
     own_row_counts: Sequence[int] = ()
-    """Numbers of rows for which products are compiled by themselves. Each is computed once before the engine starts, so
-    that no request waits for a compiler."""
+    """Numbers of rows of which each may take another kernel than those beside it: products, norms and draws of each are
+    computed once before the engine is ready, so that no request waits for a compiler."""
+
+    @optional
+    def step_shapes(self) -> Sequence[StepShape]:
+        """Steps that between them launch every kernel, in every variant, that attention may take within the limits of
+        the spec; each is computed once before the engine is ready. Core adds some of common sizes by itself.
+        """
+        return ()
 
     @optional
     def qkv_attend(
@@ -205,6 +231,14 @@ class Kernels(Protocol):
             residual_TD.copy_(sum_TD)
 
     @optional
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """gelu(first half) * second half along the last dimension, GELU in its tanh form: (T, 2F) -> (T, F).
+
+        Left out, `core.layers` computes it plainly.
+        """
+        raise AssertionError("left out")
+
+    @optional
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
@@ -224,6 +258,55 @@ class Kernels(Protocol):
         Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
         (X, 2F, D), gate then up; down_XDF (X, D, F).
         Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """Sum over a token's experts of weight * (((u + 1) * g * sigmoid(alpha * g)) @ down.T + down_bias): (T, D).
+
+        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out, `core.layers`
+        computes it plainly. The rest is as for expert_mlp.
+        Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+        """silu of a causal convolution of every channel by itself over a sequence's last W tokens: (T, C) -> (T, C).
+
+        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]). Left out, `core.layers` computes it plainly.
+        Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token, oldest
+        first, zeros before its first one; read, and written with those before the next step's. Its row is
+        states.rows_B[b] for request b.
+        Device: no host sync; graph-safe if the entry is.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def gated_delta_rule(
+        self,
+        q_TKE: Tensor,
+        k_TKE: Tensor,
+        v_THF: Tensor,
+        log_decay_TH: Tensor,
+        beta_TH: Tensor,
+        state_RHEF: Tensor,
+        states: StateRows,
+    ) -> Tensor:
+        """Linear attention that forgets and corrects its state S, a matrix for each value head: (T, H, F).
+
+        For each token in order: S = exp(log_decay) S; S = S + k (beta (v - k S)); the result is q S. Queries and keys
+        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). Left out, `core.layers` computes it
+        plainly.
+        Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share a
+        key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
+        written, whose row is states.rows_B[b] for request b. Computed in float32.
+        Device: no host sync; graph-safe if the entry is.
+        Source: Yang et al. 2024, arXiv:2412.06464.
         """
         raise AssertionError("left out")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookline.core.contracts.cache import FullAttention, LayerCache, SlidingWindow
+from hookline.core.contracts.cache import FullAttention, LayerCache, SlidingWindow, StateRows
 from hookline.core.contracts.kernels import PLAIN_ATTENTION, AttentionForm
 
 if TYPE_CHECKING:
@@ -85,9 +85,18 @@ class Attend(Protocol):
     ) -> Tensor:
         """Attend with this rank's heads over the paged cache, within the window that ModelSpec.layers states.
 
+        To be called for the layers that ModelSpec.layers gives keys and values, and for those that share another's.
         rope: None leaves queries and keys as they are. form: a scale, cap or sinks of the model's own.
-        Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; returns (T, H * E).
+        Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; of a layer with a SharedCache (T, H * E),
+        heads of q alone. Returns (T, H * E).
         Device: no host sync. May overwrite qkv_TC.
+        """
+        ...
+
+    def states(self, layer: int) -> StateRows:
+        """The state of a layer that has a RecurrentState, to be read and written in place.
+
+        Device: no host sync.
         """
         ...
 

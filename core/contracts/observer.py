@@ -52,6 +52,14 @@ class EngineView(Protocol):
         ...
 
     @property
+    def late_work(self) -> Mapping[str, int]:
+        """What the device's kernels and graphs still needed after the engine was ready, while requests waited: counts
+        by kind, kernel_compiled, kernel_fetched (from the compiler's cache), kernel_loaded, graph, inductor. Each is a
+        warning in the log, too. With tp > 1, of rank 0. Empty on executors that compile nothing.
+        """
+        ...
+
+    @property
     def job_folder(self) -> Path | None:
         """The folder of the sweep's job that the engine works for, where files about it belong; None outside of one."""
         ...

@@ -76,13 +76,18 @@ class RequestView(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds every plan must keep."""
+    """The bounds every plan must keep.
+
+    max_blocks_per_token: blocks that one more token of a request can take; more than 1 where unlike layers have blocks
+    of their own.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
     num_blocks: int
+    max_blocks_per_token: int = 1
 
 
 class BlockBudget(Protocol):
@@ -102,7 +107,10 @@ class BlockBudget(Protocol):
         ...
 
     def cost(self, request: RequestView, num_tokens: int) -> int:
-        """Free blocks that computing `num_tokens` more tokens of the request takes."""
+        """Free blocks that computing `num_tokens` more tokens of the request takes, in all groups of layers.
+
+        Of more tokens than a step computes: what they take at most at a time, chunk by chunk.
+        """
         ...
 
     def take(self, request: RequestView, num_tokens: int) -> bool:

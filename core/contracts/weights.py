@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ class WeightTarget:
     """Where one checkpoint tensor goes on this rank.
 
     view: this rank's part of a parameter; None if the tensor is known and not needed. shape: of the whole tensor in the
-    checkpoint. dim, start, stop: the rank reads [start, stop) of dimension dim; dim None reads it whole.
+    checkpoint. dim, start, stop, step: the rank reads every step-th of [start, stop) of dimension dim; dim None reads
+    it whole. transposed: what is read has the view's last two dimensions exchanged. add: added to what is read, e.g. 1
+    where a checkpoint stores a norm's weights less one. more: further parts of the same tensor, which go elsewhere.
     """
 
     view: Tensor | None
@@ -46,11 +48,15 @@ class WeightTarget:
     start: int = 0
     stop: int = 0
     init: Init = "normal"
+    step: int = 1
+    transposed: bool = False
+    add: float = 0.0
+    more: tuple[WeightTarget, ...] = ()
 
     @classmethod
-    def whole(cls, view: Tensor, *, init: Init = "normal") -> WeightTarget:
+    def whole(cls, view: Tensor, *, init: Init = "normal", add: float = 0.0) -> WeightTarget:
         """A tensor every rank holds whole."""
-        return cls(view, tuple(view.shape), init=init)
+        return cls(view, tuple(view.shape), init=init, add=add)
 
     @classmethod
     def shard(cls, view: Tensor, dim: int, part: Part, *, init: Init = "normal") -> WeightTarget:
@@ -61,14 +67,81 @@ class WeightTarget:
 
     @classmethod
     def ignored(cls) -> WeightTarget:
-        """A tensor that checkpoints may hold and this model does not need, e.g. the head when it is tied."""
+        """A tensor that checkpoints may hold and this model does not need, e.g. the head when it is tied.
+
+        Under a name that ends with `*` it stands for all tensors whose names begin so.
+        """
         return cls(None)
 
+    @classmethod
+    def joined(cls, targets: Sequence[WeightTarget], dim: int = 0) -> WeightTarget:
+        """One tensor that holds these one after the other along `dim`, e.g. queries, keys and values.
+
+        Each target is whole, or split along the same dimension.
+        """
+        sizes = [target.shape[dim] for target in targets]
+        pieces = [
+            target._within(dim, sum(sizes), offset=sum(sizes[:index]), step=1) for index, target in enumerate(targets)
+        ]
+        return replace(pieces[0], more=tuple(pieces[1:]))
+
+    @classmethod
+    def interleaved(cls, targets: Sequence[WeightTarget], dim: int) -> WeightTarget:
+        """One tensor that takes turns with these along `dim`: the first's element 0, the second's element 0, and so on.
+
+        Each target is whole, or split along the same dimension.
+        """
+        sizes, count = [target.shape[dim] for target in targets], len(targets)
+        assert len(set(sizes)) == 1, sizes
+        pieces = [target._within(dim, sum(sizes), offset=index, step=count) for index, target in enumerate(targets)]
+        return replace(pieces[0], more=tuple(pieces[1:]))
+
+    def transpose(self) -> WeightTarget:
+        """The same for a checkpoint that stores the last two dimensions exchanged. A vector stays as it is."""
+        rank = len(self.shape)
+        if rank < 2:
+            return self
+        *front, first, second = self.shape
+        turned = {rank - 2: rank - 1, rank - 1: rank - 2}
+        dim = None if self.dim is None else turned.get(self.dim, self.dim)
+        more = tuple(target.transpose() for target in self.more)
+        return replace(self, shape=(*front, second, first), dim=dim, transposed=not self.transposed, more=more)
+
+    @property
+    def pieces(self) -> tuple[WeightTarget, ...]:
+        """The target itself and `more` of it; none if the tensor is ignored."""
+        return () if self.view is None else (self, *self.more)
+
     def cut(self, whole: Any) -> Any:
-        """The rank's slice of the whole tensor, or of anything indexed like one."""
+        """What the rank reads of the whole tensor, or of anything indexed like one, in the form of the view.
+
+        Of a tensor it is a view. `more` and `add` are not part of it.
+        """
         if self.dim is None:
-            return whole[...]
-        return whole[(*[slice(None)] * self.dim, slice(self.start, self.stop))]
+            found = whole[...]
+        else:
+            found = whole[(*[slice(None)] * self.dim, slice(self.start, self.stop))]
+            if self.step > 1:
+                found = found[(*[slice(None)] * self.dim, slice(None, None, self.step))]
+        return found.mT if self.transposed else found
+
+    def fill(self, whole: Any) -> None:
+        """Write what `cut` gives, and `add`, to the view of every piece."""
+        for piece in self.pieces:
+            assert piece.view is not None
+            if piece.view.numel():
+                piece.view.copy_(piece.cut(whole))
+                if piece.add:
+                    piece.view.add_(piece.add)
+
+    def _within(self, dim: int, total: int, *, offset: int, step: int) -> WeightTarget:
+        """The target as part of a tensor of `total` along `dim`: its element i is that tensor's offset + i * step."""
+        assert not self.more and self.dim in (None, dim) and self.step == 1, self
+        start, stop = (0, self.shape[dim]) if self.dim is None else (self.start, self.stop)
+        shape = (*self.shape[:dim], total, *self.shape[dim + 1 :])
+        first = offset + start * step
+        last = offset + (stop - 1) * step
+        return replace(self, shape=shape, dim=dim, start=first, stop=max(first, last + 1), step=step)
 
 
 class CheckpointSource(Protocol):
@@ -102,5 +175,16 @@ class OpensCheckpoint(Protocol):
         """The checkpoint that the option's config names; None leaves it to core. With weights=random no tensor is read.
 
         Raises: CheckpointError with what was tried and the fix.
+        """
+        ...
+
+
+class RenamesTensors(Protocol):
+    """What a model has besides Model's methods if a checkpoint may call its tensors otherwise than `weight_targets`."""
+
+    def tensor_name(self, stored: str) -> str | None:
+        """The name that weight_targets has for a tensor of the checkpoint's files; None if the model needs it not.
+
+        When:   once for each tensor, before any is read.
         """
         ...

@@ -51,6 +51,7 @@ class Dispatcher:
         self.grow_decodes(plan.decode, draft)
         for request, num_tokens in plan.prefill:
             self.start_chunk(request, num_tokens, draft)
+        self.cache.end_step(plan.decode, draft.chunks)
         return self.writer.write(draft, plan.decode)
 
     def preempt(self, requests: Sequence[Request]) -> None:
@@ -133,7 +134,7 @@ class Dispatcher:
             request.num_cached_tokens = request.num_computed_tokens
             request.scheduled_s = self.now()
         draft.admitted.append(request)
-        draft.table.extend((request.row, column, block) for column, block in enumerate(request.blocks))
+        draft.table += self.cache.table_entries(request)
 
     def grow_decodes(self, decode: IntArray, draft: StepDraft) -> None:
         """One more token for each of these entries; those at a block boundary get a block."""

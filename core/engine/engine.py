@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats, TappedStates
 from hookline.core.engine.dispatch import Dispatcher
@@ -32,6 +35,9 @@ from hookline.core.errors import (
 )
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
+from hookline.core.kv_cache.group_budget import GroupedLedger
+from hookline.core.kv_cache.group_manager import GroupedCacheManager
+from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.blame import with_place
@@ -45,7 +51,7 @@ from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
-from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.arrays import BoolArray, IntArray, no_ints
 from hookline.core.util.process import Home
 
 MAX_FRUITLESS_PLANS = 1000
@@ -70,7 +76,7 @@ class _InFlight:
     dispatched: Dispatched
     handle: Any
     started: float
-    host_s: Mapping[str, float]
+    host_s: dict[str, float]
     num_context_tokens: int = 0
     tapped: tuple[IntArray, IntArray] | None = None
     """Of each of its tokens, whose it is and where; None unless its hidden states are observed."""
@@ -93,7 +99,9 @@ class Engine:
         model_name: str = "",
         job_folder: Path | None = None,
         structured_output: StructuredOutput | None = None,
+        groups: CacheGroups = ALL_TOKENS,
     ) -> None:
+        self.groups = groups
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
         self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
@@ -111,7 +119,7 @@ class Engine:
         """All times are its; another one may take its place before the first request."""
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; replaced where the engine's driver has other things to do meanwhile."""
-        self.cache = KVCacheManager(pool, self.queue.table)
+        self.cache = self._make_cache()
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
@@ -132,6 +140,17 @@ class Engine:
         self._is_closed = False
         self.home = Home()
         self._notify("on_engine_start", engine=self)
+
+    def _make_cache(self) -> KVCacheManager:
+        if self.groups.is_plain:
+            return KVCacheManager(self.pool, self.queue.table)
+        return GroupedCacheManager(self.pool, self.queue.table, self.groups, self.limits.plan)
+
+    def ledger(self) -> Ledger:
+        """A fresh ledger of the pool as it is now."""
+        if isinstance(self.cache, GroupedCacheManager):
+            return GroupedLedger(self.cache, self.queue)
+        return Ledger(self.cache, self.queue)
 
     # ------------------------------------------------------------------------------------- EngineView, for observers
 
@@ -155,6 +174,11 @@ class Engine:
             "preempted": num_preempted,
             "grammar": num_compiling,
         }
+
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView."""
+        return self.executor.late_work
 
     @property
     def num_blocks(self) -> int:
@@ -352,10 +376,13 @@ class Engine:
         outputs: list[RequestOutput] = []
         try:
             launched = self._launch(plan)
-            outputs = self._collect() if before is not None else []
-            if len(launched.dispatched.step.masked_draws):
-                launched, ended = self._release(launched)
-                outputs += ended
+            release = partial(self._release, launched) if len(launched.dispatched.step.masked_draws) else None
+            if before is not None:
+                outputs = self._collect(release)
+            elif release is not None:
+                release()
+            if release is not None:
+                outputs += self._end_faulty(launched)
             self._in_flight = launched
             return outputs if self.limits.overlap else outputs + self._collect()
         except LostStep as error:
@@ -416,49 +443,66 @@ class Engine:
             return 0
         return int(self.queue.table.num_computed_tokens_S[plan.decode].sum())
 
-    def _release(self, launched: _InFlight) -> tuple[_InFlight, list[RequestOutput]]:
+    def _release(self, launched: _InFlight) -> None:
         """Give a launched step the masks that its draws wait for, all tokens before them being known by now.
 
-        Returns the requests that have no mask because of a fault: they end here, and what is drawn for them is dropped.
+        The device waits meanwhile, once its forward pass is over: nothing is done here that can be done later.
         """
         assert self.structured_output is not None
         step, sampled = launched.dispatched.step, launched.dispatched.sampled
         with self.watch.part("release"):
-            ids = sampled.ids_N[step.masked_draws].tolist()
-            requests = [self.queue.live.get(id_) for id_ in ids]  # some may have ended meanwhile
+            live = self.queue.live
+            requests = [live.get(id_) for id_ in sampled.ids_N[step.masked_draws].tolist()]  # some may have ended
             constraints = [None if request is None else request.constraint for request in requests]
-            self.structured_output.fill(constraints, self.executor.mask_rows(len(ids)))
-            self.executor.release(launched.handle, len(ids))
+            self.structured_output.fill(constraints, self.executor.mask_rows(len(requests)))
+            self.executor.release(launched.handle, len(requests))
             self.dispatcher.expect(self.queue.table.still_there(sampled))
             if launched.dispatched.pooled:
                 self.dispatcher.finish_pooled(launched.dispatched.pooled)
-        faulty = [request for request in requests if request is not None and _fault_of(request) is not None]
+        launched.host_s["launch"] += self.watch.seconds.pop("release")
+
+    def _end_faulty(self, launched: _InFlight) -> list[RequestOutput]:
+        """End the requests that have no mask because of a fault; what is drawn for them is dropped."""
+        ids = launched.dispatched.sampled.ids_N[launched.dispatched.step.masked_draws].tolist()
+        requests = [request for id_ in ids if (request := self.queue.live.get(id_)) is not None]
+        faulty = [request for request in requests if _fault_of(request) is not None]
         outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
         self._notify_ends(outputs)
-        launch_s = launched.host_s["launch"] + self.watch.take()["release"]
-        return replace(launched, host_s={**launched.host_s, "launch": launch_s}), outputs
+        return outputs
 
-    def _collect(self) -> list[RequestOutput]:
-        """Commit the step in flight."""
+    def _collect(self, release: Callable[[], None] | None = None) -> list[RequestOutput]:
+        """Commit the step in flight. release: what the next step's draws wait for, called as soon as it can be.
+
+        Raises: LostStep if that fails; the step in flight is committed all the same.
+        """
         launched = self._in_flight
         assert launched is not None, "no step is in flight"
         self._in_flight = None
         outputs: list[RequestOutput] = []
+        lost: LostStep | None = None
+        table = self.queue.table
         try:
             with self.watch.part("wait"):
                 tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
-            with self.watch.part("commit"):
+            with self.watch.part("advance"):
                 if tokens.ndim == 2:
                     tokens = self._keep_scores(launched.dispatched, tokens)
+                entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
+                is_over_N = self._advance_grammars(entries_N, tokens_N) if table.num_constrained else None
+            if release is not None:
+                try:
+                    release()
+                except LostStep as error:
+                    lost = error
+            with self.watch.part("commit"):
                 if launched.tapped is not None and launched.plan.computes:
                     states = self.executor.collect_states(launched.handle)
                     self._notify("on_hidden_states", states=TappedStates(*launched.tapped, states))
                 self._note_first_tokens(launched)
-                entries_N, tokens_N = self.queue.table.commit(launched.dispatched.sampled, tokens)
-                kept = list(self.queue.table.requests(entries_N)) if self._counts_tokens else []
+                kept = list(table.requests(entries_N)) if self._counts_tokens else []
                 if self._hears_gaps:
                     self._tell_gaps(entries_N)
-                outputs += self._commit(entries_N, tokens_N)
+                outputs += self._commit(entries_N, tokens_N, is_over_N)
                 if launched.dispatched.pooled:
                     outputs += self._end_pooled(launched)
                 self._notify_ends(outputs)
@@ -469,6 +513,9 @@ class Engine:
             self._ended += outputs
             self._abandon(error)
             raise
+        if lost is not None:
+            self._ended += outputs
+            raise lost
         return outputs
 
     @property
@@ -582,7 +629,7 @@ class Engine:
 
     def _ask(self) -> tuple[Plan, CheckedPlan]:
         queue, limits = self.queue, self.limits.plan
-        budget, prefilling = Ledger(self.cache, queue), queue.prefilling()
+        budget, prefilling = self.ledger(), queue.prefilling()
         waiting, running = Views(queue.waiting), Views(queue.running)
         num_steps = queue.num_steps_without_decode
         view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps, self.served.of)
@@ -594,7 +641,7 @@ class Engine:
             raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
         self.feedback.planned(plan)
         try:
-            return plan, check_plan(plan, queue, Ledger(self.cache, queue), limits, self.policy)
+            return plan, check_plan(plan, queue, self.ledger(), limits, self.policy)
         except BaseException as error:
             self._give_up()
             if isinstance(error, (PlanError, *PASSES)):
@@ -621,11 +668,32 @@ class Engine:
     def _stuck(self, message: str) -> PlanError:
         return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
 
-    def _commit(self, entries_N: IntArray, tokens_N: IntArray) -> list[RequestOutput]:
-        """Act on new tokens; in Python only for requests that filled a block, are watched, or may have their last."""
+    def _advance_grammars(self, entries_N: IntArray, tokens_N: IntArray) -> BoolArray:
+        """Have the grammars know the new tokens of their requests; says which requests end with theirs."""
+        assert self.structured_output is not None
+        table, is_over_N = self.queue.table, np.zeros(len(entries_N), dtype=np.bool_)
+        (places,) = table.is_constrained_S[entries_N].nonzero()
+        tokens = tokens_N[places].tolist()
+        for place, request, token_id in zip(places, table.requests(entries_N[places]), tokens, strict=True):
+            constraint = request.constraint
+            assert constraint is not None
+            if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:
+                constraint.end = FinishReason.STOP
+            else:
+                self.structured_output.take(constraint, token_id)
+            is_over_N[place] = constraint.end is not None
+        return is_over_N
+
+    def _commit(
+        self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None
+    ) -> list[RequestOutput]:
+        """Act on new tokens; in Python only for requests that filled a block, are watched, or may have their last.
+
+        is_over_N: those that their grammars end, if any have one.
+        """
         table = self.queue.table
         self.cache.cache_filled_blocks(entries_N)
-        places = table.to_look_at(entries_N, tokens_N)
+        places = table.to_look_at(entries_N, tokens_N, is_over_N)
         looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
         ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
         return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
@@ -633,9 +701,8 @@ class Engine:
     def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
         """Why a request ends with this token, after its processors and its watcher saw it."""
         reason = self._end_of(request, token_id)
-        if request.constraint is not None and reason is not FinishReason.STOP:
-            assert self.structured_output is not None
-            reason = self.structured_output.take(request.constraint, token_id) or reason
+        if request.constraint is not None:
+            reason = request.constraint.end or reason
             if reason is FinishReason.ERROR:
                 request.num_known_tokens -= 1  # the token that does not fit is not part of the answer
                 return reason
@@ -689,6 +756,7 @@ class Engine:
         plan, dispatched = launched.plan, launched.dispatched
         # launched.host_s comes last: it replaces the time of a plan ahead that was not launched.
         parts = {**self.watch.take(), **launched.host_s}
+        parts["commit"] += parts.pop("advance")
         clock = self.watch.clock
         device = clock.read() if clock is not None and plan.computes else None
         self.last_stats = StepStats(

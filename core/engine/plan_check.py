@@ -150,8 +150,8 @@ class _Checker:
     def check_budget(
         self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
     ) -> None:
-        if not prefill and len(decode) <= self.ledger.num_free:
-            return  # a decode takes one block at most
+        if not prefill and len(decode) * self.limits.max_blocks_per_token <= self.ledger.num_free:
+            return
         for request in preempt:
             self.ledger.give_back(request.view)
         self.take_decodes(decode)

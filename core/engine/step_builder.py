@@ -202,6 +202,8 @@ class StepWriter:
         self.arguments.write(step, draft.admitted, draft.chunks, table.requests(sampled))
         step.max_context_len = int(table.num_computed_tokens_S[computing].max(initial=0))
         step.all_greedy = bool(table.is_greedy_S[sampled].all())
+        if draft.admitted:
+            self._decoding = no_ints()  # those who come back after a preemption may have another's row
         if self.shares_prefixes and not draft.chunks:
             self.write_shared_prefix(step, decode)
         begun = [request for request in draft.admitted if request.num_preemptions == 0]

@@ -11,11 +11,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hookline.core.executor.messages import JsonLines, send_message
 from hookline.core.util.child_python import python_command
+from hookline.core.util.process import is_stopped
 
 _STANDARD_ERROR = 2
 
@@ -59,11 +59,7 @@ class Child:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal has stopped the process, so that it does nothing until another one lets it go on."""
-        try:
-            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        return state in ("T", "t")
+        return is_stopped(self.process.pid)
 
     def how_it_ended(self) -> str:
         """Cause of death, for a process whose socket is closed."""

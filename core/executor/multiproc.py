@@ -52,6 +52,11 @@ class MultiprocExecutor(SizedExecutor):
         """See Executor."""
         return self.worker.num_blocks
 
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work."""
+        return self.worker.late_work
+
     def launch(self, step: Step) -> _Handle:
         """See Executor.
 

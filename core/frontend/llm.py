@@ -9,12 +9,13 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.engine import build_engine
+from hookline.core.checkpoint.checkpoint import import_tokenizers_aside
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
@@ -42,6 +43,7 @@ class LLM(PoolingCalls):
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
+    processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
     checkpoint: short for model's `checkpoint` field.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
@@ -57,6 +59,7 @@ class LLM(PoolingCalls):
         grammars: OptionValue = None,
         pooler: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
+        processors: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
         seed: int | None = None,
@@ -68,27 +71,36 @@ class LLM(PoolingCalls):
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
         options["pooler"] = pooler
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
-        tree["observers"] = observers
-        config = validate({key: value for key, value in tree.items() if value is not None}, host)
+        tree |= {"observers": observers, "processors": processors}
         if checkpoint is not None:
-            config = _with_checkpoint(config, checkpoint)
+            tree["model"] = {**({"name": model} if isinstance(model, str) else model or {}), "checkpoint": checkpoint}
+        config = validate({key: value for key, value in tree.items() if value is not None}, host)
         self._start(config, host)
 
     @classmethod
-    def from_config(cls, config: Config, host: PluginHost) -> LLM:
-        """An LLM from a validated configuration, as a command makes it: the process is the engine's own."""
+    def from_config(cls, config: Config, host: PluginHost, *, reads_text: bool = True) -> LLM:
+        """An LLM from a validated configuration, as a command makes it: the process is the engine's own.
+
+        reads_text: whether there will be texts from the first request on, and not only tokens.
+        """
         llm = cls.__new__(cls)
+        if reads_text:
+            import_tokenizers_aside()
         llm._start(config, host, is_command=True)
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
-        self.config = config
+        self.config = config = with_model(config, host)
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
         built = build_engine(config, host, is_command=is_command)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
-        self.captured = {"decodes": built.resolved.uses_graphs, "prompts": built.resolved.captures_prompts}
+        self.captured = {
+            "decodes": built.resolved.uses_graphs,
+            "prompts": built.resolved.captures_prompts,
+            "prompt_tokens": built.resolved.captured_prompt_tokens,
+        }
         checkpoint = built.resolved.checkpoint
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         self.tokenizer_folder = folder
@@ -103,6 +115,10 @@ class LLM(PoolingCalls):
         guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
+        built.phases.end()
+        self.start_phases_s: Mapping[str, float] = built.phases.seconds
+        """Seconds that the parts of the start took, by their names; in a command since the process was started."""
+        logger.info("engine start: %s", built.phases)
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
@@ -244,5 +260,3 @@ def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count
     return each
 
 
-def _with_checkpoint(config: Config, checkpoint: str) -> Config:
-    return replace(config, model=replace(config.model, config=replace(config.model.config, checkpoint=checkpoint)))

@@ -108,6 +108,7 @@ def _option(entry: Entry) -> dict[str, Any]:
         "kind": entry.kind,
         "name": entry.name,
         "key": _key(entry),
+        "engine_key": f"processors.{entry.name}" if _key(entry).startswith("sampling.extra_args.") else "",
         "help": entry.help,
         "fields": fields,
         "plugin": entry.origin.plugin,
@@ -117,6 +118,7 @@ def _option(entry: Entry) -> dict[str, Any]:
         "file": module_file(entry.target.partition(":")[0]),
         "priority": entry.priority,
         "needs": _stated(entry.needs),
+        "architectures": list(entry.architectures),
         "unavailable": unavailable(entry.needs),
     }
 

@@ -90,8 +90,16 @@ def _full_option(option: dict[str, Any]) -> str:
         f"  priority:  {option['priority']}",
         f"  needs:     {needs or 'nothing'}",
     ]
-    fields = "fields" if option["key"] else f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
-    return "\n".join([*lines, *_block(fields, _documented(option))])
+    if option["architectures"]:
+        lines.append(f"  claims:    {', '.join(option['architectures'])}")
+    return "\n".join([*lines, *_block(_fields_title(option), _documented(option))])
+
+
+def _fields_title(option: dict[str, Any]) -> str:
+    """Also where else than under their keys the fields can be set."""
+    if not option["key"]:
+        return f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
+    return f"fields; for all requests of an engine: {option['engine_key']}.FIELD=VALUE" if option["engine_key"] else "fields"
 
 
 def _title(option: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ class Ledger:
         live = self._requests[request.id]
         if live.blocks or not self._pool.caching:
             return 0
-        index = len(self._cache.match_prefix(live))
+        index = self._cache.num_matched(live)
         if self._pending:
             last = self._cache.max_cached_blocks(live)
             while index < last and self._cache.block_hash(live, index) in self._pending:
@@ -73,15 +73,16 @@ class Ledger:
     def take_each(self, entries: IntArray) -> bool:
         """`take_decodes` for the requests at these table entries; all of them decode, and none was given back."""
         table = self._queue.table
-        cost = np.count_nonzero(table.num_computed_tokens_S[entries] >= table.num_block_tokens_S[entries])
+        crossing = np.count_nonzero(table.num_computed_tokens_S[entries] >= table.num_block_tokens_S[entries])
+        cost = int(crossing) * self._cache.blocks_per_column
         if cost > self._num_free:
             return False
-        self._num_free -= int(cost)
+        self._num_free -= cost
         return True
 
     def give_back(self, request: RequestView) -> None:
         """See BlockBudget."""
-        for block in self._requests[request.id].blocks:
+        for block in self._cache.held_blocks(self._requests[request.id]):
             self._released[block] = self._released.get(block, 0) + 1
             self._num_free += self._is_free(block)
 

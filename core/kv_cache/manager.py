@@ -19,12 +19,25 @@ from hookline.core.util.arrays import IntArray
 class KVCacheManager:
     """Hands out the blocks of a pool to requests. Blocks that a chunk fills are cached as soon as it is planned:
     requests of the same step share them, since every layer writes all keys and values of a step before it attends.
+
+    For models with full attention everywhere; `core.kv_cache.group_manager` extends it for the others.
     """
+
+    blocks_per_column = 1
+    """Blocks that block_size tokens of a request take."""
 
     def __init__(self, pool: BlockPool, table: RunningTable) -> None:
         self.pool, self.table = pool, table
 
     # --------------------------------------------------------------------------------------------------- the contents
+
+    def held_blocks(self, request: Request) -> list[int]:
+        """All blocks that the request holds."""
+        return request.blocks
+
+    def table_entries(self, request: Request) -> list[tuple[int, int, int]]:
+        """What the request's blocks are in its block table: (row, column, block)."""
+        return [(request.row, column, block) for column, block in enumerate(request.blocks)]
 
     def block_tokens(self, request: Request, index: int) -> bytes:
         """Token ids of the request's full block `index`, as bytes."""
@@ -63,7 +76,12 @@ class KVCacheManager:
                 self.pool.version,
                 self._find_prefix(request, 0, request.prefix_root) if self.pool.caching else [],
             )
-        return request.match[1]
+        blocks: list[int] = request.match[1]
+        return blocks
+
+    def num_matched(self, request: Request) -> int:
+        """Full blocks of `match_prefix` that follow one another from the request's first token on."""
+        return len(self.match_prefix(request))
 
     def _find_prefix(self, request: Request, first: int, parent: int) -> list[int]:
         """The cached blocks that hold the request's tokens from block `first` on, which follows `parent`."""
@@ -111,7 +129,7 @@ class KVCacheManager:
         table, changes = self.table, []
         is_full = table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]
         for request in table.requests(entries_N[is_full]):
-            changes += self.allocate(request, 1)
+            changes += self.allocate(request, self.blocks_per_column)
         return changes
 
     def _add(self, request: Request, blocks: Sequence[int]) -> None:
@@ -123,6 +141,9 @@ class KVCacheManager:
         blocks, request.blocks, request.num_block_tokens = request.blocks, [], 0
         request.parent_serial = request.prefix_root
         self.pool.release(blocks)
+
+    def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
+        """A step has all its blocks: these entries decode in it, and the requests of these chunks compute them."""
 
     # -------------------------------------------------------------------------------------------------------- caching
 

@@ -1,5 +1,6 @@
 """Tensor-parallel layers, the residual stream and rotary tables, for models."""
 
+from hookline.core.layers.clamped_experts import ClampedExperts, plain_clamped_expert_mlp
 from hookline.core.layers.experts import (
     ParallelExperts,
     SoftmaxRouter,
@@ -15,12 +16,16 @@ from hookline.core.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from hookline.core.layers.norm import WholeQKNorm
+from hookline.core.layers.recurrent import plain_gated_delta_rule, plain_short_convolution
 from hookline.core.layers.residual import Residual, SummedBlock
-from hookline.core.layers.rope import RopeSettings, rope_settings, rope_table
+from hookline.core.layers.rope import rope_table
+from hookline.core.layers.rope_config import RopeSettings, rope_settings
 from hookline.core.layers.taps import tapped
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
+    "ClampedExperts",
     "ColumnParallelLinear",
     "GatedMLP",
     "MergedColumnParallelLinear",
@@ -33,10 +38,14 @@ __all__ = [
     "SoftmaxRouter",
     "SummedBlock",
     "VocabParallelEmbedding",
+    "WholeQKNorm",
     "empty_parameter",
     "every_expert",
+    "plain_clamped_expert_mlp",
     "plain_expert_mlp",
+    "plain_gated_delta_rule",
     "plain_route_experts",
+    "plain_short_convolution",
     "rope_settings",
     "rope_table",
     "tapped",

@@ -7,6 +7,8 @@ Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A e
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +21,9 @@ from hookline.core.layers.vocab import empty_parameter
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Runtime
+
+Expert = Callable[[Tensor], Tensor]
+"""One expert: some tokens (N, D) to as many."""
 
 
 class ParallelExperts:
@@ -35,11 +40,12 @@ class ParallelExperts:
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
         self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
         self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
-        self._mlp = kernels.expert_mlp if is_offered(kernels.expert_mlp) else plain_expert_mlp
+        self._has_mlp = is_offered(kernels.expert_mlp)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank."""
-        return self._mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
+        mlp = self.kernels.expert_mlp if self._has_mlp else plain_expert_mlp
+        return mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
 
     def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """The weighted sum over each token's experts: (T, D) -> (T, D)."""
@@ -69,24 +75,31 @@ class ParallelExperts:
 class SoftmaxRouter:
     """Scores every expert for every token, and takes the best few; whole on every rank.
 
-    normalise: whether a token's weights are made to add up to one.
+    normalise: whether a token's weights are made to add up to one; they are then the softmax of the best few alone.
     Shapes: x_TD (T, D) -> expert_TA (T, A) int64 and weight_TA (T, A) float32, the best expert first.
     """
 
-    def __init__(self, num_experts: int, hidden: int, top_k: int, runtime: Runtime, *, normalise: bool) -> None:
+    def __init__(
+        self, num_experts: int, hidden: int, top_k: int, runtime: Runtime, *, normalise: bool, bias: bool = False
+    ) -> None:
         self.weight_XD = empty_parameter(runtime, num_experts, hidden)
+        self.bias_X = empty_parameter(runtime, num_experts) if bias else None
         kernels = self.kernels = runtime.kernels
         self.top_k, self.normalise = top_k, normalise
-        self._route = kernels.route_experts if is_offered(kernels.route_experts) else plain_route_experts
+        self._has_route = is_offered(kernels.route_experts)
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Choose each token's experts."""
-        logits_TX = self.kernels.linear(x_TD, self.weight_XD, None)
-        return self._route(logits_TX, self.top_k, self.normalise)
+        logits_TX = self.kernels.linear(x_TD, self.weight_XD, self.bias_X)
+        route = self.kernels.route_experts if self._has_route else plain_route_experts
+        return route(logits_TX, self.top_k, self.normalise)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
-        """`name.weight` -> the whole matrix."""
-        return {f"{name}.weight": WeightTarget.whole(self.weight_XD)}
+        """`name.weight` (and `name.bias`) -> the whole matrix."""
+        targets = {f"{name}.weight": WeightTarget.whole(self.weight_XD)}
+        if self.bias_X is not None:
+            targets[f"{name}.bias"] = WeightTarget.whole(self.bias_X, init="zeros")
+        return targets
 
 
 def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
@@ -109,24 +122,41 @@ def plain_expert_mlp(
 
 def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
     """Compute all experts for all tokens, and weight those that a token did not choose with zero: no host sync."""
-    out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
-    for index, (gate_up_FD, down_DF) in enumerate(zip(gate_up_XFD, down_XDF, strict=True)):
-        weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
-        out_TD.addcmul_(weight_T1, _mlp(x_TD, gate_up_FD, down_DF).float())
-    return out_TD.to(x_TD.dtype)
+    return every_expert_of(_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
 
 
 def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
     """Compute each expert for the tokens that chose it. The host waits to learn how many these are."""
+    return wanted_experts_of(_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
+
+
+def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+    """`every_expert` of any experts: each maps some tokens (N, D) to as many."""
+    out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+    for index, expert in enumerate(experts):
+        weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
+        out_TD.addcmul_(weight_T1, expert(x_TD).float())
+    return out_TD.to(x_TD.dtype)
+
+
+def wanted_experts_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+    """`wanted_experts` of any experts: each maps some tokens (N, D) to as many."""
     expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
     pairs_P = expert_P.argsort(stable=True)
-    counts = torch.bincount(expert_P, minlength=len(gate_up_XFD)).tolist()
+    counts = torch.bincount(expert_P, minlength=len(experts)).tolist()
     out_PD = x_TD.new_empty(len(expert_P), x_TD.shape[1])
-    for index, mine_P in enumerate(torch.split(pairs_P, counts)):
+    for expert, mine_P in zip(experts, torch.split(pairs_P, counts), strict=True):
         if len(mine_P):
-            out_PD[mine_P] = _mlp(x_TD[mine_P // num_chosen], gate_up_XFD[index], down_XDF[index])
+            out_PD[mine_P] = expert(x_TD[mine_P // num_chosen])
     out_TAD = out_PD.view(*expert_TA.shape, x_TD.shape[1])
     return torch.einsum("tad,ta->td", out_TAD.float(), weight_TA).to(x_TD.dtype)
+
+
+def _mlps(gate_up_XFD: Tensor, down_XDF: Tensor) -> list[Expert]:
+    return [
+        partial(_mlp, gate_up_FD=gate_up_FD, down_DF=down_DF)
+        for gate_up_FD, down_DF in zip(gate_up_XFD, down_XDF, strict=True)
+    ]
 
 
 def _mlp(x_TD: Tensor, gate_up_FD: Tensor, down_DF: Tensor) -> Tensor:

@@ -12,11 +12,13 @@ Legend: T tokens, D input features of this rank, O output features of this rank,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from hookline.core.contracts import Part, Runtime, WeightTarget
+from hookline.core.contracts import Part, Runtime, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part, head_parts
 from hookline.core.layers.vocab import empty_parameter
 
@@ -52,6 +54,15 @@ class ColumnParallelLinear:
                 targets[f"{name}.bias"] = WeightTarget.shard(bias_O, 0, part, init="zeros")
         return targets
 
+    def joined_targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name.weight` (and `name.bias`) -> this rank's rows of one tensor that holds all packed matrices in order."""
+        each = self.targets(*(str(index) for index in range(len(self.parts))))
+        kinds = ["weight"] if self.bias_O is None else ["weight", "bias"]
+        return {
+            f"{name}.{kind}": WeightTarget.joined([each[f"{index}.{kind}"] for index in range(len(self.parts))])
+            for kind in kinds
+        }
+
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
     """Several column-parallel matrices of the same input in one product, e.g. gate and up.
@@ -69,6 +80,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class QKVParallelLinear(ColumnParallelLinear):
     """Query, key and value projections in one product, split by heads; kv heads are replicated if ranks exceed them.
 
+    q_heads, kv_heads: which of the heads this rank has.
     Shapes: x_TD (T, D) -> qkv_TC (T, (H + 2K) * E) with this rank's H and K.
     Raises: ConfigError listing the valid tp values if the heads cannot be split.
     """
@@ -84,6 +96,7 @@ class QKVParallelLinear(ColumnParallelLinear):
         bias: bool = False,
     ) -> None:
         q_heads, kv_heads = head_parts(num_heads, num_kv_heads, runtime.ranks)
+        self.q_heads, self.kv_heads = q_heads, kv_heads
         self.num_heads, self.num_kv_heads = q_heads.size, kv_heads.size
         parts = [heads.times(head_dim) for heads in (q_heads, kv_heads, kv_heads)]
         self._allocate(in_features, parts, runtime, bias)
@@ -141,14 +154,27 @@ class RowParallelLinear:
 class GatedMLP:
     """down(silu(gate(x)) * up(x)) with the intermediate features split over the ranks; the partial sums are added up.
 
+    activation: "gelu_tanh" takes the tanh form of GELU in place of silu; kernels may offer `gelu_tanh_mul` for it.
     Shapes: x_TD (T, D) -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
 
-    def __init__(self, hidden: int, inner: int, runtime: Runtime, *, what: str = "intermediate_size") -> None:
-        self.kernels = runtime.kernels
-        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what)
-        self.down = RowParallelLinear(inner, hidden, runtime, what=what)
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        runtime: Runtime,
+        *,
+        what: str = "intermediate_size",
+        bias: bool = False,
+        activation: Literal["silu", "gelu_tanh"] = "silu",
+    ) -> None:
+        kernels = self.kernels = runtime.kernels
+        self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what, bias=bias)
+        self.down = RowParallelLinear(inner, hidden, runtime, what=what, bias=bias)
+        self._is_one_product = activation == "silu" and not bias
+        self._is_silu = activation == "silu"
+        self._has_gelu = not self._is_silu and is_offered(kernels.gelu_tanh_mul)
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank."""
@@ -168,8 +194,23 @@ class GatedMLP:
         """`name.gate.weight` and so on -> this rank's part."""
         return {**self.gate_up.targets(f"{name}.{gate}", f"{name}.{up}"), **self.down.targets(f"{name}.{down}")}
 
+    def joined_targets(self, name: str, gate_up: str, down: str) -> dict[str, WeightTarget]:
+        """`name.gate_up.weight`, which holds gate, then up, and `name.down.weight` -> this rank's part."""
+        return {**self.gate_up.joined_targets(f"{name}.{gate_up}"), **self.down.targets(f"{name}.{down}")}
+
     def _gated(self, x_TD: Tensor) -> Tensor:
-        return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+        if self._is_one_product:
+            return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+        gate_up_TF = self.gate_up(x_TD)
+        if self._is_silu:
+            return self.kernels.silu_mul(gate_up_TF)
+        return self.kernels.gelu_tanh_mul(gate_up_TF) if self._has_gelu else plain_gelu_tanh_mul(gate_up_TF)
+
+
+def plain_gelu_tanh_mul(gate_up_TF: Tensor) -> Tensor:
+    """See Kernels.gelu_tanh_mul."""
+    gate_TF, up_TF = gate_up_TF.chunk(2, -1)
+    return functional.gelu(gate_TF, approximate="tanh").mul_(up_TF)
 
 
 def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:

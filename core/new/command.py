@@ -30,6 +30,8 @@ _WHAT = {
     "grammars": "a grammar back end",
     "observer": "an observer",
     "processor": "a logits processor",
+    "reasoning_parser": "a reasoning parser",
+    "tool_parser": "a tool parser",
 }
 
 

@@ -11,8 +11,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from hookline.core import contracts
-from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory
-from hookline.core.util.text import one_line
+from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_short_line
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry
@@ -66,9 +65,9 @@ class Blaming:
 
 
 def with_place(error: BaseException) -> str:
-    """An error in one line, with where it was raised."""
+    """An error in one short line, with where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{one_line(error)} ({last.filename}:{last.lineno}, in {last.name})"
+    return f"{one_short_line(error)} ({last.filename}:{last.lineno}, in {last.name})"
 
 
 def _named(near: list[Entry], frames: list[FrameType]) -> str:

@@ -25,7 +25,7 @@ _CONTRACTS: dict[str, type] = {
     "pooler": contracts.Pooler,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
-    "model": (contracts.OpensCheckpoint,),
+    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors),
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""
@@ -46,6 +46,12 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     if kind == "sampler" and needs.vocabulary_shards and not _has_own(target, contract, "sample_shard"):
         arguments = ", ".join(_arguments(contracts.Sampler.sample_shard))
         return f"it has no method sample_shard({arguments}); {_where(contract)}"
+    if kind == "kernels" and set(needs.attention).difference({"window"}):
+        for name in ("attend", "qkv_attend"):
+            taken = _arguments(getattr(contract, name), all_of_them=True)
+            fault = _call_fault(getattr(target, name, None), f"its {name}", taken, is_bound=False)
+            if fault is not None:
+                return f"{fault}, though it declares attention={needs.attention}; {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
     return _observer_fault(target) if fault is None and kind == "observer" else fault
@@ -129,8 +135,10 @@ def _is_inherited(target: type, contract: type, name: str) -> bool:
     return inspect.getattr_static(target, name) is inspect.getattr_static(contract, name)
 
 
-def _arguments(method: Any) -> list[str]:
-    return [name for name in inspect.signature(method).parameters if name != "self"]
+def _arguments(method: Any, *, all_of_them: bool = False) -> list[str]:
+    """What core always passes; with all_of_them, also what it passes only to classes that declare the use of it."""
+    parameters = inspect.signature(method).parameters.values()
+    return [one.name for one in parameters if one.name != "self" and (all_of_them or one.default is one.empty)]
 
 
 def _call_fault(target: Any, what: str, arguments: list[str], *, is_bound: bool = True) -> str | None:

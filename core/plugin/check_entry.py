@@ -10,7 +10,7 @@ import re
 
 from hookline.core.contracts import FromSamplingParams, ModelConfig, Needs
 from hookline.core.errors import PASSES
-from hookline.core.plugin.registry import AUTO, PROCESSOR, Entry
+from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, Entry
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.text import one_line
 
@@ -34,7 +34,7 @@ def entry_fault(entry: Entry) -> str | None:
     ):
         if not isinstance(value, kind):
             return f"{what}: {field}={value!r} is not of type {kind.__name__}"
-    fault = _needs_fault(entry.needs) or _config_fault(entry)
+    fault = _needs_fault(entry.needs) or _claims_fault(entry) or _config_fault(entry)
     return f"{what}: {fault}" if fault else None
 
 
@@ -52,6 +52,12 @@ def _needs_fault(needs: Needs) -> str | None:
     if capability is not None and not (_all_of(int, capability) and len(capability) == 2):
         return f"needs.compute_capability={capability!r} is not a pair of whole numbers such as (8, 0)"
     return None
+
+
+def _claims_fault(entry: Entry) -> str | None:
+    if not _all_of(str, entry.architectures) or not all(entry.architectures):
+        return f"architectures={entry.architectures!r} is not a tuple of names"
+    return "architectures are a model's, and it is none" if entry.architectures and entry.kind != MODEL else None
 
 
 def _all_of(kind: type, values: object) -> bool:

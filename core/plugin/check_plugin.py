@@ -143,8 +143,11 @@ class _Collector:
             needs: Needs = Needs(),  # noqa: B008 - frozen
             priority: int = 0,
             replace: bool = False,
+            architectures: tuple[str, ...] = (),
         ) -> None:
-            entry = Entry(kind, name, target, self._origin, config, help, needs, priority)
+            entry = Entry(
+                kind, name, target, self._origin, config, help, needs, priority, architectures, replaces=replace
+            )
             self.wanted.append((kind, str(name)))
             # A fault is remembered, not raised: the names that follow are wanted too, and blamed on this plugin.
             self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hookline.core.contracts import is_offered
-from hookline.core.errors import PASSES, PluginError, show_traceback
+from hookline.core.errors import PASSES, PluginError, one_short_line, show_traceback
 from hookline.core.plugin.needs import unavailable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Observers:
             except PASSES:
                 raise
             except BaseException as error:
-                fault = PluginError(f"{hook} of {who} raised {type(error).__name__}: {error}")
+                fault = PluginError(f"{hook} of {who} raised {one_short_line(error)}")
                 fault.__cause__ = error
                 if hook in _ALWAYS_TOLD:
                     raise fault from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +19,15 @@ from hookline.core.util.arrays import IntArray, float_bits, ints
 class Stage:
     """One processor: its entry, and its code once a request uses it."""
 
-    def __init__(self, entry: Entry, unmet_needs: Sequence[str] = ()) -> None:
+    def __init__(self, entry: Entry, unmet_needs: Sequence[str] = (), setting: Any = None) -> None:
         assert entry.config is not None
         self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
         self.from_params = issubclass(self.arguments, FromSamplingParams)
         self.blaming = _blaming(entry)
         with self.blaming:
             self.defaults = self.arguments()
+        self.setting = setting
+        """What the engine's configuration says: the arguments of requests that do not say otherwise; None if nothing."""
         fields = dataclasses.fields(self.arguments)
         self.field_names = [field.name for field in fields]
         self.columns = {name: float for name in self._of_type(float)} | {
@@ -59,6 +61,12 @@ class Stage:
         """Whether it reads the tokens of its rows."""
         return bool(self.cls.reads_tokens)
 
+    def arguments_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What a request says of the fields, over what the engine's configuration says."""
+        if self.setting is None:
+            return dict(given)
+        return {**{name: getattr(self.setting, name) for name in self.field_names}, **given}
+
     def column_values(self, arguments: Any) -> list[int]:
         """The columns of some arguments as integers; floats as their float32 bits."""
         floats = [getattr(arguments, name) for name, kind in self.columns.items() if kind is float]
@@ -70,8 +78,10 @@ class Stage:
         if arguments == self.defaults:
             return 0
         with _blaming(self.entry, "num_draws"):
-            count: int | None = self.cls.num_draws(arguments, facts)
-        return count
+            count = self.cls.num_draws(arguments, facts)
+            if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
+                raise TypeError(f"it returned {shown(count)}, which is neither a number of draws nor None")
+        return None if count is None else max(0, count)
 
     @property
     def reads_texts(self) -> bool:
@@ -112,6 +122,9 @@ class Stage:
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
             raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
+        except (TypeError, ValueError) as error:
+            what = f"it returned {shown(encoded)}, which are not whole numbers"
+            raise PluginError(f"{self.entry} breaks its contract in encode: {what}") from error
 
 
 def _blaming(entry: Entry, method: str = "") -> Blaming:

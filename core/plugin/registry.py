@@ -21,9 +21,10 @@ KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler")
 """The plugin kinds that the configuration chooses an option of, as they are named there."""
 GRAMMARS = "grammars"
 """The kind that is chosen by the first request that needs it."""
+MODEL, KERNELS = "model", "kernels"
 POOLER = "pooler"
 """The kind of which the configuration chooses one and each pooled request may name another."""
-CHOSEN_KINDS = ("kernels", GRAMMARS, POOLER)
+CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER)
 """The kinds of which core can choose an option."""
 PROCESSOR = "processor"
 """The kind whose options are chosen by requests, not by the configuration."""
@@ -60,6 +61,10 @@ class Entry:
     help: str = ""
     needs: Needs = field(default_factory=Needs)
     priority: int = 0
+    architectures: tuple[str, ...] = ()
+    """Of a model: whose checkpoints it claims."""
+    replaces: bool = False
+    """Whether it openly takes the place of others."""
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' of {self.origin}"
@@ -119,7 +124,7 @@ class Registry:
 class Option:
     """A chosen option: its entry and an instance of its config dataclass (None if it has no fields).
 
-    entry: None only for "auto", which `core.plugin.needs` decides once the facts are known.
+    entry: None only for "auto", which is decided once the facts are known: `core.plugin.needs`, `core.plugin.claims`.
     """
 
     entry: Entry | None = None

@@ -52,10 +52,14 @@ class EngineLimits:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What SamplingParams leave open, as the checkpoint's generation_config.json says it."""
 
+    num_cache_tokens: int | None = None
+    """Longest sequence that the whole pool can compute; None stands for all tokens of its blocks."""
+
     @property
     def max_len(self) -> int:
         """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
-        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size)
+        held = self.num_cache_tokens
+        return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size if held is None else held)
 
 
 def admit(
@@ -199,4 +203,6 @@ def _too_long(limits: EngineLimits, length: int, most: int) -> str:
     if limits.max_len == plan.max_model_len:
         return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
     capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"
+    if plan.max_blocks_per_token > 1:
+        capacity += f", which {plan.max_blocks_per_token} groups of layers share"
     return f"the prompt has {length} tokens; {room}, as {capacity}: give it more memory or engine.num_blocks"

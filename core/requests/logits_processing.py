@@ -18,7 +18,7 @@ from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.errors import ConfigError, PluginError, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.processors import Stage
-from hookline.core.plugin.registry import PROCESSOR, Entry
+from hookline.core.plugin.registry import PROCESSOR, Entry, Option
 from hookline.core.requests.token_followers import Follower
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray
@@ -70,15 +70,27 @@ class Processing:
         self.stages = list(stages)
         self.load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
         """For processors that read texts; called when a request first uses one."""
+        self._has_settings = any(stage.setting is not None for stage in stages)
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
         self._built_bytes = 0
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], facts: Facts | None = None) -> Processing:
-        """The processors among some entries; those that do not fit the facts are refused when they are asked for."""
+    def of(
+        cls, entries: Iterable[Entry], facts: Facts | None = None, settings: Mapping[str, Option] | None = None
+    ) -> Processing:
+        """The processors among some entries; those that do not fit the facts are refused when they are asked for.
+
+        settings: by name, the arguments of requests that do not say otherwise.
+        """
         wanted = sorted((one for one in entries if one.kind == PROCESSOR), key=lambda one: -one.priority)
-        return cls([Stage(entry, unmet(entry.needs, facts) if facts is not None else ()) for entry in wanted])
+        configs = {name: option.config for name, option in (settings or {}).items()}
+        return cls(
+            [
+                Stage(entry, unmet(entry.needs, facts) if facts is not None else (), configs.get(entry.name))
+                for entry in wanted
+            ]
+        )
 
     def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
         """What a request's parameters mean for the processors.
@@ -86,7 +98,7 @@ class Processing:
         Raises: RequestError for arguments that nothing takes or that the processor refuses, and for a processor that is
         broken or does not fit.
         """
-        if not params.processed_fields and not params.extra_args:
+        if not params.processed_fields and not params.extra_args and not self._has_settings:
             return NOTHING
         self._refuse_unknown(params)
         try:
@@ -144,7 +156,7 @@ class Processing:
                 return None
             return stage.arguments(**{name: getattr(params, name) for name in stage.field_names})
         given = params.extra_args.get(stage.entry.name)
-        return None if given is None else self._build(index, stage, given)
+        return stage.setting if given is None else self._build(index, stage, given)
 
     def _build(self, index: int, stage: Stage, given: Mapping[str, Any]) -> Any:
         """Checked and converted; equal arguments once, since OmegaConf takes a millisecond."""
@@ -152,7 +164,7 @@ class Processing:
         if key in self._built:
             return self._built[key]
         try:
-            built = build(stage.arguments, given, f"sampling.extra_args.{stage.entry.name}")
+            built = build(stage.arguments, stage.arguments_of(given), f"sampling.extra_args.{stage.entry.name}")
         except ConfigError as error:
             raise RequestError(str(error)) from error
         if (num_bytes := sys.getsizeof(key[1])) <= MAX_CACHED_KEY_BYTES:

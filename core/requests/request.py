@@ -90,6 +90,7 @@ class Request:
         "fault",
         "first_token_s",
         "followers",
+        "group_blocks",
         "info",
         "match",
         "max_tokens",
@@ -139,7 +140,7 @@ class Request:
     """Tokens with which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether its tokens are looked at one by one: by a watcher, by processors that follow them, or by its grammar."""
+    """Whether its tokens are looked at one by one: by a watcher, or by processors that follow them."""
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
     while somebody observes the gaps between tokens."""
@@ -204,13 +205,13 @@ class Request:
         if params.structured_outputs is not None:
             self.constraint = Constraint(params.structured_outputs, stop_ids)
         self.is_constrained = self.constraint is not None
-        self.is_watched = watcher is not None or followers is not None or self.constraint is not None
+        self.is_watched = watcher is not None or followers is not None
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.match: tuple[int, list[int]] = (-1, [])
+        self.match: tuple[int, Any] = (-1, [])
         """(pool version, blocks found): the last prefix look-up, valid while the version stands."""
         self.view = RequestFacade(self)
         self.reset()
@@ -218,6 +219,8 @@ class Request:
     def reset(self) -> None:
         """Forget blocks and progress, as before the first step: on arrival and when preempted."""
         self.blocks: list[int] = []
+        self.group_blocks: list[list[int]] = []
+        """Those of each group of layers, if there are several or one with a window; `blocks` is the first of them."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0

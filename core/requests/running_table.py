@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookline.core.requests.request import COUNTS, Request, TokenArray
-from hookline.core.util.arrays import FloatArray, IntArray
+from hookline.core.util.arrays import BoolArray, FloatArray, IntArray
 
 NOBODY = -1
 """The id of a free entry."""
@@ -99,10 +99,9 @@ class RunningTable:
         is_here = self.id_S[sampled.entries_N] == sampled.ids_N
         return Sampled(sampled.entries_N[is_here], sampled.ids_N[is_here])
 
-    def can_decode(self, entries: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def can_decode(self, entries: IntArray) -> BoolArray:
         """Which of these entries hold requests that are past their known tokens."""
-        is_ready: np.ndarray[tuple[int], np.dtype[np.bool_]]
-        is_ready = self.num_computed_tokens_S[entries] >= self.prefill_target_S[entries]
+        is_ready: BoolArray = self.num_computed_tokens_S[entries] >= self.prefill_target_S[entries]
         return is_ready
 
     def commit(self, sampled: Sampled, tokens_N: IntArray) -> tuple[IntArray, IntArray]:
@@ -128,11 +127,16 @@ class RunningTable:
         gaps_s: FloatArray = (now_us - last_N[last_N > 0]) / 1e6
         return gaps_s
 
-    def to_look_at(self, entries_N: IntArray, tokens_N: IntArray) -> IntArray:
-        """Places among committed tokens that are watched, or may end their request: its last, or a stop token."""
+    def to_look_at(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None) -> IntArray:
+        """Places among committed tokens that are watched, or may end their request: its last, or a stop token.
+
+        is_over_N: those that end it in any case.
+        """
         is_candidate = self.num_known_tokens_S[entries_N] >= self.max_len_S[entries_N]
         is_candidate |= self.is_watched_S[entries_N].astype(np.bool_)
         is_candidate |= self._num_stopping.take(tokens_N, mode="clip") > 0
+        if is_over_N is not None:
+            is_candidate |= is_over_N
         return np.flatnonzero(is_candidate)
 
     def _watch(self, request: Request, change: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PASSES, RequestError, clipped, one_short_line
+from hookline.core.errors import PASSES, RequestError, clipped, one_short_line, shown
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.compile_pool import CompilePool, Job
@@ -54,13 +54,17 @@ class Compiled:
 
 
 class Constraint:
-    """How far one request is. matcher: None until its grammar is compiled. fault: why the request has to end."""
+    """How far one request is. matcher: None until its grammar is compiled. fault: why the request has to end.
+
+    end: the reason, once it is known that the request ends with its last token; nothing is drawn for it then.
+    """
 
     def __init__(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> None:
         self.wanted, self.stop_ids = wanted, stop_ids
         self.matcher: GrammarMatcher | None = None
         self.end_text: EndText | None = None
         self.fault: str | None = None
+        self.end: FinishReason | None = None
         self.further_stops: list[tuple[int, int]] = []
         """(word, bits) of the request's stop ids that the back end does not know."""
         self._vocabulary_stops: frozenset[int] = frozenset()
@@ -86,10 +90,13 @@ class Constraint:
             else:
                 self._state = state
             return None
-        if not self.matcher.advance((token_id,)):
+        fits = self.matcher.advance((token_id,))
+        if not isinstance(fits, bool):
+            raise TypeError(f"it returned {shown(fits)}, not a bool")
+        if not fits:
             self.fault = (
                 f"{_PLACE}.{self.wanted.kind}: token {token_id} was drawn, which does not fit; the request's other "
-                "sampling parameters forbid all that would"
+                "sampling parameters, or its grammar's mask, forbid all that would"
             )
             return FinishReason.ERROR
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
@@ -265,29 +272,31 @@ class StructuredOutput:
 
     # ---------------------------------------------------------------------------------------------------- in the steps
 
-    def take(self, constraint: Constraint, token_id: int) -> FinishReason | None:
-        """`Constraint.take`; what a plugin raises ends this request alone."""
+    def take(self, constraint: Constraint, token_id: int) -> None:
+        """`Constraint.take`, whose result becomes its `end`; what a plugin raises ends this request alone."""
         try:
-            return constraint.take(token_id)
+            constraint.end = constraint.take(token_id)
+            if constraint.fault is not None and self._choice is not None:
+                constraint.fault += f" (masks by {self._choice.entry})"
         except PASSES:
             raise
         except BaseException as error:
             constraint.fault = self._blame("advance", error)
-            return FinishReason.ERROR
+            constraint.end = FinishReason.ERROR
 
     def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> None:
-        """The masks of these requests' next draws. A row of None, or of one that fails, allows nothing.
+        """The masks of these requests' next draws. A row of None, or of one that ends or fails, allows nothing.
 
         One that fails has a fault afterwards.
         """
         masks_NW[:] = 0
-        if not self._fill_at_once(constraints, masks_NW):
-            for constraint, mask_W in zip(constraints, masks_NW, strict=True):
-                if constraint is not None:
-                    self._fill_one(constraint, mask_W)
-        for constraint, mask_W in zip(constraints, masks_NW, strict=True):
-            if constraint is not None and constraint.further_stops and constraint.fault is None:
-                self._guarded(constraint, mask_W, constraint.fill_stops)
+        going_on = [(row, one) for row, one in enumerate(constraints) if one is not None and one.end is None]
+        if len(going_on) < len(constraints) or not self._fill_at_once(constraints, masks_NW):
+            for row, constraint in going_on:
+                self._guarded(constraint, masks_NW[row], constraint.fill)
+        for row, constraint in going_on:
+            if constraint.further_stops and constraint.fault is None:
+                self._guarded(constraint, masks_NW[row], constraint.fill_stops)
         self._clear_padding(masks_NW)
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
@@ -306,9 +315,6 @@ class StructuredOutput:
             masks_NW[:] = 0
             return False
         return True
-
-    def _fill_one(self, constraint: Constraint, mask_W: MaskArray) -> None:
-        self._guarded(constraint, mask_W, constraint.fill)
 
     def _guarded(self, constraint: Constraint, mask_W: MaskArray, fill: Callable[[MaskArray], None]) -> None:
         try:

@@ -43,7 +43,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
     from hookline.core.request_info import NOT_SAID
-    from hookline.core.run.results import refusals
+    from hookline.core.run.results import refusals, with_refused
     from hookline.core.util.files import check_writable
 
     if run.output is None:
@@ -59,19 +59,19 @@ def execute(run: RunConfig, host: PluginHost) -> int:
             outputs = llm.generate(run.prompts, run.params, **infos, progress=progress)
         else:
             outputs = llm.embed(run.prompts, run.pooling, **infos, progress=progress)
-        show(run, outputs)
+        outputs = with_refused(outputs, run.refused)
+        show(run, outputs, is_chat=llm.config.model.config.chat)
     refused = refusals(outputs)
     for line in refused:
         say(line)
     return 2 if refused else 0
 
 
-def show(run: RunConfig, outputs: Sequence[RequestOutput]) -> None:
+def show(run: RunConfig, outputs: Sequence[RequestOutput], *, is_chat: bool = False) -> None:
     """Print or write the results, and what they took."""
     from hookline.core.errors import ConfigError
     from hookline.core.run.results import print_text, usage_line, write_results
 
-    is_chat = run.config.model.config.chat
     if run.output is None:
         print_text(outputs, is_chat=is_chat)
     else:

@@ -5,7 +5,7 @@ Reads text and JSON, and checks their form; whether a prompt can be served is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +24,21 @@ _FORMS = ("prompt", "messages", "prompt_token_ids")
 
 
 class Line(NamedTuple):
-    """One prompt. info: what was given of INFO_KEYS, unchecked: a wrong value refuses this request alone."""
+    """One prompt. info: what was given of INFO_KEYS, unchecked: a wrong value refuses this request alone.
+
+    place: its file and line number. error: why it is no request; it is then refused alone, and has no prompt.
+    """
 
     prompt: Any
     params: SamplingParams
     info: Mapping[str, Any] = {}
+    place: str = ""
+    error: str = ""
+
+    def refused(self, error: Exception) -> Line:
+        """This line as one that is refused."""
+        text = str(error)
+        return self._replace(error=text if text.startswith(self.place) else f"{self.place}: {text}")
 
 
 Prompts = list[Line]
@@ -44,7 +54,8 @@ def read_prompts(
 
     Without any source, standard input counts if it is piped and not empty, one prompt a line; else the default prompts.
     With a source it is not read: a script that runs Hookline in a loop keeps its own input.
-    Raises: ConfigError for two sources, an unreadable file or a line of another form; RequestError for bad sampling.
+    A line of a file that is none is refused alone: it has an `error`.
+    Raises: ConfigError for two sources, an unreadable file, or one without a good line; RequestError for bad sampling.
     """
     given = [name for name in SOURCES if tree.get(name) is not None]
     if len(given) > 1:
@@ -80,46 +91,80 @@ def _from_file(path: Path, params: SamplingParams, info: Mapping[str, Any]) -> P
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"prompts_file={path}: the name must end in .txt (a prompt a line) or .jsonl")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts_file={path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if path.suffix == ".txt":
-        prompts = [Line(line, params, info) for line in _lines(text)]
-    else:
-        prompts = [_from_json(line, f"{path}:{number}", params, info) for number, line in numbered_lines(text)]
-    if not prompts:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"prompts_file={path} cannot be read: {error.strerror or error}") from error
+    read = _from_json if path.suffix == ".jsonl" else _from_text
+    lines = []
+    for number, text in _decoded(data, path.suffix):
+        line = Line(None, params, info, f"{path}:{number}")
+        try:
+            lines.append(read(text, line))
+        except (ConfigError, RequestError) as error:
+            lines.append(line.refused(error))
+    if not lines:
         raise ConfigError(f"prompts_file={path} holds no prompt")
-    return prompts
+    check_any_good(lines)
+    return lines
 
 
-def _from_json(line: str, place: str, params: SamplingParams, info: Mapping[str, Any]) -> Line:
+def check_any_good(lines: Prompts) -> None:
+    """Raise ConfigError with the first line's fault if all lines have one: then nothing has to be started."""
+    if all(line.error for line in lines):
+        raise ConfigError(lines[0].error)
+
+
+def _decoded(data: bytes, suffix: str) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
+    """The lines of a file that are not blank, each with its number; in place of one that is no UTF-8, its fault."""
     try:
-        values = json_object(line)
+        text = data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        for number, line in enumerate(data.split(b"\n"), start=1):
+            try:
+                if (text := line.decode("utf-8").rstrip("\r")).strip():
+                    yield number, text
+            except UnicodeDecodeError as error:
+                yield number, error
+        return
+    if suffix == ".jsonl":
+        yield from numbered_lines(text)
+    else:
+        yield from ((number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip())
+
+
+def _from_text(text: str | UnicodeDecodeError, line: Line) -> Line:
+    if not isinstance(text, str):
+        raise ConfigError(f"not UTF-8 text: {text}")
+    return line._replace(prompt=text)
+
+
+def _from_json(text: str | UnicodeDecodeError, line: Line) -> Line:
+    if not isinstance(text, str):
+        raise ConfigError(f"not UTF-8 text: {text}")
+    try:
+        values = json_object(text)
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(str(error)) from error
     forms = [form for form in _FORMS if form in values]
     sampling = {key: value for key, value in values.items() if key not in (*_FORMS, *INFO_KEYS)}
-    defaults = asdict(params)
+    defaults = asdict(line.params)
     for key in sampling:
         if key not in defaults:
-            raise ConfigError(f"{place}: {unknown_key(key, [*_FORMS, *INFO_KEYS, *defaults])}")
+            raise ConfigError(unknown_key(key, [*_FORMS, *INFO_KEYS, *defaults]))
     if len(forms) != 1:
-        found = " and ".join(forms) or "none"
-        raise ConfigError(f"{place}: needs one of {', '.join(_FORMS)}; it has {found}")
-    try:
-        prompt, own = _checked_form(forms[0], values[forms[0]], place), SamplingParams.of(defaults | sampling)
-    except RequestError as error:
-        raise ConfigError(f"{place}: {error}") from error
-    return Line(prompt, own, merge(info, {key: values[key] for key in INFO_KEYS if key in values}))
+        raise ConfigError(f"needs one of {', '.join(_FORMS)}; it has {' and '.join(forms) or 'none'}")
+    prompt, params = _checked_form(forms[0], values[forms[0]]), SamplingParams.of(defaults | sampling)
+    own = {key: values[key] for key in INFO_KEYS if key in values}
+    return line._replace(prompt=prompt, params=params, info=merge(line.info, own))
 
 
-def _checked_form(form: str, value: Any, place: str) -> Any:
+def _checked_form(form: str, value: Any) -> Any:
     if form == "prompt" and not isinstance(value, str):
-        raise ConfigError(f"{place}: prompt={shown(value)} is not a text")
+        raise ConfigError(f"prompt={shown(value)} is not a text")
     if form == "prompt_token_ids" and not _is_list_of(value, int):
-        raise ConfigError(f"{place}: prompt_token_ids={shown(value)} is not a list of token ids")
+        raise ConfigError(f"prompt_token_ids={shown(value)} is not a list of token ids")
     if form == "messages" and not (value and _is_list_of(value, dict) and all("role" in one for one in value)):
-        raise ConfigError(f"{place}: messages is not a list of objects with role and content")
+        raise ConfigError("messages is not a list of objects with role and content")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -61,6 +61,17 @@ def refusals(outputs: Sequence[RequestOutput]) -> list[str]:
         f"request {number}/{len(outputs)} was refused: {' '.join(output.error.split())}"
         for number, output in enumerate(outputs, start=1)
         if output.error is not None
+    ]
+
+
+def with_refused(outputs: Sequence[RequestOutput], refused: Mapping[int, str]) -> list[RequestOutput]:
+    """All outputs in the order in which they were asked for; those of lines that were no requests have the id -1."""
+    from hookline.core.outputs import FinishReason, RequestOutput
+
+    rest, total = iter(outputs), len(outputs) + len(refused)
+    return [
+        RequestOutput(-1, None, [], [], FinishReason.ERROR, error=refused[place]) if place in refused else next(rest)
+        for place in range(total)
     ]
 
 

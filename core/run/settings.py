@@ -13,13 +13,13 @@ from typing import Any
 
 from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
-from hookline.core.errors import ConfigError, shown
+from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.frontend.profiling import Profile, ProfileKeys
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.request_info import INFO_KEYS, RequestInfo
-from hookline.core.run.prompts import read_prompts
+from hookline.core.run.prompts import Line, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.ranges import bounded
 
@@ -78,7 +78,8 @@ class RunConfig:
     """A validated run.
 
     params: one for each prompt. infos: for each, its INFO_KEYS as they were given. output: a .jsonl file; None prints
-    text. usage: say what it took. profile: the steps to trace; None traces none. pooling: of vectors; None completes.
+    text. usage: say what it took. profile: the steps to trace; None traces none. refused: why lines of a prompts file
+    are no prompts, by their places among all that was asked for. pooling: of vectors; None completes.
     """
 
     config: Config
@@ -88,6 +89,7 @@ class RunConfig:
     output: Path | None = None
     usage: bool = False
     profile: Profile | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
     pooling: PoolingParams | None = None
 
 
@@ -105,7 +107,8 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     output, profile = _checked_output(tree.get("output"), has_vectors=pooling is not None), Profile.of(tree)
     infos = {key: tree[key] for key in INFO_KEYS if tree.get(key) is not None}
     RequestInfo.validated(**infos, tag_keys=config.engine.tag_keys)
-    prompts = read_prompts(tree, SamplingParams.of(sampling), stdin, infos)
+    sampled = SamplingParams.of(sampling)
+    lines = read_prompts(tree, sampled, stdin, infos)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
@@ -113,12 +116,33 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         Processing,  # brings numpy, which a mistake above need not wait for
     )
 
-    processing = Processing.of(host.registry)
-    for one in prompts:
-        processing.check(one.params)
-    each = [one.params for one in prompts]
-    infos_each = [one.info for one in prompts]
-    return RunConfig(config, [one.prompt for one in prompts], each, infos_each, output, usage, profile, pooling)
+    processing = Processing.of(host.registry, settings=config.processors)
+    processing.check(sampled)
+    lines = [_checked(line, processing.check) for line in lines]
+    check_any_good(lines)
+    good = [line for line in lines if not line.error]
+    return RunConfig(
+        config,
+        [line.prompt for line in good],
+        [line.params for line in good],
+        [line.info for line in good],
+        output,
+        usage,
+        profile,
+        {place: line.error for place, line in enumerate(lines) if line.error},
+        pooling,
+    )
+
+
+def _checked(line: Line, check: Callable[[SamplingParams], None]) -> Line:
+    """The line, refused if its own parameters cannot be."""
+    if not line.place or line.error:
+        return line
+    try:
+        check(line.params)
+    except RequestError as error:
+        return line.refused(error)
+    return line
 
 
 def _pooling(tree: Mapping[str, Any]) -> PoolingParams | None:

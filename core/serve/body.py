@@ -5,8 +5,10 @@ Structs declare every optional field as `T | None = None`. Knows no endpoint.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,6 +22,15 @@ IGNORED_HEADER = "X-Hookline-Ignored"
 """Names the fields of a request that had no effect."""
 MAX_IGNORED = 20
 """Most names in it."""
+LARGE = 512 * 1024
+"""Bytes of a body beyond which it is decoded in a thread: smaller ones take at most some 20 ms, mostly far less."""
+MAX_VALUES = 2**20
+"""Most values in a large body. A list or a mapping, and each field of one, counts as `NESTED` values: decoding keeps
+other threads from running, the event loop's too, and takes about so much longer with them."""
+NESTED = 8
+PIECE = 64 * 1024
+"""Bytes of a body that are counted at once."""
+_BACKSLASH = ord("\\")
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
 _PRINTABLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -29,9 +40,47 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
     """A request's body, and headers for the response that name the fields which were ignored.
 
-    Raises: ApiError with status 400 for what is no JSON object, and for a field of a wrong type.
+    Raises: ApiError with status 400 for what is no JSON object, and for a field of a wrong type; with 413 for a body of
+    too many values.
     """
     data = await request.body()
+    if len(data) <= LARGE:
+        return _decoded(data, kind)
+    return await asyncio.get_running_loop().run_in_executor(_thread(), _decoded_if_few, data, kind)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """Of all large bodies: a single one, so that the event loop has its turn between two of them."""
+    return ThreadPoolExecutor(1, "hookline-bodies")
+
+
+def _decoded_if_few(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
+    if _weight(data) > MAX_VALUES and sum(map(_weight, _outside_texts(data))) > MAX_VALUES:
+        message = f"the body holds more than {MAX_VALUES} values (a list, a mapping, a field counts as {NESTED})"
+        raise ApiError(413, f"{message}; send its prompts in several requests", code="body_too_large")
+    return _decoded(data, kind)
+
+
+def _weight(data: bytes) -> int:
+    """At least how many values this JSON holds, by its commas, brackets, braces and colons."""
+    return data.count(b",") + NESTED * sum(map(data.count, (b"[", b"{", b":")))
+
+
+def _outside_texts(data: bytes) -> Iterator[bytes]:
+    """The JSON without its texts, a piece after the other."""
+    is_text, start = False, 0
+    while start < len(data):
+        end = min(start + PIECE, len(data))
+        while end < len(data) and data[end - 1] == _BACKSLASH:  # it and what it escapes stay together
+            end += 1
+        parts = data[start:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        yield b"".join(parts[is_text::2])
+        is_text ^= len(parts) % 2 == 0
+        start = end
+
+
+def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
     try:
         values = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 from hookline.core.executor.messages import JsonLines, send_message
 from hookline.core.util.child_python import python_command
+from hookline.core.util.process import is_stopped
 
 CLOSED_S = 5.0
 """For a process to end once it has closed its socket."""
@@ -55,6 +56,11 @@ class Child:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it does nothing until a signal lets it go on."""
+        return is_stopped(self.pid)
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send a line; a process that has gone is found out about otherwise."""
@@ -147,11 +153,6 @@ class Parent:
         loop.add_reader(self.connection.fileno(), receive)
         for order in self._orders:
             on_order(order)
-
-
-async def first_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done; none is cancelled."""
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 def die_with_parent() -> None:

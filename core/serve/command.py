@@ -63,8 +63,9 @@ def _check_extra() -> None:
 
 def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     from hookline.core.serve.api_keys import read_keys
-    from hookline.core.serve.http_server import check_tls, listening_sockets
+    from hookline.core.serve.http_server import listening_sockets
     from hookline.core.serve.settings import num_front_ends
+    from hookline.core.serve.tls import check_tls
 
     keys = read_keys(run.serve.api_key_file)  # a mistake here costs no start-up
     check_tls(run.serve)

@@ -45,7 +45,7 @@ def _load(tree: dict[str, Any]) -> LLM:
     from hookline.core.plugin.host import PluginHost
 
     host = PluginHost.load()
-    return LLM.from_config(validate(tree, host), host)
+    return LLM.from_config(validate(tree, host), host, reads_text=False)
 
 
 def facts_of(llm: LLM) -> Facts:
@@ -62,6 +62,7 @@ def facts_of(llm: LLM) -> Facts:
         created_s=int(time.time()),
         scored_by=limits.poolers.defaults.scored_by,
         no_embeddings=limits.poolers.defaults.refusal,
+        model=llm.config.model.name,
     )
 
 

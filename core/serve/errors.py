@@ -125,13 +125,6 @@ def error_body(
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
-def error_response(
-    status: int, message: str, type: str, *, param: str | None = None, code: str | int | None = None
-) -> Response:
-    """A response that says what was wrong; with a status that invites to retry, also when."""
-    return response(ApiError(status, message, type, param=param, code=code))
-
-
 def response_of(error: HooklineError) -> Response:
     """The response of a request that could not be served."""
     return response(api_error(error))

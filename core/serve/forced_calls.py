@@ -82,12 +82,12 @@ class RequiredCalls(OutputParser):
                 return False
             self._kept, self._json, self._has_called = head.string[head.end() :], JsonEnd(), True
             parts.append(ToolCall(head[1]))
-        end = self._json.push(self._kept)
-        if shown := self._kept[:end]:
-            parts.append(Arguments(shown))
-        self._kept = "" if end is None else self._kept[end:]
-        self._json = self._json if end is None else None
-        return end is not None
+        found, rest = self._json.arguments(self._kept)
+        parts += found
+        self._kept = rest or ""
+        if rest is not None:
+            self._json = None
+        return rest is not None
 
     def finish(self) -> Sequence[ParsedPart]:
         """See OutputParser."""

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import logging_to_stderr
-from hookline.core.serve.child_process import Parent, first_of
+from hookline.core.serve.child_process import Parent
+from hookline.core.serve.futures import first_of
 
 if TYPE_CHECKING:
     from hookline.core.serve.engine_client import ServedModel
@@ -170,11 +171,14 @@ def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:
     """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
     from pathlib import Path
 
-    from hookline.core.config.settings import validate
+    from hookline.core.config.settings import option_with, validate
     from hookline.core.plugin.host import PluginHost
     from hookline.core.tokenizer.codec import Codec
 
-    option = validate({key: tree[key] for key in tree if key != "observers"}, PluginHost.load()).model
+    host = PluginHost.load()
+    option = validate({key: tree[key] for key in tree if key != "observers"}, host).model
+    if option.entry is None:  # model=auto, which the engine's process has decided
+        option = option_with(host.choose("model", facts.model), option.config)
     source = None
     if facts.folder is None and option.entry is not None:
         model_class = option.entry.load()

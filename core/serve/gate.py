@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from hookline.core.errors import clipped, one_short_line
 from hookline.core.serve.api_keys import ApiKeys
-from hookline.core.serve.errors import OPENAI_ERRORS, ApiError, error_response, response
+from hookline.core.serve.error_forms import form_of
+from hookline.core.serve.errors import ApiError, response
 from hookline.core.serve.loop_watch import LoopWatch
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.turns import Turns
@@ -93,17 +95,14 @@ class Gate:
     def _refusal(self, scope: Scope) -> Asgi | None:
         """Why a request is not let in, as what answers it; None if it is."""
         if len(self._keys) and scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
-            message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
-            answer = error_response(401, message, "authentication_error", code="invalid_api_key")
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
+            return _response(scope, _unauthorized())
         if self._life.is_draining and scope["method"] == "POST":
-            answer = error_response(503, "the server is stopping", "server_error", code="stopping")
-            answer.headers["Connection"] = "close"
-            return answer
+            headers = {"Connection": "close"}
+            error = ApiError(503, "the server is stopping", "server_error", code="stopping", headers=headers)
+            return _response(scope, error)
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._settings.max_body_bytes:
-                return response(_too_large(self._settings.max_body_bytes), OPENAI_ERRORS)
+                return _response(scope, _too_large(self._settings.max_body_bytes))
         return None
 
 
@@ -131,9 +130,8 @@ class _Passage:
             assert task is not None
             task.uncancel()
         except HTTPException as error:
-            answer = error_response(error.status_code, error.detail, "invalid_request_error")
-            answer.headers.update(error.headers or {})
-            await answer(self._scope, self.receive, self.send)
+            failure = ApiError(error.status_code, error.detail, headers=error.headers)
+            await _response(self._scope, failure)(self._scope, self.receive, self.send)
         except Exception as error:
             await self._answer_fault(error)
         finally:
@@ -179,8 +177,8 @@ class _Passage:
         _log.error("request %s failed: %s\n%s", self.id.decode(), one_short_line(error), shown)
         if not self._status:
             message = f"an error of the server; its log has more under request id {self.id.decode()}"
-            answer = error_response(500, message, "server_error", code="internal_error")
-            await answer(self._scope, self.receive, self.send)
+            failure = ApiError(500, message, "server_error", code="internal_error")
+            await _response(self._scope, failure)(self._scope, self.receive, self.send)
 
     def log(self) -> None:
         """Write the request's line: who, what, how it ended; nothing of what it says."""
@@ -196,6 +194,17 @@ def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value
     return uuid.uuid4().hex.encode()
+
+
+def _response(scope: Scope, error: ApiError) -> Response:
+    """An error in the form of the API that was asked."""
+    return response(error, form_of(scope["path"]))
+
+
+def _unauthorized() -> ApiError:
+    message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
 
 
 def _too_large(max_body_bytes: int) -> ApiError:

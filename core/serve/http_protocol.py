@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hookline.core.serve.error_forms import form_of
+from hookline.core.serve.errors import ApiError
 from hookline.core.serve.settings import ServeConfig
 
 _TOO_LARGE = (
@@ -106,7 +109,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         self._is_refused = True
         message = f"the head of the request is larger than serve.max_header_bytes={self.settings.max_header_bytes}"
-        body = f'{{"error":{{"message":"{message}","type":"invalid_request_error","param":null,"code":null}}}}'.encode()
+        path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")  # as much of it as has come
+        body = msgspec.json.encode(form_of(path).body(ApiError(431, message)))
         self.transport.write(_TOO_LARGE % (len(body), body))
         self.transport.close()
 

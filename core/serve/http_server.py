@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from hookline.core.serve.child_process import first_of
+from hookline.core.serve.futures import first_of
 from hookline.core.serve.http_protocol import limited
+from hookline.core.serve.tls import CertificateWatch
 
 if TYPE_CHECKING:
     from hookline.core.serve.app import Served
@@ -69,6 +70,8 @@ async def serve_http(
         ssl_keyfile=settings.tls_key,
     )
     server = HttpServer(config, announce)
+    config.load()
+    certificate = None if config.ssl is None else CertificateWatch(config.ssl, settings)
     served.life.watch.start()
     running = asyncio.ensure_future(server.serve(list(sockets)))
     await first_of(running, stopping)
@@ -79,6 +82,8 @@ async def serve_http(
         await served.gate.wait_until_idle(LAST_WORDS_S)
         server.should_exit = True
     await running
+    if certificate is not None:
+        certificate.stop()
 
 
 def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
@@ -111,22 +116,6 @@ def _bound(family: int, host: str, port: int, *, shares: bool) -> socket.socket:
         one.close()
         raise
     return one
-
-
-def check_tls(settings: ServeConfig) -> None:
-    """Raises: ConfigError if the certificate or its key cannot be used."""
-    import ssl
-
-    from hookline.core.errors import ConfigError
-
-    if settings.tls_certificate is None:
-        if settings.tls_key is not None:
-            raise ConfigError(f"serve.tls_key={settings.tls_key} needs serve.tls_certificate")
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"serve.tls_certificate={settings.tls_certificate} cannot be used: {error}") from error
 
 
 def raise_file_limit() -> None:

@@ -41,7 +41,7 @@ from hookline.core.serve.messages import (
     Step,
     Submit,
     packed,
-    unpacked,
+    unpacked_list,
 )
 from hookline.core.serve.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
@@ -100,7 +100,7 @@ class RemoteClient:
         given = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "timeout_s": timeout_s}
         options = {"priority": priority, **{name: value for name, value in given.items() if value is not None}}
         handle, self._next_handle = self._next_handle, self._next_handle + params.n
-        stream = RemoteStream(self, handle, params, prompt if isinstance(prompt, str) else None, options)
+        stream = RemoteStream(self, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options)
         self._open.update((one.handle, one) for one in stream.completions)
         arrival_s = time.monotonic()
 
@@ -223,7 +223,7 @@ class RemoteClient:
         for handle, rows in step.scored.items():
             if handle in self._open:
                 self._open[handle].add_logprobs([TokenLogprob(*row) for row in rows])
-        handles, token_ids = unpacked(step.handles).tolist(), unpacked(step.token_ids).tolist()
+        handles, token_ids = unpacked_list(step.handles), unpacked_list(step.token_ids)
         for start in range(0, max(1, len(handles)), SLICE):
             part = slice(start, start + SLICE)
             ends = step.ends if start + SLICE >= len(handles) else []

@@ -29,9 +29,15 @@ class RemoteStream:
     """`DeltaStream` of one prompt; completions have handles in a row, from `handle` on."""
 
     def __init__(
-        self, client: Forgets, handle: int, params: SamplingParams, prompt: str | None, options: Mapping[str, Any]
+        self,
+        client: Forgets,
+        loop: asyncio.AbstractEventLoop,
+        handle: int,
+        params: SamplingParams,
+        prompt: str | None,
+        options: Mapping[str, Any],
     ) -> None:
-        self._client, self.prompt = client, prompt
+        self._client, self._loop, self.prompt = client, loop, prompt
         self.info = {key: options[key] for key in ("priority", "tags", "deadline_s") if key in options}
         self.completions = [RemoteCompletion(self, handle + index, index) for index in range(params.n)]
         self.prompt_token_ids: list[int] = []
@@ -61,9 +67,9 @@ class RemoteStream:
             if self._error is not None:
                 self._num_open, self.completions = 0, []
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
+            waiter = self._waiter = self._loop.create_future()  # asking asyncio for the loop would be a system call
             try:
-                await self._waiter
+                await waiter
             except BaseException:
                 await self.aclose()
                 raise
@@ -92,7 +98,7 @@ class RemoteStream:
         self._wake()
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -100,13 +106,29 @@ class RemoteStream:
 class RemoteCompletion:
     """One completion as it grows."""
 
-    __slots__ = ("_ended", "_logprobs", "_num_taken", "_reader", "_stop", "_token_ids", "handle", "index", "stream")
+    __slots__ = (
+        "_ended",
+        "_has_stops",
+        "_logprobs",
+        "_num_taken",
+        "_reader",
+        "_reason",
+        "_stop",
+        "_token_ids",
+        "handle",
+        "index",
+        "stream",
+    )
 
     def __init__(self, stream: RemoteStream, handle: int, index: int) -> None:
         self.stream, self.handle, self.index = stream, handle, index
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._num_taken = 0
+        self._has_stops = False
+        """Whether stop strings are looked for: else tokens become text when they are taken, and not before."""
+        self._reason: FinishReason | None = None
+        """Why the last token is the last."""
         self._stop: str | None = None
         self._ended: RequestOutput | None = None
         self._reader: TextReader
@@ -114,7 +136,7 @@ class RemoteCompletion:
     def begin(self, params: SamplingParams, codec: Codec) -> None:
         """Be ready for tokens."""
         detokenizer = codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        self._reader = TextReader(params, detokenizer, None)
+        self._reader, self._has_stops = TextReader(params, detokenizer, None), bool(params.stop)
         self._logprobs = None if params.logprobs is None else []
 
     def push(self, token_id: int, reason: FinishReason | None) -> bool:
@@ -122,7 +144,10 @@ class RemoteCompletion:
         if self._stop is not None:
             return False
         self._token_ids.append(token_id)
-        self._stop = self._reader.see(token_id, reason)
+        if self._has_stops:
+            self._stop = self._reader.see(token_id, reason)
+        else:
+            self._reason = reason
         self.stream.notify(self)
         return self._stop is not None
 
@@ -143,13 +168,23 @@ class RemoteCompletion:
 
     def take(self) -> Delta:
         """What came since the last call."""
+        first, self._num_taken = self._num_taken, len(self._token_ids)
+        ids, ended = self._token_ids[first:], self._ended
+        if ended is None and self._reason is None and not self._has_stops:
+            text = self._reader.read(ids)
+        else:
+            text, ended = self._last_text(ids)
+        return Delta(self.handle, 0, self.index, text, ids, ended, self._taken_logprobs(first))
+
+    def _last_text(self, token_ids: list[int]) -> tuple[str, RequestOutput | None]:
+        """The text that is new with these tokens, and the output once there is one."""
+        if not self._has_stops:
+            for number, token_id in enumerate(token_ids, 1):
+                self._reader.see(token_id, self._reason if number == len(token_ids) else None)
         ended = self._ended
         if ended is not None:
-            text = self._reader.finish()
-            ended = replace(ended, text=text, logprobs=self._taken_logprobs(0))
-        first, self._num_taken = self._num_taken, len(self._token_ids)
-        text, _ = self._reader.take()
-        return Delta(self.handle, 0, self.index, text, self._token_ids[first:], ended, self._taken_logprobs(first))
+            ended = replace(ended, text=self._reader.finish(), logprobs=self._taken_logprobs(0))
+        return self._reader.take()[0], ended
 
     def _taken_logprobs(self, first: int) -> list[TokenLogprob] | None:
         return None if self._logprobs is None else self._logprobs[first : len(self._token_ids)]

@@ -51,7 +51,7 @@ class ServeConfig:
     """Longest that a request may take, in seconds; None: no limit."""
     max_requests: int = bounded(4096, 1)
     """Most completions that are made or wait at once; further ones are refused with status 429."""
-    max_body_bytes: int = bounded(32 * MIB, 1)
+    max_body_bytes: int = bounded(16 * MIB, 1)
     """Largest body of a request."""
     max_header_bytes: int = bounded(64 * 1024, 1024)
     """Largest head of a request: its line and its headers."""

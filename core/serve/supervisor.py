@@ -19,7 +19,8 @@ from typing import Any
 import zmq
 
 from hookline.core.errors import HooklineError
-from hookline.core.serve.child_process import Child, first_of
+from hookline.core.serve.child_process import Child
+from hookline.core.serve.futures import first_of
 from hookline.core.serve.messages import Gone, Message, Stop, encode
 from hookline.core.serve.settings import ServeRun
 
@@ -29,6 +30,10 @@ CLOSE_S = 10.0
 QUICK_S = 5.0
 """A process that ends sooner than this after its start has a fault that starting it again does not heal."""
 MAX_QUICK_ENDS = 3
+LOOK_S = 0.5
+"""Between two looks at whether a process is stopped."""
+STOPPED_LOOKS = 8
+"""Looks in a row that find a process stopped, as by SIGSTOP, after which it is killed: nobody would hear of it else."""
 MAX_FOLDER = 60
 """Characters of the folder for temporary files: a socket's name has at most 107 in all."""
 _log = logging.getLogger("hookline")
@@ -48,11 +53,19 @@ class _Process:
         """What the engine's process knows a front end by."""
         self.started_s = time.monotonic()
         self.child = Child(target, task, self._hear, pass_fds)
+        self._num_stopped = 0
 
     def _hear(self, news: dict[str, Any]) -> None:
         self.reason = news.get("failed") or news.get("dead") or self.reason
         if "ready" in news and not self.ready.done():
             self.ready.set_result(news)
+
+    def look(self) -> None:
+        """Kill it if it has been stopped for long. One that computes or waits, for however long, is not stopped."""
+        self._num_stopped = self._num_stopped + 1 if self.child.is_stopped else 0
+        if self._num_stopped == STOPPED_LOOKS:
+            self.reason = f"its process was stopped for {STOPPED_LOOKS * LOOK_S:g} s, as by SIGSTOP"
+            self.child.kill()
 
     async def wait_until_ready(self, what: str) -> dict[str, Any]:
         """What it said when it was ready.
@@ -91,12 +104,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._hear_signal)
-        watches: list[asyncio.Task[None]] = []
+        watches = [asyncio.ensure_future(self._watch_for_stops())]
         try:
             ready = await self._unless_stopped(self._start())
             if ready is not None:
                 self._announce(ready)
-                watches = [asyncio.ensure_future(self._watch_engine())]
+                watches.append(asyncio.ensure_future(self._watch_engine()))
                 watches += [asyncio.ensure_future(self._watch_front(index)) for index in self._fronts]
                 stopped = asyncio.ensure_future(self._stopping.wait())
                 await asyncio.wait({stopped, *watches}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,6 +186,12 @@ class Supervisor:
         self._fronts[index] = _Process(FRONT, task, (one.fileno(),))
 
     # --------------------------------------------------------------------------------------------------- watch
+
+    async def _watch_for_stops(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for process in (self._engine, *self._fronts.values()):
+                process.look()
 
     async def _watch_engine(self) -> None:
         """Tell the front ends when the engine ends, and start another one if that is wanted."""

@@ -189,13 +189,20 @@ def _most_tokens(steps: Mapping[str, Any], *, with_prompts: bool) -> int:
 
 def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, Any]:
     """What the configuration came to."""
+    from hookline.core.simulate.engine import cache_groups
+
     return {
         "device": f"simulated {cost.origin.get('device', 'device')}",
         "kernels": str(cost.origin.get("kernels", "given")),
-        "captured": {"decodes": cost.captures, "prompts": cost.captures and cost.captures_prompts},
+        "captured": {
+            "decodes": cost.captures,
+            "prompts": cost.captures and cost.captures_prompts,
+            "prompt_tokens": cost.captured_prompt_tokens,
+        },
         "scheduler": bench.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,
+        "cache_groups": cache_groups(cost.origin).described,
         "vocab_size": limits.vocab_size,
         "overlap": limits.overlap,
     }

@@ -17,7 +17,7 @@ from typing import Any
 from hookline.core.bench.step_counts import StepCounts
 from hookline.core.errors import ConfigError, shown
 from hookline.core.sampling_params import as_float
-from hookline.core.step.captured import PromptShape, graph_sizes, holding_shape, prompt_shapes
+from hookline.core.step.captured import MOST_MIXED, PromptShape, graph_sizes, holding_shape, prompt_shapes
 
 FORMAT = 1
 DECODE, CAPTURED, PREFILL, MIXED = "decode", "captured_prefill", "prefill", "mixed"
@@ -100,6 +100,8 @@ class CostModel:
     """What the device waits between two steps even if the host is ahead."""
     captures: bool = False
     captures_prompts: bool = True
+    captured_prompt_tokens: int = MOST_MIXED
+    """Tokens of the largest captured step of prompts."""
     host: HostCost = field(default_factory=HostCost)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
@@ -116,6 +118,12 @@ class CostModel:
             if kind not in KINDS_OF_STEPS:
                 known = ", ".join(KINDS_OF_STEPS)
                 raise ConfigError(f"cost.host.launch_s.{kind} names no kind of step; there are {known}")
+
+    @property
+    def captured(self) -> dict[str, Any]:
+        """What StepShapes.of takes of it."""
+        names = "captures", "captures_prompts", "captured_prompt_tokens"
+        return {name: getattr(self, name) for name in names}
 
     def device_s(self, counts: StepCounts, shape: StepShape) -> float:
         """How long the device computes if it need not wait for the host."""
@@ -151,12 +159,13 @@ class StepShapes:
     @classmethod
     def of(
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool,
-        captures_prompts: bool = True,
+        captures_prompts: bool = True, captured_prompt_tokens: int = MOST_MIXED,
     ) -> StepShapes:  # fmt: skip
         """Those of an engine with these limits; the rest as in CostModel."""
         if not captures:
             return cls()
-        prompts = prompt_shapes(max_num_seqs, max_num_batched_tokens, max_model_len) if captures_prompts else []
+        limits = max_num_seqs, max_num_batched_tokens, max_model_len
+        prompts = prompt_shapes(*limits, captured_prompt_tokens) if captures_prompts else []
         return cls(graph_sizes(max_num_seqs), prompts)
 
     def shape(self, counts: StepCounts) -> StepShape:

@@ -15,6 +15,7 @@ from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import ConfigError
 from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers, make_observers
@@ -40,12 +41,14 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
     block_size = int(engine.block_size or origin.get("block_size") or 0)
     if not block_size:
         raise ConfigError("engine.block_size must be set: the cost model does not say what it was measured with")
+    groups = cache_groups(origin)
     plan = Limits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
         block_size=block_size,
         num_blocks=engine.num_blocks or _measured_blocks(origin, block_size),
+        max_blocks_per_token=groups.num_groups,
     )
     vocab_size = int(origin.get("vocab_size") or VOCAB_SIZE)
     limits = EngineLimits(
@@ -57,6 +60,7 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
         max_queued_requests=engine.max_queued_requests,
         max_queued_tokens=engine.max_queued_tokens,
         tag_keys=engine.tag_keys,
+        num_cache_tokens=groups.longest(plan.num_blocks, block_size, plan.max_num_batched_tokens, plan.max_model_len),
     )
     entry = config.scheduler.entry
     assert entry is not None, "a scheduler is always chosen by name"
@@ -64,17 +68,23 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
         simulated = Engine(
             entry.load()(config.scheduler.config),
             BlankExecutor(vocab_size, config.seed),
-            BlockPool(plan.num_blocks, block_size, caching=engine.prefix_caching),
+            BlockPool(plan.num_blocks, block_size, caching=engine.prefix_caching and not groups.has_states),
             limits,
             policy=entry.name,
             origin=str(entry.origin),
             observers=Observers(host.manager, make_observers(config.observers)),
             model_name="simulated",
             job_folder=job_folder(),
-            shares_prefixes=engine.prefix_caching and _shares_prefixes(origin, host),
+            shares_prefixes=engine.prefix_caching and groups.is_plain and _shares_prefixes(origin, host),
+            groups=groups,
         )
     run_on(simulated, cost)
     return simulated
+
+
+def cache_groups(origin: Mapping[str, Any]) -> CacheGroups:
+    """Which groups of layers the measured model had; an older cost model does not say, and then there is one."""
+    return CacheGroups.of_described(origin.get("cache_groups") or {})
 
 
 def _measured_blocks(origin: Mapping[str, Any], block_size: int) -> int:

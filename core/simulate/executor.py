@@ -68,7 +68,7 @@ class SimulatedExecutor(Executor):
     def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:
         self.inner, self.cost, self.clock = inner, cost, clock
         sizes = limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len
-        self._shapes = StepShapes.of(*sizes, captures=cost.captures, captures_prompts=cost.captures_prompts)
+        self._shapes = StepShapes.of(*sizes, **cost.captured)
         self._counter = StepCounter(limits.max_num_seqs)
         self._free_s: float | None = None
         """When the device is done with all it was given; None before the first step."""

@@ -24,6 +24,7 @@ from hookline.core.simulate.cost import (
     HostCost,
     StepShapes,
 )
+from hookline.core.step.captured import MOST_MIXED
 from hookline.core.sweep.job_status import DONE
 from hookline.core.sweep.results import RESULTS, read_lines
 
@@ -155,7 +156,6 @@ def fit_cost(measured: Sequence[Measured]) -> CostModel:
     if not (steps.prompts.any() and (~steps.prompts).any()):
         raise ConfigError("a fit needs steps that decode and steps that prefill; record another workload, too")
     decode, prompt, attention = _fit_device(steps)
-    captures, captures_prompts = _captures(measured[0].result)
     cost = CostModel(
         decode,
         prompt,
@@ -163,8 +163,7 @@ def fit_cost(measured: Sequence[Measured]) -> CostModel:
         context_token_s=attention["context_token_s"],
         shared_token_s=attention["shared_token_s"],
         gap_s=_gap_s(measured),
-        captures=captures,
-        captures_prompts=captures_prompts,
+        **_captures(measured[0].result),
         host=_fit_host(steps),
     )
     return replace(cost, origin={**_origin(measured), "range": _range(steps), "residuals": _residuals(cost, steps)})
@@ -178,11 +177,15 @@ def _check_alike(measured: Sequence[Measured]) -> None:
             raise ConfigError(f"a fit takes benchmarks of one {name}; these have {values[0]!r} and {other!r}")
 
 
-def _captures(result: Mapping[str, Any]) -> tuple[bool, bool]:
-    """CostModel's two of that name; where a record does not tell, all small steps of a GPU were captured."""
+def _captures(result: Mapping[str, Any]) -> dict[str, Any]:
+    """CostModel.captured; where a record does not tell, all small steps of a GPU were captured."""
     is_likely = not str(result["device"]).startswith("cpu") and result["config"]["engine"].get("cuda_graphs", True)
     captured = result.get("captured", {"decodes": is_likely, "prompts": True})
-    return captured["decodes"], captured["prompts"]
+    return {
+        "captures": captured["decodes"],
+        "captures_prompts": captured["prompts"],
+        "captured_prompt_tokens": captured.get("prompt_tokens", MOST_MIXED),
+    }
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,7 @@ def _columns(one: Measured) -> tuple[list[StepCounts], dict[str, Column], list[A
     names = StepCounts._fields
     counts = [StepCounts(*values) for values in zip(*(own[name].tolist() for name in names), strict=True)]
     engine = one.result["config"]["engine"]
-    captures, captures_prompts = _captures(one.result)
-    made = StepShapes.of(*(engine[limit] for limit in LIMITS), captures=captures, captures_prompts=captures_prompts)
+    made = StepShapes.of(*(engine[limit] for limit in LIMITS), **_captures(one.result))
     shapes = [made.shape(count) for count in counts]
     own["num_tokens"] = np.array([shape.num_tokens for shape in shapes], dtype=np.int64)
     own["own_tokens"] = own["decode_context_tokens"] - shared
@@ -298,7 +300,7 @@ def _origin(measured: Sequence[Measured]) -> dict[str, Any]:
     """What the model was measured on, and what a simulation may assume if it is not told otherwise."""
     first = measured[0].result
     sizes = [one.recording.num_blocks for one in measured]
-    names = ("device", "kernels", "block_size", "vocab_size", "overlap", "revision", "versions")
+    names = ("device", "kernels", "block_size", "cache_groups", "vocab_size", "overlap", "revision", "versions")
     config = {key: first["config"].get(key) for key in ("model", "sampler", "kernels", "tp", "dtype", "device")}
     return {
         **{name: first.get(name) for name in names},

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 from hookline.core.scheduling import TILE_TOKENS
 
-TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512)
+TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
+MOST_MIXED = 512
+"""Largest max_num_batched_tokens with which mixed steps are captured; steps of prompts of so many tokens always are."""
+LAUNCH_BOUND = 1e13
+"""Products of weights and tokens in a step that takes a card about as long as a host launches it, which is 5 to 30 ms:
+the longer, the more threads ask for the interpreter (docs/log.md, 2026-11-22)."""
 LEAST_SAVED = 64
 """Tokens by which such a multiple is less than max_num_batched_tokens."""
 MAX_ROWS = 16
@@ -28,6 +33,15 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
         step = max(16, size // 8 // 16 * 16)
         size += step
     return sorted(size for size in sizes if size <= max_num_seqs)
+
+
+def captured_prompt_tokens(num_layers: int, hidden_size: int, num_ranks: int) -> int:
+    """Tokens of the largest captured step of prompts for a model of these sizes, one of TOKEN_COUNTS.
+
+    A layer's weights are taken for 12 * hidden_size², as a plain decoder has; of experts, a token sees about as many.
+    """
+    num_weights = 12 * num_layers * hidden_size**2 / num_ranks
+    return max(size for size in TOKEN_COUNTS if size <= max(MOST_MIXED, LAUNCH_BOUND / num_weights))
 
 
 @dataclass(frozen=True)
@@ -60,14 +74,17 @@ def holding_shape(
     return next((shape for shape in shapes if shape.holds(num_decodes, num_tokens, num_chunks)), None)
 
 
-def prompt_shapes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[PromptShape]:
+def prompt_shapes(
+    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, most_tokens: int = MOST_MIXED
+) -> list[PromptShape]:
     """The captured steps with prompts, those of fewest tokens first, and of these those of most decodes.
 
-    Steps are padded to the next of TOKEN_COUNTS. Where max_num_batched_tokens is small, mixed steps are captured, too,
-    padded to whole TILE_TOKENS or to max_num_batched_tokens: of each, one for every DECODE_STEP decodes.
+    most_tokens: of the largest, see captured_prompt_tokens. Steps are padded to the next of TOKEN_COUNTS. Where
+    max_num_batched_tokens is small, mixed steps are captured, too, padded to whole TILE_TOKENS or to
+    max_num_batched_tokens: of each, one for every DECODE_STEP decodes.
     """
-    most = min(max_num_batched_tokens, max_model_len)  # the padding row has no more blocks
-    is_mixed = max_num_batched_tokens <= min(TOKEN_COUNTS[-1], max_model_len) and max_model_len <= MAX_MIXED_LEN
+    most = min(max_num_batched_tokens, max_model_len, most_tokens)  # the padding row has no more blocks
+    is_mixed = max_num_batched_tokens <= min(MOST_MIXED, max_model_len) and max_model_len <= MAX_MIXED_LEN
     left_over = min(DECODE_STEP - 1, max_num_seqs - 1) if is_mixed else 0
     sizes = {size for size in TOKEN_COUNTS if size <= most}
     tiles = range(TILE_TOKENS, max_num_batched_tokens - LEAST_SAVED + 1, TILE_TOKENS)

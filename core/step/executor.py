@@ -68,6 +68,11 @@ class Executor(Protocol):
         """Have `tell` called, from another thread, if a step can never end. Does nothing by itself."""
         return
 
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work; of this process alone."""
+        return {}
+
     def close(self) -> None:
         """Release memory and processes; may be called twice."""
         ...

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Kernels
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, Kernels
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
 from hookline.core.testing.checks import PoisonedMemory, check_close, check_form, check_unchanged
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -35,6 +35,7 @@ class AttentionCases:
     captured_decodes: ClassVar[bool] = True
     graph_safe: ClassVar[bool] = True
     graph_prefill: ClassVar[bool] = False
+    attention: ClassVar[Sequence[str]] = ()
     tolerances: ClassVar[Mapping[torch.dtype, float]] = {
         torch.float32: 2e-5,  # Sums of some hundred terms, each rounded to 24 bits.
         torch.float16: 4e-3,  # Four roundings to 11 bits: of weights, sums and the result.
@@ -70,24 +71,34 @@ class AttentionCases:
         num_shared: int = 0,
         query_scale: float = 1.0,
         slack: float = 1.0,
+        window: int | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
     ) -> None:
         """Attend with rows of these (context, queries), and compare with the reference."""
         rows = self.scattered(spec, lengths, num_shared)
         q_THE, kv_2NSKE = self.inputs(spec, rows, query_scale)
         batch = make_batch(rows, spec, num_decodes=len(rows) if num_decodes is None else num_decodes)
-        expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch)
-        actual = self.attend(spec, q_THE, kv_2NSKE, batch)
+        if window is not None:
+            batch = with_window(batch, rows, spec, window)
+        expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch, form)
+        actual = self.attend(spec, q_THE, kv_2NSKE, batch, form=form)
         check_close(f"attend, {what} ({describe(spec)})", actual, expected, slack * self.tolerance(spec))
 
     def attend(
-        self, spec: AttentionSpec, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, kernels: Kernels | None = None
+        self,
+        spec: AttentionSpec,
+        q_THE: Tensor,
+        kv_2NSKE: Tensor,
+        batch: Batch,
+        kernels: Kernels | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
         """The queries' attention, by these kernels or by new ones; checked for what holds in every case."""
         before, q_copy_THE = kv_2NSKE.clone(), q_THE.clone()
         with PoisonedMemory(), torch.inference_mode():
             kernels = kernels or self.make(spec)
             kernels.prepare(batch)
-            out_THE = kernels.attend(q_copy_THE, kv_2NSKE, batch)
+            out_THE = kernels.attend(q_copy_THE, kv_2NSKE, batch, *forms(form))
         check_form("what attend returns", out_THE, q_THE.shape, spec.dtype)
         check_unchanged("the cache that attend reads", before, kv_2NSKE)
         return out_THE
@@ -106,9 +117,39 @@ class AttentionCases:
         """Standard normal values, always the same."""
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(spec.device, spec.dtype)
 
+    def form(self, spec: AttentionSpec, *features: str) -> AttentionForm:
+        """A form with these of ATTENTION_FEATURES, besides "window", as far as the kernels declare them."""
+        asked = {name for name in features if name in self.attention}
+        sinks_H = torch.linspace(-2, 4, spec.num_heads).to(spec.device, spec.dtype)
+        return AttentionForm(
+            scale=0.3 if "scale" in asked else None,
+            softcap=1.5 if "softcap" in asked else None,
+            sinks_H=sinks_H if "sinks" in asked else None,
+        )
+
+    def window(self, tokens: int) -> int | None:
+        """A window of so many tokens, if the kernels declare windows."""
+        return tokens if "window" in self.attention else None
+
     def tolerance(self, spec: AttentionSpec) -> float:
         """Largest error allowed, relative to 1 + |expected|."""
         return self.tolerances[spec.dtype]
+
+
+def forms(form: AttentionForm) -> tuple[AttentionForm, ...]:
+    """The form as an argument, which kernels that know of no forms are not given."""
+    return (form,) if form.features else ()
+
+
+def with_window(
+    batch: Batch, rows: Sequence[Row], spec: AttentionSpec, window: int, scratch: int | None = None
+) -> Batch:
+    """The same batch with a window, and the scratch block wherever a row's first query sees nothing of a block."""
+    scratch = cache_blocks(spec) if scratch is None else scratch
+    table_BM = batch.block_table_BM.clone()
+    for row, table_M in zip(rows, table_BM, strict=True):
+        table_M[: max(0, row.context - row.num_queries - window + 1) // spec.block_size] = scratch
+    return replace(batch, window=window, block_table_BM=table_BM)
 
 
 def exact(spec: AttentionSpec) -> AttentionSpec:

@@ -54,6 +54,20 @@ class ExpertCases(AttentionCases):
                 for name, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
                     check_unchanged(f"{name}, which expert_mlp was given,", old, new)
 
+    def test_clamped_expert_mlp(self) -> None:
+        """With both biases, and without that of the second product; values on both sides of the limit."""
+        for spec, kernels in self._offering("clamped_expert_mlp"):
+            for what, (x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF) in self._inputs(spec):
+                bias_XF = self.random(spec, *gate_up_XFD.shape[:2])
+                for bias_XD in (self.random(spec, *down_XDF.shape[:2]), None):
+                    weights = gate_up_XFD * 2, bias_XF, down_XDF, bias_XD
+                    given = expert_TA, weight_TA, *weights, 1.7, 1.5
+                    expected_TD = PlainKernels(None, exact(spec)).clamped_expert_mlp(x_TD.double(), *given)
+                    with PoisonedMemory():
+                        out_TD = kernels.clamped_expert_mlp(x_TD, *given)
+                    what = f"clamped {what}, {'without' if bias_XD is None else 'with'} the second bias"
+                    check_close(what, out_TD, expected_TD, 2 * self.tolerance(spec))  # Two products, both rounded.
+
     def test_a_token_gets_from_its_experts_what_it_gets_alone(self) -> None:
         """Routing of the other tokens changes nothing."""
         for spec, kernels in self._offering("expert_mlp"):

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hookline.core.contracts import Limits, Scheduler
+from hookline.core.contracts import LayerCache, Limits, ModelSpec, Scheduler
 from hookline.core.engine.engine import Engine
 from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
@@ -72,13 +74,17 @@ class FakeClock:
 
 
 class FakeExecutor(Executor):
-    """An Executor over plain arrays; asserts that no request ever reads a slot that was not written."""
+    """An Executor over plain arrays; asserts that no request ever reads a slot that was not written.
 
-    def __init__(self, limits: Limits, vocab_size: int) -> None:
-        self.vocab_size, self.block_size = vocab_size, limits.block_size
+    windows: of the groups of layers that have blocks of their own. Each group's cache is read as far as its window
+    reaches, and must hold the request's own tokens.
+    """
+
+    def __init__(self, limits: Limits, vocab_size: int, windows: Sequence[int | None] = (None,)) -> None:
+        self.vocab_size, self.block_size, self.windows = vocab_size, limits.block_size, windows
         self.cache = np.full(limits.num_blocks * limits.block_size, HOLE, dtype=np.int64)
-        max_blocks = -(-limits.max_model_len // limits.block_size)
-        self.table = np.full((limits.max_num_seqs, max_blocks), HOLE, dtype=np.int64)
+        self.row_columns = -(-limits.max_model_len // limits.block_size)
+        self.table = np.full((limits.max_num_seqs, len(windows) * self.row_columns), HOLE, dtype=np.int64)
         self.seeds = np.zeros(limits.max_num_seqs, dtype=np.int64)
         self.tokens: dict[int, int] = {}
         self.pooled: dict[int, int] = {}
@@ -163,34 +169,60 @@ class FakeExecutor(Executor):
         """Note that the engine closed it."""
         self.is_closed = True
 
-    def _slots(self, row: int, start: int, end: int) -> np.ndarray[Any, Any]:
+    def _slots(self, row: int, start: int, end: int, group: int = 0) -> np.ndarray[Any, Any]:
         positions = np.arange(start, end)
-        blocks = self.table[row, positions // self.block_size]
-        assert (blocks >= 0).all(), f"row {row} has no block for a position in {start}..{end}"
+        blocks = self.table[row, group * self.row_columns + positions // self.block_size]
+        assert (blocks >= 0).all(), f"row {row} has no block for a position in {start}..{end} of group {group}"
         slots: np.ndarray[Any, Any] = blocks * self.block_size + positions % self.block_size
         return slots
+
+    def _write(self, row: int, start: int, tokens: Any) -> None:
+        """Each group's cells tell them from another's."""
+        for group in range(len(self.windows)):
+            slots = self._slots(row, start, start + len(tokens), group)
+            self.cache[slots] = np.asarray(tokens) + group * self.vocab_size
+
+    def _read(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
+        """What the queries at positions start to end - 1 see of a group."""
+        window = self.windows[group]
+        first = 0 if window is None else max(0, start - window + 1)
+        found = self.cache[self._slots(row, first, end, group)]
+        assert (found != HOLE).all(), f"row {row} reads a cache slot of group {group} that was never written"
+        tokens: np.ndarray[Any, Any] = found - group * self.vocab_size
+        assert ((tokens >= 0) & (tokens < self.vocab_size)).all(), f"row {row} reads another group's block as {group}'s"
+        return tokens
 
     def _write_decodes(self, step: Step) -> list[tuple[int, int]]:
         ends = []
         for row in step.decode_rows.tolist():
             length = self.lengths[row]
-            self.cache[self._slots(row, length - 1, length)] = self.tokens[row]
+            self._write(row, length - 1, [self.tokens[row]])
             ends.append((row, length))
         return ends
 
     def _write_chunks(self, step: Step) -> list[tuple[int, int]]:
         ends, first = [], 0
         for row, start, length in zip(step.chunk_rows, step.chunk_starts, step.chunk_lens, strict=True):
-            tokens = step.token_ids_T[first : first + length]
-            self.cache[self._slots(row, start, start + length)] = tokens
+            self._write(int(row), int(start), step.token_ids_T[first : first + length])
             ends.append((int(row), int(start + length)))
             first += length
+        if tuple(self.windows) != (None,):
+            for (row, end), start in zip(ends, step.chunk_starts.tolist(), strict=True):
+                self._visible(row, start, end)
         return ends
+
+    def _visible(self, row: int, start: int, end: int) -> np.ndarray[Any, Any]:
+        """What these queries see of the group that sees most; the others must see the same."""
+        seen = [self._read(row, start, end, group) for group in range(len(self.windows))]
+        longest = max(seen, key=len)
+        for group, tokens in enumerate(seen):
+            is_same = np.array_equal(tokens, longest[len(longest) - len(tokens) :])
+            assert is_same, f"row {row} reads other tokens in group {group} than it computed"
+        return longest
 
     def _draw(self, place: tuple[int, int], index: int, masked: set[tuple[int, int]]) -> int:
         row, end = place
-        context = self.cache[self._slots(row, 0, end)]
-        assert (context != HOLE).all(), f"row {row} reads a cache slot that was never written"
+        context = self._visible(row, end - 1, end)
         token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)
         for _ in range(self.vocab_size):  # if all are forbidden, any may be drawn
             token = (token + 1) % self.vocab_size if (index, token) in masked else token
@@ -214,13 +246,17 @@ def fake_engine(
     max_queued_requests: int | None = None,
     max_queued_tokens: int | None = None,
     tag_keys: tuple[str, ...] | None = None,
+    layers: tuple[LayerCache, ...] = (),
     **options: Any,
 ) -> Engine:
-    """An engine over a FakeExecutor."""
-    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks)
+    """An engine over a FakeExecutor. layers: what the layers of its model keep; () stands for full attention."""
+    spec = ModelSpec(max(1, len(layers)), 1, 1, 1, 1, vocab_size, max_model_len, layers)
+    groups = CacheGroups.of(spec, max_model_len)
+    num_cache_tokens = groups.longest(num_blocks, block_size, max_num_batched_tokens, max_model_len)
+    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, groups.num_groups)
     return Engine(
         scheduler,
-        FakeExecutor(limits, vocab_size),
+        FakeExecutor(limits, vocab_size, groups.windows),
         BlockPool(num_blocks, block_size, caching=prefix_caching),
         EngineLimits(
             limits,
@@ -231,7 +267,9 @@ def fake_engine(
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
             tag_keys=tag_keys,
+            num_cache_tokens=num_cache_tokens,
         ),
+        groups=groups,
         **options,
     )
 
@@ -241,10 +279,10 @@ def watched_by(*observers: Any) -> Observers:
     return Observers(new_manager(), {type(observer).__name__: observer for observer in observers})
 
 
-def _check_salts(requests: Iterable[Request]) -> None:
+def _check_salts(cache: KVCacheManager, requests: Iterable[Request]) -> None:
     salts: dict[int, str | None] = {}
     for request in requests:
-        for block in request.blocks:
+        for block in cache.held_blocks(request):
             salt = salts.setdefault(block, request.info.cache_salt)
             assert salt == request.info.cache_salt, f"requests with different cache salts share block {block}"
 
@@ -255,10 +293,10 @@ def check_engine(engine: Engine) -> None:
     queue, pool = engine.queue, engine.pool
     held: dict[int, int] = {}
     for request in queue.live.values():
-        for block in request.blocks:
+        for block in engine.cache.held_blocks(request):
             held[block] = held.get(block, 0) + 1
     if any(request.info.cache_salt for request in queue.live.values()):
-        _check_salts(queue.live.values())
+        _check_salts(engine.cache, queue.live.values())
     for block in range(pool.num_blocks):
         assert pool.references(block) == held.get(block, 0), f"block {block} has a wrong reference count"
     assert len(queue.running) <= engine.limits.plan.max_num_seqs, "more requests run than max_num_seqs"

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from hookline.core.contracts import AttentionSpec, Batch, QKNorm
-from hookline.core.testing.attention_cases import AttentionCases, cache_blocks, describe, exact
+from hookline.core.contracts import ATTENTION_FEATURES, PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm
+from hookline.core.testing.attention_cases import AttentionCases, cache_blocks, describe, exact, forms, with_window
 from hookline.core.testing.batches import Row, make_batch
 from hookline.core.testing.checks import check_close
 from hookline.core.testing.host_sync import no_host_sync
@@ -29,10 +29,11 @@ class GraphSuite(AttentionCases):
         """Each operation of a decode step by itself, so that the message names it."""
         for spec in self.specs(self.groups[:1]) if self.graph_safe else ():
             self._watch_operations(spec)
-            self._watch_attention(spec, self._captured_decodes(spec))
-            if self.graph_prefill:
-                for num_decodes in (0, 2):
-                    self._watch_attention(spec, self._captured_prompts(spec, num_decodes)[1])
+            for batch in self._captured(spec):
+                self._watch_attention(spec, batch)
+                if self.attention:
+                    window, form = self.window(spec.block_size // 2 + 1), self.form(spec, *ATTENTION_FEATURES)
+                    self._watch_attention(spec, replace(batch, window=window), form)
 
     def test_attend_prefills_as_a_captured_graph_lays_them_out(self) -> None:
         """No lengths on the host, rows without queries, and the last row's queries in the scratch block."""
@@ -44,17 +45,37 @@ class GraphSuite(AttentionCases):
         for spec in self.specs() if self.graph_prefill else ():
             self._attend_captured(spec, 2)
 
-    def _attend_captured(self, spec: AttentionSpec, num_decodes: int) -> None:
+    def test_attend_computes_every_form_of_mixed_steps_as_a_captured_graph_lays_them_out(self) -> None:
+        """With what the kernels declare of ATTENTION_FEATURES."""
+        for spec in self.specs() if self.graph_prefill and self.attention else ():
+            form = self.form(spec, *ATTENTION_FEATURES)
+            for window in {self.window(spec.block_size // 2 + 1), self.window(spec.block_size + 2)}:
+                self._attend_captured(spec, 2, window, form)
+
+    def _attend_captured(
+        self,
+        spec: AttentionSpec,
+        num_decodes: int,
+        window: int | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> None:
         rows, captured = self._captured_prompts(spec, num_decodes)
+        captured = captured if window is None else with_window(captured, rows, spec, window)
         q_THE, kv_2NSKE = self.inputs(spec, rows)
         needed = rows[:-2]
         num_needed = sum(row.num_queries for row in needed)
-        batch = make_batch(needed, spec, num_decodes=num_decodes)
+        batch = replace(make_batch(needed, spec, num_decodes=num_decodes), window=window)
         reference = PlainKernels(None, exact(spec))
-        expected = reference.attend(q_THE[:num_needed].double(), kv_2NSKE.double(), batch)
-        actual = self.attend(spec, q_THE, kv_2NSKE, captured)[:num_needed]
-        what = f"attend of prompts and {num_decodes} decodes as a graph captures them ({describe(spec)})"
+        expected = reference.attend(q_THE[:num_needed].double(), kv_2NSKE.double(), batch, form)
+        actual = self.attend(spec, q_THE, kv_2NSKE, captured, form=form)[:num_needed]
+        seen = f"prompts and {num_decodes} decodes" if window is None else f"prompts and decodes within {window}"
+        what = f"attend of {seen} as a graph captures them ({describe(spec)})"
         check_close(what, actual, expected, self.tolerance(spec))
+
+    def _captured(self, spec: AttentionSpec) -> list[Batch]:
+        """Batches of the kinds of step that are captured."""
+        counts = (0, 2) if self.graph_prefill else ()
+        return [self._captured_decodes(spec), *(self._captured_prompts(spec, count)[1] for count in counts)]
 
     def _captured_decodes(self, spec: AttentionSpec) -> Batch:
         rows = self.scattered(spec, [(spec.block_size + 1, 1), (3, 1)])
@@ -91,7 +112,7 @@ class GraphSuite(AttentionCases):
             with torch.no_grad(), no_host_sync(f"{name} ({describe(spec)})"):
                 call()
 
-    def _watch_attention(self, spec: AttentionSpec, batch: Batch) -> None:
+    def _watch_attention(self, spec: AttentionSpec, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> None:
         """A step's calls in their order: prepare, then the cache writes and the attention of a layer."""
         kernels = self.make(spec)
         kind = "decode" if batch.num_requests == batch.num_decodes else f"prefill beside {batch.num_decodes} decodes"
@@ -109,7 +130,7 @@ class GraphSuite(AttentionCases):
                 with _watched(next(what), watch):
                     q_THE = kernels.qk_norm_rope_write(qkv_TC.clone(), kv_2NSKE, now, None, norm)
                 with _watched(next(what), watch):
-                    kernels.attend(q_THE, kv_2NSKE, now)
+                    kernels.attend(q_THE, kv_2NSKE, now, *forms(form))
 
 
 def _watched(what: str, watch: bool) -> AbstractContextManager[None]:

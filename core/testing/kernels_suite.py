@@ -8,15 +8,26 @@ E head dim, N blocks, S block size, C = (H + 2K) * E.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, QKNorm, Rope
-from hookline.core.testing.attention_cases import describe, exact
+from hookline.core.contracts import (
+    ATTENTION_FEATURES,
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    QKNorm,
+    Rope,
+    is_offered,
+)
+from hookline.core.testing.attention_cases import describe, exact, forms, with_window
+from hookline.core.testing.attention_form_suite import AttentionFormSuite, named
 from hookline.core.testing.attention_suite import AttentionSuite
-from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
 from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from hookline.core.testing.expert_cases import ExpertCases
 from hookline.core.testing.graph_suite import GraphSuite
@@ -32,13 +43,13 @@ LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
 MAX_POSITION = 512
 
 
-class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
+class KernelsSuite(GraphSuite, ExpertCases, AttentionFormSuite, AttentionSuite):
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 
     Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
-    (query heads per kv head), device; graph_safe and graph_prefill as in the entry's Needs; and captured_decodes (False
-    if decodes need their lengths on the host). tolerances: dtype -> largest error relative to 1 + |expected|; widen it
-    only with a reason. Kernels that offer operations for experts are held to them, too.
+    (query heads per kv head), device; graph_safe, graph_prefill and attention as in the entry's Needs; and
+    captured_decodes (False if decodes need their lengths on the host). tolerances: dtype -> largest error relative to
+    1 + |expected|; widen it only with a reason. Kernels that offer operations for experts are held to them, too.
     """
 
     def test_rms_norm(self) -> None:
@@ -67,6 +78,27 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
             with PoisonedMemory():
                 actual = self.make(spec).silu_mul(gate_up_TF * 4)
             self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_gelu_tanh_mul(self) -> None:
+        """As silu_mul; nothing is asked of kernels without it."""
+        for spec, gate_up_TF, _ in self._norm_inputs():
+            kernels = self.make(spec)
+            if is_offered(kernels.gelu_tanh_mul):
+                expected = PlainKernels(None, exact(spec)).gelu_tanh_mul(gate_up_TF.double() * 2)
+                with PoisonedMemory():
+                    actual = kernels.gelu_tanh_mul(gate_up_TF * 2)
+                self._check(f"gelu_tanh_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_norms_take_weights_of_float32(self) -> None:
+        """Whatever the dtype of what they normalise."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            weight_D, plain = weight_D.float() + 1 / 512, PlainKernels(None, exact(spec))
+            actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
+            what = f"rms_norm of {tuple(x_TD.shape)} with a weight of float32"
+            self._check(what, spec, actual, plain.rms_norm(x_TD.double(), weight_D, EPS))
+            added_TD, _ = self.make(spec).add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS)
+            expected_TD, _ = plain.add_rms_norm(x_TD.double(), x_TD.double(), weight_D, EPS)
+            self._check(f"the norm of add_rms_norm, as {what}", spec, added_TD, expected_TD)
 
     def test_linear(self) -> None:
         """Of one row, a few and many, with and without a bias, with rows of x apart in memory."""
@@ -173,23 +205,43 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
             for lengths in (decodes, [*decodes[1:3], (spec.block_size + 4, 4)]):
                 rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=1)
                 for what, rope, norm in self._variants(spec):
-                    self._check_qkv_attend(f"qkv_attend {what}", spec, rows, rope, norm)
+                    batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
+                    self._check_qkv_attend(f"qkv_attend {what}", spec, batch, rope, norm)
+
+    def test_qkv_attend_in_every_form(self) -> None:
+        """The same with what the kernels declare of ATTENTION_FEATURES, down to windows of the newest token alone."""
+        for spec in self.specs() if self.attention else ():
+            size = spec.block_size
+            form, (_, rope, norm) = self.form(spec, *ATTENTION_FEATURES), next(self._variants(spec))
+            decodes = [(1, 1), (5, 1), (size + 1, 1), (2 * size - 1, 1)]
+            for lengths in (decodes, [*decodes[1:3], (size + 4, 4)]):
+                rows = scatter_rows(lengths, size, NUM_BLOCKS, seed=1)
+                batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
+                for window in {self.window(1), self.window(size + 1), self.window(2 * size)}:
+                    seen = batch if window is None else with_window(batch, rows, spec, window, scratch=NUM_BLOCKS)
+                    what = f"qkv_attend within a window of {window} with {named(form)}"
+                    self._check_qkv_attend(what, spec, replace(seen, scratch={}), rope, norm, form)
 
     def _check_qkv_attend(
-        self, what: str, spec: AttentionSpec, rows: list[Row], rope: Rope | None, norm: QKNorm | None
+        self,
+        what: str,
+        spec: AttentionSpec,
+        batch: Batch,
+        rope: Rope | None,
+        norm: QKNorm | None,
+        form: AttentionForm = PLAIN_ATTENTION,
     ) -> None:
-        batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
         num_heads = spec.num_heads + 2 * spec.num_kv_heads
         qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
         cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
         exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
         q_THE = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
-        expected = reference.attend(q_THE, exact_cache[:, 1], batch)
+        expected = reference.attend(q_THE, exact_cache[:, 1], batch, form)
         kernels: Any = self.make(spec)
         kernels.prepare(batch)
         with PoisonedMemory():
-            actual = kernels.qkv_attend(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
-        self._check(f"what {what} of {len(rows)} rows returns", spec, actual, expected)
+            actual = kernels.qkv_attend(qkv_TC.clone(), cache[:, 1], batch, rope, norm, *forms(form))
+        self._check(f"what {what} of {batch.num_requests} rows returns", spec, actual, expected)
         self._check_cache(what, spec, cache, exact_cache, self.tolerances[spec.dtype])
 
     def _norm_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor]]:
@@ -211,15 +263,14 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
                     yield spec, x_TD, weight_OD, self.random(spec, num_out)
 
     def _variants(self, spec: AttentionSpec) -> Iterator[tuple[str, Rope | None, QKNorm | None]]:
-        frequency_F = 100.0 ** -torch.linspace(0, 1, spec.head_dim // 2)
-        angle_PF = torch.outer(torch.arange(float(MAX_POSITION)), frequency_F)
-        rope = Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1).to(spec.device))
+        rope = _rope(spec, spec.head_dim)
         q_weight_E = 1 + 0.3 * self.random(spec, spec.head_dim)
         norm = QKNorm(q_weight_E, 1.5 - q_weight_E.flip(0), EPS)
         yield "with norm and rope", rope, norm
         yield "without norm", rope, None
         yield "without rope", None, norm
         yield "without norm and rope", None, None
+        yield "with norm and rope of a quarter of each head", _rope(spec, spec.head_dim // 8 * 2), norm
 
     def _positions(self, spec: AttentionSpec, num_tokens: int, below: int = MAX_POSITION) -> Tensor:
         """Different numbers in random order."""
@@ -236,3 +287,10 @@ class KernelsSuite(GraphSuite, ExpertCases, AttentionSuite):
             check_close(name, cache[index, 1], expected[index, 1], tolerance)
         others = [0, 2]
         check_unchanged(f"another layer's cache, by {what},", expected[:, others].to(cache.dtype), cache[:, others])
+
+
+def _rope(spec: AttentionSpec, num_rotated: int) -> Rope:
+    """Rotation of the first values of a head."""
+    frequency_F = 100.0 ** -torch.linspace(0, 1, num_rotated // 2)
+    angle_PF = torch.outer(torch.arange(float(MAX_POSITION)), frequency_F)
+    return Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1).to(spec.device))

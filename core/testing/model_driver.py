@@ -1,6 +1,6 @@
 """Runs a model without an engine, over the plain kernels, and checks what it asks of `attend` on the way.
 
-Legend: T tokens of a step, D hidden, C = (H + 2K) * E, E head dim, P positions, V vocabulary.
+Legend: T tokens of a step, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,21 +13,18 @@ import torch
 from torch import Tensor
 
 from hookline.core.checkpoint.load import random_weights
-from hookline.core.contracts import (
-    PLAIN_ATTENTION,
-    AttentionForm,
-    AttentionSpec,
-    Batch,
-    ModelSpec,
-    QKNorm,
-    Rope,
-    Runtime,
-    SlidingWindow,
-    WeightTarget,
-)
+from hookline.core.contracts import AttentionSpec, Batch, ModelSpec, Runtime, WeightTarget
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.batches import Row, make_batch
+from hookline.core.testing.checked_attend import (
+    ATTENDS,
+    KEEPS_STATE,
+    CheckedAttend,
+    DrivenBatch,
+    DrivenStates,
+    kept_by,
+)
 from hookline.core.testing.checks import PoisonedMemory, check, check_form, check_unchanged
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -70,7 +67,7 @@ class ModelDriver:
         shape = (2, self.spec.num_layers, NUM_SEQUENCES * self.blocks_each, BLOCK_SIZE)
         sizes = (self.attention.num_kv_heads, self.spec.head_dim)
         self.cache = torch.zeros(*shape, *sizes, dtype=dtype, device=device)
-        self.attended: list[int] = []
+        self.states = DrivenStates(self.spec, self.attention, NUM_SEQUENCES, self.ranks.size)
 
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
         """The batch of these chunks; those of one token that come first are decodes."""
@@ -79,7 +76,9 @@ class ModelDriver:
             num_decodes += 1
         token_ids_T = torch.tensor([token for chunk in chunks for token in chunk.tokens])
         rows = [self._row(chunk) for chunk in chunks]
-        return make_batch(rows, self.attention, num_decodes=num_decodes, token_ids_T=token_ids_T)
+        batch = make_batch(rows, self.attention, num_decodes=num_decodes, token_ids_T=token_ids_T)
+        sequences, starts = [chunk.sequence for chunk in chunks], [chunk.start for chunk in chunks]
+        return DrivenBatch(**vars(batch), sequences=sequences, starts=starts)
 
     def _row(self, chunk: Chunk) -> Row:
         context = chunk.start + len(chunk.tokens)
@@ -89,16 +88,26 @@ class ModelDriver:
     @torch.inference_mode()
     def hidden(self, batch: Batch, rows_N: Tensor | None = None) -> Tensor:
         """The model's hidden states (T, D) of a batch, checked; or (N, D), if it computes the wanted rows alone."""
-        given, self.attended = replace(batch, token_ids_T=batch.token_ids_T.clone()), []
+        given, attend = replace(batch, token_ids_T=batch.token_ids_T.clone()), self.attend_of(batch, rows_N)
         given = replace(given, positions_T=batch.positions_T.clone())
-        hidden_TD: Tensor = self.model.forward(given.token_ids_T, given.positions_T, self.attend_of(batch, rows_N))
+        hidden_TD: Tensor = self.model.forward(given.token_ids_T, given.positions_T, attend)
         check_unchanged("token_ids_T, which forward was given,", batch.token_ids_T, given.token_ids_T)
         check_unchanged("positions_T, which forward was given,", batch.positions_T, given.positions_T)
         num_rows = batch.num_tokens if rows_N is None or len(hidden_TD) == batch.num_tokens else len(rows_N)
         check_form("what forward returns", hidden_TD, (num_rows, self.spec.hidden_size), self.attention.dtype)
-        wanted = list(range(self.spec.num_layers))
-        check(self.attended == wanted, f"forward called attend for layers {self.attended} and must for {wanted}")
+        self._check_calls(attend.called)
+        if isinstance(batch, DrivenBatch):
+            self.states.keep(batch)
         return hidden_TD
+
+    def _check_calls(self, called: Sequence[tuple[int, str]]) -> None:
+        kept = [kept_by(layer) for layer in self.spec.cache_layers]
+        wanted = [layer for layer, what in enumerate(kept) if what == ATTENDS]
+        attended = [layer for layer, what in called if what == ATTENDS]
+        check(attended == wanted, f"forward called attend for layers {attended} and must for {wanted}")
+        stated = sorted({layer for layer, what in called if what == KEEPS_STATE})
+        wanted = [layer for layer, what in enumerate(kept) if what == KEEPS_STATE]
+        check(stated == wanted, f"forward asked for the states of layers {stated} and must for {wanted}")
 
     @torch.inference_mode()
     def logits(self, *chunks: Chunk, batch: Batch | None = None) -> Tensor:
@@ -109,50 +118,15 @@ class ModelDriver:
         check_form("what logits returns", logits_TV, (len(hidden_TD), columns), self.attention.dtype)
         return logits_TV
 
-    def attend_of(self, batch: Batch, rows_N: Tensor | None = None) -> Any:
-        """What forward is given: `core.contracts.Attend` that checks how it is called, and wants these rows."""
+    def attend_of(self, batch: Batch, rows_N: Tensor | None = None) -> CheckedAttend:
+        """What forward is given: `core.contracts.Attend` that checks how it is called, and wants these rows.
 
-        def attend(
-            layer: int,
-            qkv_TC: Tensor,
-            rope: Rope | None,
-            norm: QKNorm | None = None,
-            form: AttentionForm = PLAIN_ATTENTION,
-        ) -> Tensor:
-            check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
-            self.attended.append(layer)
-            self._check_attend(batch, qkv_TC, rope, norm)
-            self._check_form(form)
-            cache = self.spec.cache_layers[layer]
-            window = cache.num_tokens if isinstance(cache, SlidingWindow) else None
-            seen = batch if window is None else replace(batch, window=window)
-            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, self.cache[:, layer], seen, rope, norm)
-            return self.kernels.attend(q_THE, self.cache[:, layer], seen, form).flatten(1)
-
-        attend.rows_N = rows_N  # type: ignore[attr-defined]
-        return attend
-
-    def _check_attend(self, batch: Batch, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None) -> None:
-        sizes, head_dim = self.attention, self.spec.head_dim
-        width = (sizes.num_heads + 2 * sizes.num_kv_heads) * head_dim
-        check_form("qkv_TC, which attend was given,", qkv_TC, (batch.num_tokens, width), sizes.dtype)
-        if rope is not None:
-            width = rope.table_PE.shape[-1]
-            fits = width % 2 == 0 and 0 < width <= head_dim
-            check(fits, f"rope.table_PE has {width} columns and must have an even number up to head_dim={head_dim}")
-            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), width), torch.float32)
-            enough = len(rope.table_PE) >= self.spec.max_position
-            check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
-        for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
-            check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
-
-    def _check_form(self, form: AttentionForm) -> None:
-        unsaid = sorted(form.features - self.spec.attention_features)
-        check(not unsaid, f"attend was given {', '.join(unsaid)}, which ModelSpec.attention does not name")
-        if form.sinks_H is not None:
-            check_form(
-                "sinks_H, which attend was given,", form.sinks_H, (self.attention.num_heads,), form.sinks_H.dtype
-            )
+        The states of the batch's sequences are put back to what they were before it.
+        """
+        if isinstance(batch, DrivenBatch):
+            self.states.recall(batch)
+        layers = [self.cache[:, layer] for layer in range(self.spec.num_layers)]
+        return CheckedAttend(self.spec, self.attention, self.kernels, layers, self.states.layers, batch, rows_N)
 
 
 def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:
@@ -166,9 +140,21 @@ def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
     """Random weights in which everything counts: norms are not one, biases not zero. Ranks of any number agree."""
     random_weights({name: replace(target, init="normal") for name, target in targets.items()}, seed)
     with torch.inference_mode():
-        for target in targets.values():
-            if target.view is not None:
-                target.view.mul_(AMPLITUDE).add_(float(target.init == "ones"))
+        for piece in (piece for target in targets.values() for piece in target.pieces):
+            assert piece.view is not None
+            piece.view.sub_(piece.add).mul_(AMPLITUDE).add_(piece.add + float(piece.init == "ones"))
+
+
+def stored_weights(targets: Mapping[str, WeightTarget]) -> dict[str, Tensor]:
+    """The checkpoint's tensors that would fill these targets of a single rank with what they hold."""
+    weights = {}
+    for name, target in targets.items():
+        if target.view is not None:
+            weights[name] = target.view.new_full(target.shape, torch.nan)
+            for piece in target.pieces:
+                assert piece.view is not None
+                piece.cut(weights[name]).copy_(piece.view - piece.add)
+    return weights
 
 
 def tensors_with_nan(holder: Any, path: str = "model", depth: int = 6) -> list[str]:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import WeightTarget
+from hookline.core.contracts import ATTENTION_FEATURES, WeightTarget
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.testing.checks import check, check_close
 from hookline.core.testing.host_sync import no_host_sync
-from hookline.core.testing.model_driver import Chunk, ModelDriver, fill, tensors_with_nan
+from hookline.core.testing.model_driver import Chunk, ModelDriver, fill, stored_weights, tensors_with_nan
 from hookline.core.testing.thread_ranks import on_ranks
 
 TOLERANCE = 1e-4
@@ -75,9 +75,15 @@ class ModelSuite:
         check(config == before, "spec changed the hf_config it was given")
         for field in fields(spec):
             value = getattr(spec, field.name)
+            if field.name in ("layers", "attention"):
+                continue
             check(isinstance(value, int) and value > 0, f"spec.{field.name} = {value!r} must be a positive int")
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         check(heads % kv_heads == 0, f"spec: {heads} heads cannot share {kv_heads} kv heads evenly")
+        lengths = (len(spec.cache_layers), spec.num_layers)
+        check(lengths[0] == lengths[1], f"spec.layers has {lengths[0]} layers and num_layers is {lengths[1]}")
+        unknown = sorted(spec.attention - set(ATTENTION_FEATURES))
+        check(not unknown, f"spec.attention asks for {unknown}; there is {list(ATTENTION_FEATURES)}")
 
     def test_spec_refuses_what_the_model_does_not_implement(self) -> None:
         """ConfigError for unknown rope and model types, quantised weights and senseless sizes."""
@@ -125,20 +131,21 @@ class ModelSuite:
         chunks = [Chunk(0, 0, self._prompt()), Chunk(1, 0, self._prompt(9)[::-1])]
         before_TV = driver.logits(*chunks)
         for name, target in driver.targets.items():
-            if target.view is None or name in self.unused_weights:
-                continue
-            with torch.inference_mode():
-                target.view.copy_(target.view.flip(0) * 1.5 + 0.25)
-            changed = not torch.equal(driver.logits(*chunks), before_TV)
-            check(changed, f"the weight {name} changes no logits: it is loaded to the wrong place, or never used")
-            fill(driver.targets)
+            for view in (piece.view for piece in target.pieces if name not in self.unused_weights):
+                assert view is not None
+                with torch.inference_mode():
+                    view.copy_(view.flip(0) * 1.5 + 0.25)
+                changed = not torch.equal(driver.logits(*chunks), before_TV)
+                check(changed, f"the weight {name} changes no logits: it is loaded to the wrong place, or never used")
+                fill(driver.targets)
 
     def test_weight_targets_have_the_shapes_they_claim(self) -> None:
         """The part of a checkpoint tensor that is read has its view's shape."""
         for ranks in (LocalRanks(), *(LocalRanks(rank, size) for size in self.ranks for rank in range(size))):
             for name, target in ModelDriver(self.model_class, self.hf_config(), ranks).targets.items():
-                if target.view is not None:
-                    got, wanted = target.cut(torch.empty(target.shape)).shape, target.view.shape
+                for piece in target.pieces:
+                    assert piece.view is not None
+                    got, wanted = piece.cut(torch.empty(target.shape)).shape, piece.view.shape
                     where = f"on rank {ranks.rank} of {ranks.size}"
                     check(got == wanted, f"{name}: {tuple(got)} is read into a view of {tuple(wanted)} {where}")
 
@@ -227,8 +234,7 @@ class ModelSuite:
     def test_logits_are_those_of_the_reference(self) -> None:
         """If the author has one."""
         driver, prompt = self._driver(), self._prompt()
-        weights = {name: target.view.clone() for name, target in driver.targets.items() if target.view is not None}
-        expected_TV = self.reference(weights, prompt)
+        expected_TV = self.reference(stored_weights(driver.targets), prompt)
         if expected_TV is not None:
             actual_TV = driver.logits(Chunk(0, 0, prompt))
             check_close("logits, compared with the reference,", actual_TV, expected_TV, TOLERANCE)
@@ -246,9 +252,12 @@ class ModelSuite:
         for rank, targets in enumerate(parts):
             check(set(targets) == set(whole), f"rank {rank} of {len(parts)} wants other tensors than a single rank")
         for name, target in whole.items():
+            if target.view is None:
+                continue
             shapes = {part[name].shape for part in parts} | {target.shape}
             check(len(shapes) == 1, f"{name}: ranks disagree on the tensor's shape in the checkpoint: {shapes}")
             index = torch.arange(max(1, int(torch.Size(target.shape).numel()))).view(target.shape)
-            held = {int(at) for part in parts for at in part[name].cut(index).flatten()}
+            pieces = [piece for part in parts for piece in part[name].pieces]
+            held = {int(at) for piece in pieces for at in piece.cut(index).flatten()}
             total = index.numel()
             check(len(held) == total, f"{len(parts)} ranks together hold {len(held)} of {total} elements of {name}")

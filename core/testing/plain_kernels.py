@@ -7,6 +7,7 @@ H heads, K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ class PlainKernels(Kernels):
         gate_TF, up_TF = gate_up_TF.double().chunk(2, -1)
         return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_TF.dtype)
 
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """See Kernels."""
+        gate_TF, up_TF = gate_up_TF.double().chunk(2, -1)
+        inner_TF = math.sqrt(2 / math.pi) * (gate_TF + 0.044715 * gate_TF**3)
+        return (0.5 * gate_TF * (1 + inner_TF.tanh()) * up_TF).to(gate_up_TF.dtype)
+
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See Kernels."""
         weight_TA, expert_TA = logits_TX.double().softmax(-1).topk(top_k)
@@ -62,6 +69,23 @@ class PlainKernels(Kernels):
             for place, expert in enumerate(experts_A):
                 hidden_1F = self.linear_silu_mul(x_TD[token : token + 1].double(), gate_up_XFD[expert].double())
                 out_TD[token] += weight_TA[token, place].double() * (hidden_1F @ down_XDF[expert].double().T)[0]
+        return out_TD.to(x_TD.dtype)
+
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """See Kernels."""
+        out_TD = torch.zeros_like(x_TD, dtype=torch.float64)
+        for token, experts_A in enumerate(expert_TA.tolist()):
+            for place, expert in enumerate(experts_A):
+                gate_up_F = gate_up_XFD[expert].double() @ x_TD[token].double() + gate_up_bias_XF[expert].double()
+                gate_F, up_F = gate_up_F.chunk(2)
+                gate_F, up_F = gate_F.clamp(max=limit), up_F.clamp(-limit, limit)
+                out_D = down_XDF[expert].double() @ ((up_F + 1) * gate_F * torch.sigmoid(alpha * gate_F))
+                if down_bias_XD is not None:
+                    out_D = out_D + down_bias_XD[expert].double()
+                out_TD[token] += weight_TA[token, place].double() * out_D
         return out_TD.to(x_TD.dtype)
 
     def qk_norm_rope(

@@ -97,7 +97,7 @@ def mock_llm(
         model_name="mock",
     )
     folder = locate(config.model.config.checkpoint)
-    mock = SimpleNamespace(engine=engine, observers={}, tokenizer_folder=folder, close=engine.close)
+    mock = SimpleNamespace(engine=engine, observers={}, tokenizer_folder=folder, close=engine.close, config=config)
     mock.device_works = lambda: not dies
     return cast(LLM, mock)
 

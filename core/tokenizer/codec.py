@@ -17,18 +17,16 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import PromptTooLongError, RequestError, one_short_line
+from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.chat_templates import rendered
 from hookline.core.tokenizer.detokenizer import Detokenizer
-from hookline.core.util.interrupt import time_limit
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
-TEMPLATE_TIMEOUT_S = 2.0
-"""For a chat template, which is a program of the checkpoint's, to render a conversation."""
 OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 
@@ -119,7 +117,9 @@ class Codec:
             )
         try:
             ids: list[int] = tokenizer.encode(text, **options)
-        except Exception as error:
+        except PASSES:
+            raise
+        except BaseException as error:  # tokenizers panics with one that is no Exception
             raise RequestError(f"{what} cannot be tokenized: {_no_unicode(text) or one_short_line(error)}") from None
         return ids
 
@@ -134,12 +134,20 @@ class Codec:
         return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them."""
+        """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them.
+
+        Raises: RequestError for ids that are none, and from a tokenizer that fails.
+        """
         if self.tokenizer is None:
             return ""
-        text: str = self.tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        try:
+            text: str = self.tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        except PASSES:
+            raise
+        except BaseException as error:  # tokenizers panics with one that is no Exception
+            raise RequestError(f"these token ids cannot be decoded: {one_short_line(error)}") from None
         return text
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | None:
@@ -173,12 +181,7 @@ class Codec:
         tokenizer = self._needed("a chat prompt")
         if not tokenizer.chat_template:
             raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
-        try:
-            with time_limit(TEMPLATE_TIMEOUT_S):
-                text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except Exception as error:
-            raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
-        return text
+        return rendered(tokenizer, messages, options)
 
     def _needed(self, what: str) -> Any:
         if self.tokenizer is None:

@@ -36,6 +36,8 @@ class Detokenizer:
         """Characters of the window's text that were returned."""
         self._boundary = 0
         """Tokens of the window before the last place where its text was whole."""
+        self._boundary_before = 0
+        """The same of the place before that one."""
         self._is_in_run = False
 
     def push(self, token_id: int) -> str:
@@ -70,12 +72,17 @@ class Detokenizer:
         return text
 
     def _move(self) -> None:
-        """Begin the window at the boundary before this one: some decoders strip the space that text begins with."""
+        """Begin the window at the boundary before this one: some decoders strip the space that text begins with.
+
+        What is left then must have a text. In a run of spaces it takes two tokens to have one.
+        """
+        start = 0
         if self._texts is not None:
             self._tokens, self._num_shown = [], 0
         elif len(self._tokens) >= WINDOW:
-            kept = self._tokens[self._boundary :]
-            text = self._decode(kept)
-            if text:
-                self._tokens, self._num_shown = kept, len(text)
-        self._boundary = len(self._tokens)
+            for start in (self._boundary, self._boundary_before, 0):
+                text = self._decode(self._tokens[start:]) if start else ""
+                if text:
+                    self._tokens, self._num_shown = self._tokens[start:], len(text)
+                    break
+        self._boundary_before, self._boundary = max(0, self._boundary - start), len(self._tokens)

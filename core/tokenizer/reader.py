@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
@@ -53,6 +53,20 @@ class TextReader:
         if reason is not None:
             text += self._detokenizer.flush()
         return self._show(text)
+
+    def read(self, token_ids: Sequence[int]) -> str:
+        """The text of further tokens, none of which is the last: as `see` and `take` of a completion without stop
+        strings, at once.
+        """
+        assert not self._params.stop
+        if self._detokenizer is None:
+            return ""
+        push = self._detokenizer.push
+        text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
+        self.num_tokens += len(token_ids)
+        self._parts.append(text)
+        self._num_taken_parts = len(self._parts)
+        return text
 
     def _show(self, text: str) -> str | None:
         stop = None

@@ -7,8 +7,10 @@ never returns cannot be.
 from __future__ import annotations
 
 import ctypes
+import resource
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +18,8 @@ from typing import Any
 
 from hookline.core.errors import Interrupted
 
+LOOK_S = 0.02
+"""Time between two looks at the memory of code that is limited in it."""
 SIGNAL = signal.SIGURG
 """Ignored by default, so one that comes too late does nothing. Others may send it too, and are not answered."""
 
@@ -78,22 +82,42 @@ class Interrupter:
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Around Python code that may never end.
+def limits(seconds: float, num_bytes: int) -> Iterator[None]:
+    """Around Python code that may never end, or take all memory: num_bytes more than before, of the whole process.
 
-    Raises: TimeoutError if it is not done in time.
+    Raises: TimeoutError if it is not done in time, MemoryError if it takes more.
     """
-    interrupter = Interrupter()
-    timer = threading.Timer(seconds, interrupter.break_off)
-    timer.daemon = True
-    timer.start()
+    interrupter, done = Interrupter(), threading.Event()
+    faults: list[Exception] = []
+
+    def watch() -> None:
+        end_s, before = time.monotonic() + seconds, _resident_bytes()
+        while not done.wait(max(0.0, min(LOOK_S, end_s - time.monotonic()))):
+            if time.monotonic() >= end_s:
+                faults.append(TimeoutError(f"not done after {seconds:g} s"))
+            elif _resident_bytes() - before > num_bytes:
+                faults.append(MemoryError(f"it takes more than {num_bytes // 2**20} MiB"))
+            if faults:
+                interrupter.break_off()
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         with interrupter.region():
             yield
     except Interrupted:
-        raise TimeoutError(f"not done after {seconds:g} s") from None
+        raise faults[0] from None
     finally:
-        timer.cancel()
+        done.set()
+
+
+def _resident_bytes() -> int:
+    """Memory that this process holds; 0 where that cannot be read."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def raise_in(thread: int, error: type[BaseException] | None) -> None:

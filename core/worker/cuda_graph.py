@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hookline.core.worker.late_work import CAPTURED, note
 
 
 def record(
@@ -18,6 +21,7 @@ def record(
     first: around the run before the capture.
     Raises: what `step` raises; the capture is ended then, and nothing is left of it.
     """
+    started = time.perf_counter()
     # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -38,4 +42,5 @@ def record(
         if cause is not None:
             raise cause from cause.__cause__
         raise
+    note(CAPTURED, f"of {device}", time.perf_counter() - started)
     return graph, tokens

@@ -150,8 +150,8 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> B
     """The batch of a pure decode step, made on the device alone."""
     size = rows_G.shape[0]
     token_ids_G, positions_G, context_G = table.newest(rows_G)
-    block_table_GM = table.block_table_RM.index_select(0, rows_G)
-    return Batch(
+    block_table_GM = table.group_tables[0].index_select(0, rows_G)
+    batch = Batch(
         token_ids_T=token_ids_G,
         positions_T=positions_G,
         slot_mapping_T=slot_mapping(block_table_GM, None, positions_G, table.block_size),
@@ -163,6 +163,7 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> B
         max_context_len=max_context_len,
         query_starts_host=np.arange(size + 1, dtype=np.int32),
     )
+    return table.grouped(batch, rows_G, None)
 
 
 def decode_sample_rows(table: RequestTable, rows_G: Tensor, batch: Batch) -> SampleRows:

@@ -6,7 +6,7 @@ Knows sizes and devices, not requests. Every refusal holds the arithmetic and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ MIN_BLOCKS = 2
 
 
 def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
-    """Bytes of one block over all layers, keys and values, on this rank."""
+    """Bytes of one block over all layers that share it, keys and values, on this rank."""
     per_token = 2 * num_layers * spec.num_kv_heads * spec.head_dim * torch.empty(0, dtype=spec.dtype).element_size()
     return per_token * spec.block_size
 
@@ -33,11 +33,14 @@ def count_blocks(
     """Blocks of the pool: engine.num_blocks if set, else what the device's memory allows.
 
     rehearsals: compute the largest steps the limits allow; on a GPU the sum of their peaks is left free, since a
-    captured graph keeps its memory while other steps run.
+    captured graph keeps its memory while other steps run. num_layers: that a block has room for; if there are none,
+    blocks take no memory, and there are enough for the longest requests.
     Raises: CapacityError if not even a request of two blocks fits.
     """
     if engine.num_blocks is not None:
         return engine.num_blocks
+    if not num_layers:
+        return min(spec.max_num_seqs * -(-spec.max_model_len // spec.block_size) + MIN_BLOCKS, MAX_COUNT)
     size = block_bytes(num_layers, spec)
     if spec.device.type == "cpu":
         budget = int(engine.cpu_cache_gib * GIB)
@@ -82,6 +85,8 @@ def _peak_bytes(device: torch.device, rehearsal: Callable[[], None]) -> int:
 def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Tensor:
     """The KV cache, all zeros: [2, layers, blocks + 1, block_size, K, E]; the last block is scratch."""
     shape = (2, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
+    if not num_layers:
+        return torch.empty(shape, dtype=spec.dtype, device=spec.device)
     if spec.device.type == "cpu":
         return _zeros_on_cpu(shape, spec)
     try:
@@ -92,6 +97,13 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
             f"the KV cache of {num_blocks} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB and "
             f"{free / GIB:.2f} GiB are free; lower engine.num_blocks or engine.memory_fraction"
         ) from None
+
+
+def release(tensors: Iterable[Tensor]) -> None:
+    """Give the GPU memory of these back, even if there are other views of it; nobody may compute with them any more."""
+    for tensor in tensors:
+        if tensor.is_cuda and tensor.untyped_storage().nbytes():
+            tensor.untyped_storage().resize_(0)
 
 
 def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:

@@ -7,63 +7,26 @@ id, the bits of its float32 log-probability, the ids of the K most likely tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import (
-    PLAIN_ATTENTION,
-    AttentionForm,
-    Batch,
-    Kernels,
-    Model,
-    QKNorm,
-    Rope,
-    Sampler,
-    SamplingBatch,
-    is_offered,
-)
+from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatch, is_offered
 from hookline.core.distributed.ranks import ALONE, LocalRanks
+from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.message import Step
+from hookline.core.worker.attention import GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.layer_taps import LayerTaps
 from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.memory import release
 from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.step_checks import StepChecks
-
-
-@dataclass(frozen=True)
-class PagedAttention:
-    """`core.contracts.Attend` for one step: the kernels, bound to a batch and to every layer's part of the cache."""
-
-    kernels: Kernels
-    kv_layers: Sequence[Tensor]
-    batch: Batch
-    rows_N: Tensor | None = None
-    progress: list[int] = field(default_factory=lambda: [0])
-    """One number: calls so far."""
-    tap: Any = None
-    """See core.layers.tapped; None if nobody asked for hidden states."""
-
-    def __call__(
-        self,
-        layer: int,
-        qkv_TC: Tensor,
-        rope: Rope | None,
-        norm: QKNorm | None = None,
-        form: AttentionForm = PLAIN_ATTENTION,
-    ) -> Tensor:
-        """See Attend."""
-        self.progress[0] += 1
-        forms = () if form is PLAIN_ATTENTION else (form,)
-        out_THE = self.kernels.qkv_attend(qkv_TC, self.kv_layers[layer], self.batch, rope, norm, *forms)
-        return out_THE.reshape(qkv_TC.shape[0], -1)
-
 
 _UNCHECKED: AbstractContextManager[None] = nullcontext()
 ROWS_AT_ONCE = 256
@@ -87,7 +50,8 @@ PLAIN = Extras()
 class ModelRunner:
     """What a rank computes with: its model, kernels and sampler, its request table and its part of the KV cache.
 
-    kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch.
+    kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch. groups: of layers that keep unlike
+    things, whose places are in place of layers then; None if all keep every token.
     clock: set when steps are timed.
     """
 
@@ -97,6 +61,8 @@ class ModelRunner:
     """Set where hidden states behind layers were asked for."""
     pooled_states: PooledStates | None = None
     """Set where requests can be pooled."""
+    groups: CacheGroups | None = None
+    """Set if layers keep unlike things."""
     is_checking = False
     """Whether what plugins return in this step is looked at; see `checking`."""
 
@@ -113,28 +79,37 @@ class ModelRunner:
         shards_vocabulary: bool = False,
         pipeline: Pipeline | None = None,
         checks: StepChecks | None = None,
+        groups: CacheGroups | None = None,
     ) -> None:
         self.progress = [0]
+        if not table.is_plain:
+            self.groups = groups
         self.checks = StepChecks() if checks is None else checks
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_layers = list(kv_cache.unbind(1))
+        self.num_blocks = kv_cache.shape[2] - 1
+        """Blocks that requests can hold; the scratch block is not counted."""
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
         self.clock: StepClock | None = None
         self._scores_by_sampler = is_offered(sampler.score)
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that requests can hold; the scratch block is not counted."""
-        return self.kv_layers[0].shape[1] - 1
-
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep, even if this object is still referenced."""
+        """Drop the cache, the states, the weights, the kernels' scratch and what processors keep, whoever still refers to them.
+
+        A step that broke off leaves views of the cache in its traceback, for as long as somebody keeps the error.
+        """
         self.pipeline = self.pooled_states = None
-        self.kv_layers = []
-        self.__dict__.pop("model", None)
-        self.ranks.close()
+        try:
+            self.ranks.close()
+        finally:
+            states = self.table.states
+            release([*self.kv_layers, *(states.tensors if states is not None else ())])
+            self.kv_layers.clear()
+            self.table.states = None
+            for name in ("model", "kernels"):
+                self.__dict__.pop(name, None)
 
     def begin(self) -> None:
         """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""
@@ -146,11 +121,12 @@ class ModelRunner:
 
         A model may compute only these in its last layer; a step that samples nothing computes one row in vain.
         """
-        self.kernels.prepare(batch)
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap is not None):
             rows_N = None  # so that the number of rows says which came back
-        attend = PagedAttention(self.kernels, self.kv_layers, batch, rows_N, self.progress, self.tap)
+        attend = self._attend(batch, rows_N)
+        if self.tap is not None:
+            attend = replace(attend, tap=self.tap)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if self.is_checking:
@@ -159,6 +135,14 @@ class ModelRunner:
             return hidden_TD
         is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
         return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
+
+    def _attend(self, batch: Batch, rows_N: Tensor | None) -> PagedAttention | GroupedAttention:
+        """What the model's forward is given, prepared."""
+        kernels, groups = self.kernels, self.groups
+        if groups is not None:
+            return grouped_attention(kernels, self.kv_layers, groups, batch, rows_N, self.progress, self.table.states)
+        kernels.prepare(batch)
+        return PagedAttention(kernels, self.kv_layers, batch, rows_N, self.progress)
 
     def sample(self, hidden_ND: Tensor, sampled: SampleRows) -> Tensor:
         """Tokens (N,) sampled plainly from these hidden states."""
@@ -170,8 +154,15 @@ class ModelRunner:
             return self._draw(logits_NV[:, : self.vocab_size], params)
         if not self.shards_vocabulary:
             return self._draw(self.ranks.all_gather_last(logits_NV)[:, : self.vocab_size], params)
-        scores_N, tokens_N = self.sampler.sample_shard(logits_NV, params, first_token)
-        return self.ranks.best_tokens(scores_N, tokens_N)
+        return self.ranks.best_tokens(*self._draw_shard(logits_NV, params, first_token))
+
+    def _draw_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        if not self.is_checking:
+            return self.sampler.sample_shard(logits_NV, params, first_token)
+        with self.checks.sampling("sample_shard", logits_NV):
+            found = self.sampler.sample_shard(logits_NV, params, first_token)
+        self.checks.shard(found, len(logits_NV), first_token, first_token + logits_NV.shape[1])
+        return found
 
     def _draw(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         if not self.is_checking:
@@ -251,8 +242,14 @@ class ModelRunner:
         return self.ranks.all_gather_last(self._logits(hidden_ND))[:, : self.vocab_size]
 
     def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-        score = self.sampler.score if self._scores_by_sampler and raw_NV.is_cuda else scored
-        return score(raw_NV, tokens_N, num_logprobs)
+        if not (self._scores_by_sampler and raw_NV.is_cuda):
+            return scored(raw_NV, tokens_N, num_logprobs)
+        if not self.is_checking:
+            return self.sampler.score(raw_NV, tokens_N, num_logprobs)
+        with self.checks.sampling("score", raw_NV):
+            found = self.sampler.score(raw_NV, tokens_N, num_logprobs)
+        self.checks.scores(found, tokens_N, num_logprobs, self.vocab_size)
+        return found
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:

@@ -164,9 +164,9 @@ def _filled(size: int, padding: int, values: IntArray) -> IntArray:
 
 def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_context_len: int) -> Batch:
     """The batch of a captured step with prompts, made on the device alone."""
-    block_table_BM = table.block_table_RM.index_select(0, inputs.table_rows_B)
+    block_table_BM = table.group_tables[0].index_select(0, inputs.table_rows_B)
     last_T = table.last_token_R.index_select(0, inputs.table_rows_B.index_select(0, inputs.token_rows_T))
-    return Batch(
+    batch = Batch(
         token_ids_T=torch.where(inputs.token_ids_T == LAST_DRAWN, last_T, inputs.token_ids_T),
         positions_T=inputs.positions_T,
         slot_mapping_T=slot_mapping(block_table_BM, inputs.token_rows_T, inputs.positions_T, table.block_size),
@@ -178,6 +178,7 @@ def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_cont
         max_context_len=max_context_len,
         query_starts_host=None,
     )
+    return table.grouped(batch, inputs.table_rows_B, inputs.token_rows_T)
 
 
 def prompt_sample_rows(table: RequestTable, inputs: Inputs) -> SampleRows:

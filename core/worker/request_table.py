@@ -7,7 +7,8 @@ Legend: R rows of the table, B requests of a step, D of them decoding, T tokens,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,23 @@ from hookline.core.step.message import SECTIONS, Step, pack, split
 class RequestTable:
     """One row per running request, and one more that only padding uses: it writes to the scratch block.
 
+    max_blocks: columns of a group's part of the block table. windows: of the groups of layers that have blocks of their
+    own; their parts lie side by side. states: of layers that keep one, zeroed for each request that is admitted.
     Shapes: last_token_R int64, length_R int32 (tokens known, the last one not yet in the cache), temperature_R float32,
     seed_R int64, block_table_RM int32, shared_len_R int32 (tokens of a prefix shared with other rows). host_length_R
     mirrors length_R on the host.
     """
 
     def __init__(
-        self, num_rows: int, max_blocks: int, block_size: int, scratch_block: int, device: torch.device
+        self,
+        num_rows: int,
+        max_blocks: int,
+        block_size: int,
+        scratch_block: int,
+        device: torch.device,
+        *,
+        windows: Sequence[int | None] = (None,),
+        states: LayerStates | None = None,
     ) -> None:
         size, self.block_size, self.device = num_rows + 1, block_size, device
         self.padding_row = num_rows
@@ -35,7 +46,12 @@ class RequestTable:
         self.length_R = torch.ones(size, dtype=torch.int32, device=device)
         self.temperature_R = torch.zeros(size, dtype=torch.float32, device=device)
         self.seed_R = torch.zeros(size, dtype=torch.int64, device=device)
-        self.block_table_RM = torch.full((size, max_blocks), scratch_block, dtype=torch.int32, device=device)
+        num_columns = max_blocks * len(windows)
+        self.block_table_RM = torch.full((size, num_columns), scratch_block, dtype=torch.int32, device=device)
+        self.windows, self.states = tuple(windows), states
+        self.group_tables = torch.split(self.block_table_RM, max_blocks, dim=1)
+        """Each group's part of it, (R, max_blocks)."""
+        self.is_plain = self.windows == (None,) and states is None
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
         self.host_length_R = np.ones(size, dtype=np.int32)
 
@@ -48,6 +64,8 @@ class RequestTable:
         if len(step.admit_rows):
             self.seed_R[views["admit_rows"]] = views["admit_seeds"]
             self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
+            if self.states is not None:
+                self.states.clear(views["admit_rows"])
         if len(step.table_rows):
             self.block_table_RM[views["table_rows"], views["table_columns"]] = views["table_blocks"].to(torch.int32)
         if len(step.shared_rows):
@@ -61,7 +79,7 @@ class RequestTable:
         num_decodes, num_chunks = len(step.decode_rows), len(step.chunk_rows)
         rows_B = torch.cat([views["decode_rows"], views["chunk_rows"]]) if num_chunks else views["decode_rows"]
         num_columns = -(-step.max_context_len // self.block_size)
-        block_table_BM = self.block_table_RM[:, :num_columns].index_select(0, rows_B)
+        block_table_BM = self.group_tables[0][:, :num_columns].index_select(0, rows_B)
         token_ids_T, positions_T, context_B = self.newest(views["decode_rows"])
         batch_rows_T = None
         if num_chunks:
@@ -72,7 +90,7 @@ class RequestTable:
             token_ids_T = torch.cat([token_ids_T, views["token_ids_T"]])
             context_B = torch.cat([context_B, (views["chunk_starts"] + views["chunk_lens"]).to(torch.int32)])
         starts = np.concatenate([np.arange(num_decodes + 1), num_decodes + np.cumsum(step.chunk_lens)]).astype(np.int32)
-        return Batch(
+        batch = Batch(
             token_ids_T=token_ids_T,
             positions_T=positions_T,
             slot_mapping_T=slot_mapping(block_table_BM, batch_rows_T, positions_T, self.block_size),
@@ -87,6 +105,25 @@ class RequestTable:
                 [self.host_length_R[step.decode_rows], step.chunk_starts + step.chunk_lens]
             ).astype(np.int32),
         )
+        return self.grouped(batch, rows_B, batch_rows_T)
+
+    def grouped(self, batch: Batch, rows_B: Tensor, batch_rows_T: Tensor | None) -> Batch:
+        """The batch of the first group, with those of the others; just the batch, if all layers are alike.
+
+        rows_B: of the table. batch_rows_T: the row of the batch that each token belongs to; None: token t to row t.
+        Device: no host sync; graph-safe.
+        """
+        if self.is_plain:
+            return batch
+        batch.window, others, num_columns = self.windows[0], [], batch.block_table_BM.shape[1]
+        for window, table_RM in zip(self.windows[1:], self.group_tables[1:], strict=True):
+            block_table_BM = table_RM[:, :num_columns].index_select(0, rows_B)
+            slot_mapping_T = slot_mapping(block_table_BM, batch_rows_T, batch.positions_T, self.block_size)
+            one = replace(
+                batch, window=window, slot_mapping_T=slot_mapping_T, block_table_BM=block_table_BM, scratch={}
+            )
+            others.append(one)
+        return GroupedBatch(**vars(batch), others=others, rows_B=rows_B)
 
     def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What decodes of these rows compute: token ids and positions (int64), and lengths with these tokens (int32).
@@ -129,6 +166,48 @@ class RequestTable:
         """The sampling parameters of these rows, for draws at these positions. Device: no host sync; graph-safe."""
         temperature_N, seed_N = (values_R.index_select(0, rows_N) for values_R in (self.temperature_R, self.seed_R))
         return SamplingBatch(temperature_N, seed_N, position_N, all_greedy=all_greedy)
+
+
+@dataclass
+class GroupedBatch(Batch):
+    """The batch of the first group of layers, those of the other groups, and the rows of the request table."""
+
+    others: Sequence[Batch] = ()
+    rows_B: Tensor | None = None
+
+
+class LayerStates:
+    """The states of the layers that keep one: tensors by layer and name, (R, *shape), views of few large ones.
+
+    layers: of each such layer, the shape of one request's part and the dtype, by name.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, Mapping[str, tuple[tuple[int, ...], torch.dtype]]],
+        num_rows: int,
+        device: torch.device,
+    ) -> None:
+        alike: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, str]]] = {}
+        for layer, named in layers.items():
+            for name, form in named.items():
+                alike.setdefault(form, []).append((layer, name))
+        self._stacks: list[Tensor] = []
+        self.layers: dict[int, dict[str, Tensor]] = {layer: {} for layer in layers}
+        for (shape, dtype), members in alike.items():
+            self._stacks.append(torch.zeros(len(members), num_rows + 1, *shape, dtype=dtype, device=device))
+            for (layer, name), tensor in zip(members, self._stacks[-1], strict=True):
+                self.layers[layer][name] = tensor
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All of the memory."""
+        return self._stacks
+
+    def clear(self, rows_N: Tensor) -> None:
+        """Zeros, in all layers, for the requests of these rows. Device: no host sync."""
+        for stack in self._stacks:
+            stack.index_fill_(1, rows_N, 0)
 
 
 @dataclass(frozen=True)

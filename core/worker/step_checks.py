@@ -65,10 +65,38 @@ class StepChecks:
     def tokens(self, method: str, tokens_N: Any, num_rows: int, vocab_size: int) -> None:
         """What a sampler drew: one token of the vocabulary for each row."""
         self.form("sampler", method, tokens_N, (num_rows,), torch.int64)
-        outside = tokens_N[(tokens_N < 0) | (tokens_N >= vocab_size)]
+        self._inside("sampler", method, tokens_N, "token id", "the vocabulary", 0, vocab_size)
+
+    def shard(self, found: Any, num_rows: int, first: int, end: int) -> None:
+        """What `sample_shard` drew: a score and a token of the shard, from `first` to before `end`, for each row."""
+        scores_N, tokens_N = self.parts("sampler", "sample_shard", found, 2)
+        self.form("sampler", "sample_shard", scores_N, (num_rows,), torch.float32)
+        self.form("sampler", "sample_shard", tokens_N, (num_rows,), torch.int64)
+        if bool(scores_N.isnan().any()):
+            raise self.fault("sampler", "sample_shard", "a score is NaN")
+        self._inside("sampler", "sample_shard", tokens_N, "token id", "the shard", first, end)
+
+    def scores(self, scored_NX: Any, tokens_N: Tensor, num_logprobs: int, vocab_size: int) -> None:
+        """What a sampler's `score` returned: as `core.worker.model_runner.scored` lays it out."""
+        self.form("sampler", "score", scored_NX, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
+        if not torch.equal(scored_NX[:, 0], tokens_N):
+            raise self.fault("sampler", "score", "its first column is not the tokens that it was given")
+        ids_NK = scored_NX[:, 2 : 2 + num_logprobs]
+        self._inside("sampler", "score", ids_NK, "token id", "the vocabulary", 0, vocab_size)
+
+    def parts(self, kind: str, method: str, found: Any, count: int) -> Sequence[Any]:
+        """What was returned, as so many results."""
+        parts = found if isinstance(found, tuple | list) else (found,)
+        if len(parts) != count:
+            raise self.fault(kind, method, f"it returned {described(found)}, not {count} tensors")
+        return parts
+
+    def _inside(self, kind: str, method: str, ids: Tensor, what: str, of: str, first: int, end: int) -> None:
+        outside = ids[(ids < first) | (ids >= end)]
         if len(outside):
-            what = f"it drew token id {int(outside[0])}, which is outside the vocabulary (0 to {vocab_size - 1})"
-            raise self.fault("sampler", method, what)
+            verb = "drew" if kind == "sampler" else "returned"
+            line = f"it {verb} {what} {int(outside[0])}, which is outside {of} ({first} to {end - 1})"
+            raise self.fault(kind, method, line)
 
     @contextmanager
     def kernels(self, kernels: Kernels) -> Iterator[None]:
@@ -94,16 +122,18 @@ class StepChecks:
     def _checked(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         first = arguments[0] if arguments else None
         dtypes = [first.dtype] if isinstance(first, Tensor) and first.is_floating_point() else []
+        all_dtypes = [[one] for one in DTYPES[name]] if name in DTYPES else [dtypes] * 2
         try:
             shapes = FORMS[name](*arguments, **named)
         except TypeError:
             return method(*arguments, **named)  # in another form than core's own
         found = method(*arguments, **named)
-        parts = found if isinstance(found, tuple | list) else (found,)
-        if len(parts) != len(shapes):
-            raise self.fault("kernels", name, f"it returned {described(found)}, not {len(shapes)} tensors")
-        for part, shape in zip(parts, shapes, strict=True):
-            self.form("kernels", name, part, shape, *dtypes)
+        for part, shape, allowed in zip(
+            self.parts("kernels", name, found, len(shapes)), shapes, all_dtypes, strict=False
+        ):
+            self.form("kernels", name, part, shape, *allowed)
+        if name == "route_experts":
+            self._inside("kernels", name, found[0], "expert", "the experts", 0, arguments[0].shape[1])
         return found
 
 
@@ -122,7 +152,9 @@ def described(found: Any) -> str:
     return f"{type(found).__name__} {shown(found)}"
 
 
-def _queries(qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Any, rope: Any, norm: Any) -> Sequence[Sequence[int]]:
+def _queries(
+    qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Any, rope: Any, norm: Any, form: Any = None
+) -> Sequence[Sequence[int]]:
     num_kv_heads, head_dim = kv_2NSKE.shape[-2:]
     return [(len(qkv_TC), qkv_TC.shape[1] // head_dim - 2 * num_kv_heads, head_dim)]
 
@@ -135,13 +167,18 @@ FORMS: dict[str, Form] = {
     "silu_mul": lambda gate_up_TF: [(*gate_up_TF.shape[:-1], gate_up_TF.shape[-1] // 2)],
     "qk_norm_rope": lambda q_THE, k_TKE, positions_T, rope, norm: [q_THE.shape, k_TKE.shape],
     "qk_norm_rope_write": _queries,
-    "attend": lambda q_THE, kv_2NSKE, batch: [q_THE.shape],
+    "attend": lambda q_THE, kv_2NSKE, batch, form=None: [q_THE.shape],
     "qkv_attend": _queries,
     "linear_add_rms_norm": lambda x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps: (
         [(len(x_TD), len(weight_OD))] * 2
     ),
+    "short_convolution": lambda x_TC, weight_CW, state_RCP, states: [x_TC.shape],
+    "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
+    "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
 }
 """Shapes of what kernels return, by method, from what they are given."""
+DTYPES = {"route_experts": (torch.int64, torch.float32)}
+"""Of those whose results have other dtypes than their first argument."""
 _BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm")
 """What a class may leave out and has nevertheless."""

@@ -24,6 +24,7 @@ class TokenMasks:
         bytes_B1 = torch.arange(256, device=device).unsqueeze(1)
         self._bits_B8 = (bytes_B1 >> torch.arange(8, device=device) & 1).bool()
         """Which of its eight tokens a byte allows."""
+        self._rows_R = torch.arange(num_rows, device=device)
 
     @property
     def host_rows(self) -> MaskArray:
@@ -37,14 +38,22 @@ class TokenMasks:
 
     def index(self, num_draws: int, masked_draws_K: Tensor) -> Tensor:
         """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others."""
-        index_N = torch.full((num_draws,), self.unmasked_row, dtype=torch.int64, device=self._device_RW.device)
-        self.write_index(index_N, masked_draws_K)
+        index_N = torch.empty(num_draws, dtype=torch.int64, device=self._device_RW.device)
+        self.write_index(index_N, num_draws, masked_draws_K)
         return index_N
 
-    def write_index(self, index_N: Tensor, masked_draws_K: Tensor) -> None:
-        """The same into a tensor that a graph reads."""
-        index_N.fill_(self.unmasked_row)
-        index_N[masked_draws_K] = torch.arange(len(masked_draws_K), device=index_N.device)
+    def write_index(self, index_G: Tensor, num_draws: int, masked_draws_K: Tensor) -> None:
+        """The same into a tensor that a graph reads, which may have further rows. masked_draws_K: in ascending order.
+
+        Mostly all draws of a step have masks, or few: the first takes one operation.
+        """
+        num_masked = len(masked_draws_K)
+        num_written = num_masked if num_masked == num_draws else 0
+        index_G[:num_written].copy_(self._rows_R[:num_written])
+        if num_written < len(index_G):
+            index_G[num_written:].fill_(self.unmasked_row)
+        if num_written < num_masked:
+            index_G[masked_draws_K] = self._rows_R[:num_masked]
 
     def forbid(self, logits_NV: Tensor, index_N: Tensor) -> Tensor:
         """The logits, with -inf for each token that a draw's mask does not allow. Device: no host sync; graph-safe."""

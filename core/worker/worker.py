@@ -6,6 +6,7 @@ Legend: as in core/worker/request_table.py.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.late_work import LateWork
 from hookline.core.worker.layer_taps import SentStates
 from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
@@ -40,6 +42,7 @@ from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_masks import TokenMasks
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
+from hookline.core.worker.warm_up import eager_steps, graph_steps
 
 
 @dataclass
@@ -70,6 +73,8 @@ class Worker(SizedExecutor):
         self.prompt_graphs: PromptGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.masked_decodes: MaskedDecodes | None = None
+        self.late = LateWork()
+        """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
         self._vectors: Vectors | None = None
@@ -87,12 +92,14 @@ class Worker(SizedExecutor):
         """Blocks that requests can hold; the scratch block is not counted."""
         return self.runner.num_blocks
 
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work."""
+        return self.late.counts
+
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
-        """Compute the largest step the limits allow, into the scratch block: for measuring its memory.
-
-        Then draw from each number of rows that the kernels compile products for by themselves.
-        """
+        """Compute the largest step the limits allow, into the scratch block: for measuring its memory."""
         num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
@@ -101,11 +108,6 @@ class Worker(SizedExecutor):
             self.runner.tap.take()
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
-        del hidden_TD
-        for count in self.runner.kernels.own_row_counts:
-            few = self._padding_batch(np.minimum(lens[:1], 2 * count))
-            index_N = torch.zeros(count, dtype=torch.int64, device=spec.device)
-            self.runner.sample(self.runner.forward(few, index_N), self._padding_sample_rows(index_N))
 
     def _padding_batch(self, lens: IntArray) -> Batch:
         """Prompts of these lengths, all of the padding row."""
@@ -144,6 +146,23 @@ class Worker(SizedExecutor):
         self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
         self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)
         capture_graphs(self.graphs, self.prompt_graphs)
+
+    @torch.inference_mode()
+    def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
+        """Compute each kind of step once, so that no request waits for a compiler or a loader; see warm_up.py."""
+        row = self.table.padding_row
+        for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
+            self._warm_up(self._compute_eagerly(self.table.receive(step), PLAIN))
+        if self.graphs is not None:
+            for step in graph_steps(spec, self.graphs.sizes, row):
+                self._warm_up(self._compute(step))
+
+    def _warm_up(self, tokens_N: Tensor | None) -> None:
+        """Wait for a step of padding rows, and leave the table as it was."""
+        if tokens_N is not None and len(tokens_N):
+            self.transfer.send(tokens_N).wait()
+        self.table.reset_padding()
+        self.table.host_length_R[self.table.padding_row] = 1
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Handle:
@@ -266,6 +285,11 @@ class Worker(SizedExecutor):
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
             return tokens_N
+        return self._compute_eagerly(device_step, extras)
+
+    def _compute_eagerly(self, device_step: DeviceStep, extras: Extras) -> Tensor:
+        """A step that no graph holds."""
+        step = device_step.step
         with self._looking_once(step, extras):
             sampled, hidden_TD = self._forward(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
@@ -364,14 +388,19 @@ class Worker(SizedExecutor):
             torch.cuda.synchronize(self.table.device)
 
     def close(self) -> None:
-        """Drop the cache, the weights and what processors keep."""
+        """Drop the cache, the weights, the graphs and what processors keep; their memory is free when this returns."""
+        self.late.end()
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None
         self._waiting = None
-        self.runner.close()
-        if self.table.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.__dict__.pop("masks", None)
+        try:
+            self.runner.close()
+        finally:
+            if self.table.device.type == "cuda":
+                gc.collect()  # what circles hold
+                torch.cuda.empty_cache()
 
 
 def _told(error: BaseException, step: Step) -> BaseException:

@@ -15,7 +15,8 @@ class LLGuidanceConfig:
     """
 
     num_threads: int | None = bounded(None, 1, 1024)
-    """Threads that fill the masks of a step; None takes four fifths of the machine's cores, 32 at most."""
+    """Most threads that fill the masks of a step; None takes four fifths of the machine's cores, 32 at most. Fewer fill
+    them where that is quicker, which is found by trying; 1: the engine's own thread."""
     max_whitespace: int = bounded(32, 1, 1024)
     """json: most white space in a row where it is allowed, so that a model that gets lost in it is led out."""
     coerce_one_of: bool = False

@@ -1,7 +1,8 @@
 """Grammars by llguidance, which computes masks from the text so far: nothing is enumerated in advance.
 
-Its parser runs without the interpreter's lock, so compiling and filling hold up nobody, and fills the masks of a batch
-in threads of its own. Copies of one parser share its lexer, which one thread uses at a time: requests of one grammar
+Its parser runs without the interpreter's lock, so compiling and filling hold up nobody. The masks of a batch are filled
+in the calling thread or in several: waking threads takes longer than most masks on many machines, so the quickest way
+is found by trying. Copies of one parser share its lexer, which one thread uses at a time: requests of one grammar
 are spread over several parsers, so that their masks are filled side by side. Its limits end what is too large; it
 reports that, and never raises, so states are looked at.
 """
@@ -13,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +30,23 @@ from hookline.core.contracts import (
     StructuredOutputs,
 )
 from hookline.core.errors import RequestError, clipped
+from hookline.plugins.grammars.quickest import Quickest
 
 if TYPE_CHECKING:
     from hookline.plugins.grammars import LLGuidanceConfig
 
 BYTES_PER_CHARACTER = 256
 """A rough measure of a compiled grammar: it grows with what was asked for."""
+MAX_FORCED_TEXTS = 16384
+"""Texts that grammars force whose tokens are remembered; tokenizing one takes longer than most masks."""
+LONG_TEXT = 256
+"""Characters from which on a text is not remembered."""
 BASE_BYTES = 1 << 20
 """What a small one takes, with the states that its lexer makes while it is used."""
 PARSERS_S = 0.1
 """Most time of processors for the further parsers of a grammar."""
+FEW_THREADS = 4
+"""Between one thread and all of them."""
 MAX_NESTING = 100
 """Most brackets around a place in a GBNF grammar: its translation is recursive."""
 
@@ -51,10 +60,15 @@ class _Tokenizer:
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = sorted(vocabulary.special_ids)
         self.eos_token_id = min(vocabulary.stop_ids)
-        self._encode = vocabulary.encode
+        self._encode = lru_cache(MAX_FORCED_TEXTS)(vocabulary.encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        """The tokens of a text that a grammar forces, such as a key: asked while masks are filled, from any thread.
+
+        The same few texts come again and again.
+        """
+        text = text if isinstance(text, str) else text.decode()
+        return self._encode(text) if len(text) < LONG_TEXT else self._encode.__wrapped__(text)
 
 
 class LLGuidance(GrammarBackend):
@@ -71,8 +85,9 @@ class LLGuidance(GrammarBackend):
             max_grammar_size=config.max_grammar_size,
             verbose_errors=False,
         )
-        self.executor = LLExecutor(config.num_threads)
         self._num_parsers = config.num_threads or _num_threads()
+        self._executors = [None] if self._num_parsers == 1 else _executors(config.num_threads)
+        self._quickest = Quickest(len(self._executors))
         self._lanes = count()
         self.mask_bytes = 4 * -(-self.tokenizer.vocab_size // 32)
 
@@ -116,17 +131,27 @@ class LLGuidance(GrammarBackend):
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """See GrammarBackend."""
+        way, started = self._quickest.choose(), time.perf_counter()
+        executor = self._executors[way]
+        if executor is None:
+            address, stride = masks_NW.ctypes.data, masks_NW.strides[0]
+            for row, matcher in enumerate(matchers):
+                matcher.inner.unsafe_compute_mask_ptr(address + row * stride, self.mask_bytes)
+        else:
+            self._fill_in_threads(executor, matchers, masks_NW)
+        self._quickest.took(way, (time.perf_counter() - started) / len(matchers))
+        for matcher in matchers:
+            raise_error(matcher.inner)
+
+    def _fill_in_threads(self, executor: LLExecutor, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         order = sorted(range(len(matchers)), key=lambda row: matchers[row].lane)  # neighbours go to one thread
         rows = [(matchers[row].inner, row) for row in order]
         if masks_NW.strides[0] == self.mask_bytes and masks_NW.flags.c_contiguous:
-            self.executor.unsafe_compute_mask_ptr(rows, masks_NW.ctypes.data, self.mask_bytes, len(matchers))
-        else:
-            buffer = np.zeros((len(matchers), self.mask_bytes // 4), dtype=np.int32)
-            self.executor.unsafe_compute_mask_ptr(rows, buffer.ctypes.data, self.mask_bytes, len(matchers))
-            masks_NW[:, : self.mask_bytes // 4] = buffer
-        for matcher in matchers:
-            if matcher.inner.is_error():
-                raise RequestError(_error(matcher.inner))
+            executor.unsafe_compute_mask_ptr(rows, masks_NW.ctypes.data, self.mask_bytes, len(matchers))
+            return
+        buffer = np.zeros((len(matchers), self.mask_bytes // 4), dtype=np.int32)
+        executor.unsafe_compute_mask_ptr(rows, buffer.ctypes.data, self.mask_bytes, len(matchers))
+        masks_NW[:, : self.mask_bytes // 4] = buffer
 
 
 class LLGuidanceGrammar(Grammar):
@@ -160,7 +185,7 @@ class LLGuidanceMatcher(GrammarMatcher):
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """See GrammarMatcher."""
-        return bool(self.inner.consume_tokens(list(tokens)))
+        return self.inner.consume_token(tokens[0]) if len(tokens) == 1 else self.inner.consume_tokens(list(tokens))
 
     def rollback(self, num_tokens: int) -> None:
         """See GrammarMatcher."""
@@ -175,7 +200,13 @@ class LLGuidanceMatcher(GrammarMatcher):
     @property
     def is_terminated(self) -> bool:
         """See GrammarMatcher."""
-        return bool(self.inner.is_stopped()) and not self.inner.is_error()
+        return self.inner.is_stopped() and not self.inner.is_error()
+
+
+def _executors(num_threads: int | None) -> list[LLExecutor | None]:
+    """None for the calling thread, a few threads, and as many as there may be."""
+    is_many = num_threads is None or num_threads > FEW_THREADS
+    return [None, *([LLExecutor(FEW_THREADS)] * is_many), LLExecutor(num_threads)]
 
 
 def _num_threads() -> int:

@@ -40,12 +40,13 @@ def register_kernels(register: Registrar) -> None:
             devices=("cuda",),
             dtypes=("bfloat16", "float16", "float32"),
             block_size_multiple=16,
-            head_dims=(64, 128),
+            head_dims=(64, 80, 96, 112, 128, 160, 192, 224, 256),
             compute_capability=(8, 0),
             packages=("triton",),
             graph_safe=True,
             graph_prefill=True,
             shared_prefix=True,
+            attention=("window", "scale", "softcap", "sinks"),
             preferred_block_size=64,  # 16 costs a tenth of decode and a third of prefill speed (docs/log.md)
         ),
         priority=20,
@@ -63,6 +64,7 @@ def register_kernels(register: Registrar) -> None:
             compute_capability=(8, 0),
             packages=("flash_attn", "triton"),
             graph_safe=True,
+            attention=("window", "scale", "softcap"),
         ),
         priority=10,
     )

@@ -12,7 +12,7 @@ import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch
 from hookline.plugins.kernels.triton_backend import TritonKernels
 
 
@@ -37,29 +37,38 @@ class FlashAttnKernels(TritonKernels):
     def _device(self) -> torch.device:
         return self.spec.device
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels.attend. `prepare` must have seen this batch."""
         rows = batch.num_decodes
         if batch.num_requests == rows:
-            return self._decode_rows(q_THE, kv_2NSKE, batch)
-        prefill_THE = self._prefill_rows(q_THE[rows:], kv_2NSKE, batch)
+            return self._decode_rows(q_THE, kv_2NSKE, batch, form)
+        prefill_THE = self._prefill_rows(q_THE[rows:], kv_2NSKE, batch, form)
         if not rows:
             return prefill_THE
-        return torch.cat([self._decode_rows(q_THE[:rows], kv_2NSKE, batch), prefill_THE])
+        return torch.cat([self._decode_rows(q_THE[:rows], kv_2NSKE, batch, form), prefill_THE])
 
-    def _decode_rows(self, q_BHE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def _options(self, batch: Batch, form: AttentionForm) -> dict[str, Any]:
+        """What both functions of the package are told of a form, in its words: tokens before a query, and after it."""
+        return {
+            "softmax_scale": self.spec.scale if form.scale is None else form.scale,
+            "causal": True,
+            "window_size": (-1, -1) if batch.window is None else (batch.window - 1, 0),
+            "softcap": form.softcap or 0.0,
+        }
+
+    def _decode_rows(self, q_BHE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm) -> Tensor:
         rows = batch.num_decodes
         out: Tensor = flash_attn_with_kvcache(
             q_BHE[:, None], kv_2NSKE[0], kv_2NSKE[1], cache_seqlens=batch.context_lens_B[:rows],
-            block_table=batch.block_table_BM[:rows], softmax_scale=self.spec.scale, causal=True,
+            block_table=batch.block_table_BM[:rows], **self._options(batch, form),
         )  # fmt: skip
         return out[:, 0]
 
-    def _prefill_rows(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def _prefill_rows(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm) -> Tensor:
         out: Tensor = flash_attn_varlen_func(
             q_THE, kv_2NSKE[0], kv_2NSKE[1],
             cu_seqlens_q=batch.scratch["query_starts"], cu_seqlens_k=batch.scratch["key_starts"],
             max_seqlen_q=batch.max_query_len, max_seqlen_k=batch.max_context_len,
-            softmax_scale=self.spec.scale, causal=True, block_table=batch.block_table_BM[batch.num_decodes :],
+            block_table=batch.block_table_BM[batch.num_decodes :], **self._options(batch, form),
         )  # fmt: skip
         return out

@@ -35,7 +35,7 @@ class TorchKernels(Kernels):
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See Kernels."""
-        if x_TD.is_cuda:
+        if x_TD.is_cuda and x_TD.dtype == weight_D.dtype:
             return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
         return self._normalise(x_TD.float(), eps).mul_(weight_D).to(x_TD.dtype)
 

@@ -21,14 +21,23 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import QKNorm, Rope
+from hookline.plugins.kernels.triton_forms import (
+    Scoring,
+    first_seen,
+    load_rotation,
+    load_sinks,
+    rotary_partner,
+    rotated,
+    scored,
+)
 from hookline.plugins.kernels.triton_launch import WIDE_GROUP, launch_options, triggers_late
 
 ITEM_WIDTH = 8
-"""Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row."""
+"""Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row, and with
+a window the first position that the row sees."""
 ITEMS_PER_PROGRAM = 16
 FEW_ROWS = 32
 """Batches up to this size are cut by a smaller variant of the scheduling kernel."""
-LOG2_E = 1.4426950408889634
 MIN_ITEM_TOKENS = 64
 """Fewest tokens of a work item: shorter ones cost more to merge than they gain."""
 MAX_PROGRAMS_PER_SM = 8
@@ -149,24 +158,26 @@ def _even_parts(tiles, tiles_an_item):
     return tl.where(tiles > 0, tl.cdiv(tiles, tl.maximum(even, 1)), 0), even
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "target"])
+@triton.jit(do_not_specialize=["num_rows", "num_items", "target", "shared_parts", "window"])
 def _schedule_kernel(
-    context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target,
-    TILE: tl.constexpr, MIN_TILES: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
-    SHARED_PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
+    context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target, shared_parts, window,
+    TILE: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
     ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
     row = tl.arange(0, BLOCK_ROWS)
     is_row = row < num_rows
     length = tl.load(context_lens_ptr + row, mask=is_row, other=0)
+    if WINDOW:
+        length -= first_seen(length, window) // TILE * TILE
     if SHARED:
         shared = tl.load(shared_lens_ptr + row, mask=is_row, other=0)
         length -= shared
         if tl.program_id(0) == 0:
             shared_tokens = tl.max(shared, axis=0)
             shared_tiles = tl.cdiv(shared_tokens, SHARED_TILE)
-            tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, SHARED_PARTS), 1)
+            tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, shared_parts), 1)
             tl.store(shared_info_ptr, tl.argmax(shared, axis=0))
             tl.store(shared_info_ptr + 1, shared_tokens)
             tl.store(shared_info_ptr + 2, tl.cdiv(shared_tiles, tiles_a_part))
@@ -181,6 +192,8 @@ def _schedule_kernel(
     for begin_other in range(0, num_rows, BLOCK_OTHERS):
         other = begin_other + tl.arange(0, BLOCK_OTHERS)
         other_length = tl.load(context_lens_ptr + other, mask=other < num_rows, other=0)
+        if WINDOW:
+            other_length -= first_seen(other_length, window) // TILE * TILE
         if SHARED:
             other_length -= tl.load(shared_lens_ptr + other, mask=other < num_rows, other=0)
         other_parts, other_even = _even_parts(tl.cdiv(other_length, TILE), tiles_an_item)
@@ -199,9 +212,14 @@ def _schedule_kernel(
     begin = (item - first) * stride
     if SHARED:
         begin += tl.load(shared_lens_ptr + item_row, mask=used, other=0)
-    stop = tl.minimum(begin + stride, tl.load(context_lens_ptr + item_row, mask=used, other=0))
+    item_length = tl.load(context_lens_ptr + item_row, mask=used, other=0)
     at = items_ptr + item * ITEM_WIDTH
     inside = item < num_items
+    if WINDOW:
+        seen = first_seen(item_length, window)
+        begin += seen // TILE * TILE
+        tl.store(at + 5, seen, mask=inside)
+    stop = tl.minimum(begin + stride, item_length)
     tl.store(at, item_row, mask=inside)
     tl.store(at + 1, begin, mask=inside)
     tl.store(at + 2, stop, mask=inside)
@@ -217,9 +235,11 @@ def schedule_decode(
     shared_lens_B: Tensor | None = None,
     shared_tile: int = 64,
     max_shared_parts: int = 1,
+    window: int | None = None,
 ) -> int:
     """Write this step's work list into the scratch; returns W, the length of the list (static).
 
+    window: tokens that a row sees; a row's items then begin with the tile of the first of them.
     Shapes: context_lens_B, shared_lens_B (B,) int32.
     Device: one launch, no host sync; the grid depends on B alone.
     """
@@ -231,9 +251,10 @@ def schedule_decode(
     _schedule_kernel[(triton.cdiv(num_items, ITEMS_PER_PROGRAM),)](
         context_lens_B, context_lens_B if shared_lens_B is None else shared_lens_B,
         scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
-        target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm),
-        TILE=tiling.tile, MIN_TILES=max(1, MIN_ITEM_TOKENS // tiling.tile), SHARED=shared_lens_B is not None,
-        SHARED_TILE=shared_tile, SHARED_PARTS=max_shared_parts, BLOCK_ROWS=block_rows, BLOCK_OTHERS=16,
+        target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm), max_shared_parts,
+        0 if window is None else window, WINDOW=window is not None, TILE=tiling.tile,
+        MIN_TILES=max(1, MIN_ITEM_TOKENS // tiling.tile), SHARED=shared_lens_B is not None,
+        SHARED_TILE=shared_tile, BLOCK_ROWS=block_rows, BLOCK_OTHERS=16,
         BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
         num_warps=4 if block_rows <= FEW_ROWS else 8,
     )  # fmt: skip
@@ -293,28 +314,9 @@ def _merge_parts(
 
 
 @triton.jit
-def _rotated(
-    x_ptr, mask, weight, other_weight, cos, sin, eps, dim, partner,
-    HEAD_DIM: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
-):  # fmt: skip
-    """Heads (n, BLOCK_DIM) at x_ptr (n, 1), normalised and rotated, in float32; `sin` has its sign."""
-    x = tl.load(x_ptr + dim[None, :], mask=mask, other=0.0).to(tl.float32)
-    other = x
-    if ROPE:
-        other = tl.load(x_ptr + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
-        x *= scale * weight[None, :]
-        other *= scale * other_weight[None, :]
-    if ROPE:
-        x = x * cos[None, :] + other * sin[None, :]
-    return x
-
-
-@triton.jit
-def _attend_tile(q, k, v, inside, maximum, total, acc, scale_log2, PRECISION: tl.constexpr):
+def _attend_tile(q, k, v, inside, maximum, total, acc, factor, cap, CAP: tl.constexpr, PRECISION: tl.constexpr):
     """Take a tile of keys and values into the running (maximum, sum, weighted values)."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    scores = scored(tl.dot(q, tl.trans(k), input_precision=PRECISION), factor, cap, CAP)
     scores = tl.where(inside[None, :], scores, -float("inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_maximum[:, None])
@@ -328,8 +330,9 @@ def _attend_tile(q, k, v, inside, maximum, total, acc, scale_log2, PRECISION: tl
 def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,
     shared_lens_ptr, shared_info_ptr, shared_partial_ptr, shared_stats_ptr, num_rows,
-    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
     context_lens_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, rope_stride, eps,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, ROTARY_DIM: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     FUSED: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr,
@@ -347,6 +350,8 @@ def _decode_kernel(
     parts = tl.load(items_ptr + item * ITEM_WIDTH + 4)
     if row < 0:
         return
+    if WINDOW:
+        seen = tl.load(items_ptr + item * ITEM_WIDTH + 5)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     member = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_DIM)
@@ -358,17 +363,14 @@ def _decode_kernel(
     end = stop
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
     if FUSED:
-        HALF: tl.constexpr = HEAD_DIM // 2
         last = tl.load(context_lens_ptr + row) - 1
         newest_block = tl.load(table_row_ptr + last // BLOCK_SIZE).to(tl.int64)
         end = tl.minimum(stop, last)
         is_last = stop > last
-        partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
+        partner = rotary_partner(dim, ROTARY_DIM, HEAD_DIM)
         cos, sin = 1.0 + tl.zeros([BLOCK_DIM], tl.float32), tl.zeros([BLOCK_DIM], tl.float32)
         if ROPE:
-            cos = tl.load(rope_ptr + last * rope_stride + tl.minimum(dim, partner), mask=dims, other=0.0)
-            sin = tl.load(rope_ptr + last * rope_stride + tl.maximum(dim, partner), mask=dims, other=0.0)
-            sin = tl.where(dim < HALF, -sin, sin)
+            cos, sin = load_rotation(rope_ptr + last * rope_stride, dim, dims, HEAD_DIM, ROTARY_DIM)
         q_weight, k_weight, other_q_weight, other_k_weight = cos, cos, cos, cos
         if NORM:
             q_weight = tl.load(q_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
@@ -388,37 +390,51 @@ def _decode_kernel(
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    if SINKS:  # the first item of a row begins from them
+        sink = load_sinks(sinks_ptr, head, member < GROUP)
+        maximum = tl.where(item == first, sink, maximum)
+        total += tl.where(item == first, 1.0, 0.0)
     if FUSED:
         one = tl.arange(0, 1)[:, None]
         q_head_ptr = q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM
         k_ptr = q_ptr + row64 * q_stride + (NUM_HEADS + kv_head + one) * HEAD_DIM
         mask_1d = (one == 0) & dims[None, :]
         new_v = tl.load(k_ptr + NUM_KV_HEADS * HEAD_DIM + dim[None, :], mask=mask_1d, other=0.0)
-        new_k = _rotated(
+        new_k = rotated(
             k_ptr, mask_1d, k_weight, other_k_weight, cos, sin, eps, dim, partner, HEAD_DIM, NORM, ROPE
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
-        q = _rotated(
+        q = rotated(
             q_head_ptr, mask_md, q_weight, other_q_weight, cos, sin, eps, dim, partner, HEAD_DIM, NORM, ROPE
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
         if is_last:  # the row's newest token is not in the cache yet: this program starts from it, and writes it there
             slot_ptr = head_ptr + newest_block * block_stride + last % BLOCK_SIZE * offset_stride
             tl.store(slot_ptr, new_k, mask=mask_1d)
             tl.store(slot_ptr + half_stride, new_v, mask=mask_1d)
-            maximum = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), axis=1) * scale_log2
-            total += 1.0
-            acc += new_v.to(tl.float32)
+            score = scored(tl.sum(q.to(tl.float32) * new_k.to(tl.float32), axis=1), factor, cap, CAP)
+            if SINKS:
+                new_maximum = tl.maximum(maximum, score)
+                weight = tl.exp2(score - new_maximum)
+                total = total * tl.exp2(maximum - new_maximum) + weight
+                acc += weight[:, None] * new_v.to(tl.float32)
+                maximum = new_maximum
+            else:
+                maximum = score
+                total += 1.0
+                acc += new_v.to(tl.float32)
     else:
         q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < end
+        if WINDOW:
+            inside &= position >= seen
         place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
         blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
         load_mask = inside[:, None] & dims[None, :]
         k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
         # Masked: a slot past the context may hold anything, and 0 * NaN is NaN.
         v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
-        maximum, total, acc = _attend_tile(q, k, v, inside, maximum, total, acc, scale_log2, PRECISION)
+        maximum, total, acc = _attend_tile(q, k, v, inside, maximum, total, acc, factor, cap, CAP, PRECISION)
     group = tl.arange(0, BLOCK_GROUP)
     heads = group < GROUP
     group_head = kv_head * GROUP + group
@@ -466,14 +482,18 @@ def decode_attention(
     block_table_BM: Tensor,
     num_items: int,
     scratch: DecodeScratch,
-    scale: float,
+    scoring: Scoring,
     out_BHE: Tensor,
     tiling: DecodeTiling,
     shared_lens_B: Tensor | None = None,
     shared: SharedPartials | None = None,
     newest: Newest | None = None,
+    *,
+    has_window: bool = False,
 ) -> None:
     """One query token per row against its cached context, by the work list that `schedule_decode` wrote.
+
+    has_window: whether the list was written for a window.
 
     Shapes: q_BHE, out_BHE (B, H, E), heads contiguous; block_table_BM (B, M) int32. With `newest`, q_BHE is
     (B, H + 2K, E), heads of q, k and v as they are projected, and the newest key and value are written to the cache.
@@ -495,9 +515,11 @@ def decode_attention(
         shared.partial_PHE if shared is not None else scratch.partial_WHE,
         shared.stats_PH2 if shared is not None else scratch.stats_WH2, num_rows,
         q_BHE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
-        scale * LOG2_E,
+        scoring.factor, scoring.cap, q_BHE if scoring.sinks_H is None else scoring.sinks_H,
         newest.context_lens_B if newest is not None else block_table_BM, table, q_weight, k_weight, table.stride(0),
         norm.eps if norm is not None else 0.0,
+        WINDOW=has_window, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None,
+        ROTARY_DIM=table.shape[1] if rope is not None else head_dim,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
         FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),

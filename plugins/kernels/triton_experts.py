@@ -96,7 +96,7 @@ class Groups:
     num_tiles_1: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _group_kernel(
     expert_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr, num_pairs,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
@@ -174,7 +174,7 @@ def _tile_and_columns(num_tiles, most_tiles, num_column_blocks, GROUP: tl.conste
     return group * GROUP + inside % size, inside // size
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tiles"])
 def _gate_up_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
@@ -206,7 +206,7 @@ def _gate_up_kernel(
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tiles"])
 def _down_kernel(
     hidden_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     expert_stride, weight_stride, depth, width, most_tiles,

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import QKNorm, Rope
 from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, triggers_late
+from hookline.plugins.kernels.triton_rotary import norm_partial_rope_write
 
 SILU_BLOCK = 1024
 """Columns per program of `silu_mul`."""
@@ -159,7 +160,7 @@ def _normed(low, high, weight_ptr, dim, dims, eps, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _qk_norm_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
-    token_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, eps,
+    token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -225,6 +226,9 @@ def qk_norm_rope_write(
     num_heads = qkv_TC.shape[1] // head_dim - 2 * num_kv_heads
     q_THE = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv_TC.dtype, device=qkv_TC.device)
     if not num_tokens:
+        return q_THE
+    if rope is not None and rope.table_PE.shape[1] != head_dim:
+        norm_partial_rope_write(qkv_TC, kv_2NSKE, positions_T, slot_mapping_T, rope, norm, q_THE)
         return q_THE
     table = rope.table_PE if rope is not None else qkv_TC
     q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (qkv_TC, qkv_TC)

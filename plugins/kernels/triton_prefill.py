@@ -1,8 +1,8 @@
 """Ragged causal prefill over the paged cache: prompts, chunks and prefix hits, concatenated, on the tensor cores.
 
 The host cuts the query tokens into tiles and lists the longest first (for a captured step, a small kernel lists them in
-order); a program takes one tile with all query heads of one kv head. Whole tiles of the past run without masks. Knows
-nothing of layers or decode.
+order); a program takes one tile with all query heads of one kv head. Whole tiles that all its queries see run without
+masks, and tiles that none of them sees do not run. Knows nothing of layers or decode.
 Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
 S block size, W query tiles.
 """
@@ -19,11 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hookline.plugins.kernels.triton_decode import LOG2_E, Card, tile_blocks, tile_places
+from hookline.plugins.kernels.triton_decode import Card, tile_blocks, tile_places
+from hookline.plugins.kernels.triton_forms import LOWEST, Scoring, load_sinks, scored
 from hookline.plugins.kernels.triton_launch import WIDE_GROUP
 
 TILES_PER_PROGRAM = 16
 """For the kernel that lists the query tiles."""
+WIDEST_HEAD = 128
+"""Head dim up to which tilings were measured."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,28 @@ class PrefillTiling:
 
 
 def prefill_tiling(
-    num_tokens: int, max_context_len: int, num_heads: int, group: int, dtype: torch.dtype, card: Card
+    num_tokens: int, max_context_len: int, num_heads: int, group: int, head_dim: int, dtype: torch.dtype, card: Card
 ) -> PrefillTiling:
     """The measured choice, from sizes that the host knows: large query tiles once they fill the card and last.
 
-    With a wide group a tile has few tokens, so that even small tiles soon fill the card.
+    With a wide group a tile has few tokens, so that even small tiles soon fill the card. Wide heads leave room for
+    tiles of half the size.
     """
+    is_filled = num_tokens * num_heads >= 128 * card.num_sms
+    if head_dim > WIDEST_HEAD:
+        if dtype == torch.float32:
+            return PrefillTiling(block_m=64 if card.large_shared_memory else 32, tile=16, num_warps=8, num_stages=2)
+        if not card.large_shared_memory:
+            return PrefillTiling(block_m=64, tile=32, num_warps=4, num_stages=2)
+        if not is_filled or (group >= WIDE_GROUP and max_context_len < 2048):
+            return PrefillTiling(block_m=64, tile=32, num_warps=4, num_stages=3)
+        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=3)
     if dtype == torch.float32:
         return PrefillTiling(block_m=64, tile=32, num_warps=8, num_stages=2)
     if not card.large_shared_memory:
         return PrefillTiling(block_m=64, tile=32, num_warps=4, num_stages=3)
     is_long = max_context_len >= 2048
-    if num_tokens * num_heads < 128 * card.num_sms or (group >= WIDE_GROUP and not is_long):
+    if not is_filled or (group >= WIDE_GROUP and not is_long):
         return PrefillTiling(block_m=64, tile=64, num_warps=4, num_stages=3)
     if not is_long:
         return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=3)
@@ -113,13 +126,16 @@ def query_tiles_on_device(query_starts_B1: Tensor, num_tokens: int, first_row: i
 
 @triton.jit
 def _attend_tile(
-    q, maximum, total, acc, start, limit, last_position, blocks, head_ptr, dims,
-    half_stride, block_stride, offset_stride, scale_log2,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr, MASK_DIM: tl.constexpr, PRECISION: tl.constexpr,
+    q, maximum, total, acc, start, limit, last_position, seen, window, blocks, head_ptr, dims,
+    half_stride, block_stride, offset_stride, factor, cap,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr, MASK_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys and values, which lies in these blocks, into the running softmax."""
     position = start + tl.arange(0, TILE)
     inside = position < limit
+    if WINDOW:
+        inside &= position >= seen
     place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
     if MASK:
         load_mask = inside[:, None] & dims[None, :]
@@ -132,20 +148,30 @@ def _attend_tile(
         k = tl.load(head_ptr + place[:, None])
         v = tl.load(head_ptr + half_stride + place[:, None])
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if CAP:
+        scores = scored(scores, factor, cap, CAP)
     if MASK:
-        scores = tl.where(position[None, :] <= last_position[:, None], scores, -float("inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * scale_log2)
-    weights = tl.exp2(scores * scale_log2 - new_maximum[:, None])
+        visible = position[None, :] <= last_position[:, None]
+        if WINDOW:
+            visible &= position[None, :] > last_position[:, None] - window
+        scores = tl.where(visible, scores, -float("inf"))
+    if CAP:
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+    else:
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
+        weights = tl.exp2(scores * factor - new_maximum[:, None])
     rescale = tl.exp2(maximum - new_maximum)
     total = total * rescale + tl.sum(weights, axis=1)
     acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
     return new_maximum, total, acc
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def _prefill_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr,
-    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
+    window, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -174,25 +200,48 @@ def _prefill_kernel(
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    if WINDOW:
+        maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
+    if SINKS:
+        maximum = load_sinks(sinks_ptr, head, is_query)
+        total += 1.0
     table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
     last_position = past + token
     unmasked_stop = (past + first + 1) // TILE * TILE
     stop = tl.minimum(past + first + TOKENS, context_len)
-    blocks = tile_blocks(table_row_ptr, 0, stop, BLOCK_SIZE, TILE)
-    for start in range(0, unmasked_stop, TILE):
+    seen, unmasked_start = 0, 0
+    if WINDOW:
+        seen = tl.maximum(past + first - window + 1, 0)
+        unmasked_start = tl.cdiv(tl.maximum(stop - window, 0), TILE) * TILE
+        unmasked_stop = tl.maximum(unmasked_stop, unmasked_start)
+        blocks = tile_blocks(table_row_ptr, seen // TILE * TILE, stop, BLOCK_SIZE, TILE)
+        for start in range(seen // TILE * TILE, unmasked_start, TILE):
+            maximum, total, acc = _attend_tile(
+                q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
+                half_stride, block_stride, offset_stride, factor, cap,
+                BLOCK_SIZE, TILE, True, MASK_DIM, WINDOW, CAP, PRECISION,
+            )  # fmt: skip
+            blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
+    else:
+        blocks = tile_blocks(table_row_ptr, 0, stop, BLOCK_SIZE, TILE)
+    for start in range(unmasked_start, unmasked_stop, TILE):
         maximum, total, acc = _attend_tile(
-            q, maximum, total, acc, start, stop, last_position, blocks, head_ptr, dims,
-            half_stride, block_stride, offset_stride, scale_log2, BLOCK_SIZE, TILE, False, MASK_DIM, PRECISION,
+            q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
+            half_stride, block_stride, offset_stride, factor, cap,
+            BLOCK_SIZE, TILE, False, MASK_DIM, WINDOW, CAP, PRECISION,
         )  # fmt: skip
         blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
     for start in range(unmasked_stop, stop, TILE):
         maximum, total, acc = _attend_tile(
-            q, maximum, total, acc, start, stop, last_position, blocks, head_ptr, dims,
-            half_stride, block_stride, offset_stride, scale_log2, BLOCK_SIZE, TILE, True, MASK_DIM, PRECISION,
+            q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
+            half_stride, block_stride, offset_stride, factor, cap,
+            BLOCK_SIZE, TILE, True, MASK_DIM, WINDOW, CAP, PRECISION,
         )  # fmt: skip
         blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
     to_out = out_ptr + (at_token * NUM_KV_HEADS * GROUP * HEAD_DIM + head * HEAD_DIM)[:, None] + dim[None, :]
+    if WINDOW:
+        total = tl.where(is_query, total, 1.0)
     tl.store(to_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask_md)
 
 
@@ -203,11 +252,14 @@ def prefill_attention(
     query_starts_B1: Tensor,
     context_lens_B: Tensor,
     tiles_W2: Tensor,
-    scale: float,
+    scoring: Scoring,
     out_THE: Tensor,
     tiling: PrefillTiling,
+    window: int | None = None,
 ) -> None:
     """Causal attention of the listed query tiles; other rows of out are left alone.
+
+    window: tokens that a query sees, itself included; None for all before it.
 
     Shapes: q_THE, out_THE (T, H, E), heads contiguous; block_table_BM (B, M) int32; query_starts_B1 (B + 1,),
     context_lens_B (B,) int32; tiles_W2 (W, 2) int32 from `query_tiles` with tiling.block_m // G tokens a tile
@@ -223,7 +275,9 @@ def prefill_attention(
     _prefill_kernel[(num_kv_heads, len(tiles_W2))](
         q_THE, kv_2NSKE, block_table_BM, tiles_W2, query_starts_B1, context_lens_B, out_THE,
         q_THE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
-        scale * LOG2_E,
+        scoring.factor, scoring.cap, q_THE if scoring.sinks_H is None else scoring.sinks_H,
+        0 if window is None else window,
+        WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_M=tiling.block_m, BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)), TILE=tiling.tile,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hookline.plugins.kernels.triton_decode import LOG2_E, Card, DecodeScratch, SharedPartials, tile_blocks, tile_places
+from hookline.plugins.kernels.triton_decode import Card, DecodeScratch, SharedPartials, tile_blocks, tile_places
+from hookline.plugins.kernels.triton_forms import Scoring, scored
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,16 @@ class SharedTiling:
     max_parts: int
 
 
-def shared_tiling(num_queries: int, num_kv_heads: int, dtype: torch.dtype, card: Card) -> SharedTiling:
+def shared_tiling(num_queries: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card) -> SharedTiling:
     """The measured choice for `num_queries` queries a kv head, from static sizes alone: about one program an SM."""
     small = num_queries <= 128 or dtype == torch.float32 or not card.large_shared_memory
-    block_m = 64 if small else 128
+    is_scarce = head_dim > 128 and dtype == torch.float32 and not card.large_shared_memory
+    block_m = 32 if is_scarce else 64 if small else 128
     programs = triton.cdiv(num_queries, block_m) * num_kv_heads
     max_parts = max(1, min(8, card.num_sms // programs))  # every row reads all parts: few, if that fills the card
+    if head_dim > 128:  # half the tile, for as much memory
+        tile, num_stages = (16, 2) if dtype == torch.float32 else (32, 3 if card.large_shared_memory else 2)
+        return SharedTiling(block_m, tile, num_warps=8, num_stages=num_stages, max_parts=max_parts)
     if dtype == torch.float32:
         return SharedTiling(block_m, tile=32, num_warps=8, num_stages=2, max_parts=max_parts)
     if not card.large_shared_memory:
@@ -50,7 +55,8 @@ def make_shared_partials(
     """Allocate once for batches of up to `max_num_rows`; few rows have many parts and the other way round."""
     group = num_heads // num_kv_heads
     size = max(
-        rows * shared_tiling(rows * group, num_kv_heads, dtype, card).max_parts for rows in range(1, max_num_rows + 1)
+        rows * shared_tiling(rows * group, num_kv_heads, head_dim, dtype, card).max_parts
+        for rows in range(1, max_num_rows + 1)
     )
     return SharedPartials(
         partial_PHE=torch.empty((size, num_heads, head_dim), dtype=torch.float32, device=device),
@@ -61,9 +67,9 @@ def make_shared_partials(
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _shared_prefix_kernel(
     q_ptr, cache_ptr, table_ptr, shared_info_ptr, partial_ptr, stats_ptr, num_rows,
-    q_stride, half_stride, block_stride, offset_stride, head_stride, table_stride, scale_log2,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -98,7 +104,7 @@ def _shared_prefix_kernel(
         else:
             load_mask = inside[:, None] & dims[None, :]
         k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        scores = scored(tl.dot(q, tl.trans(k), input_precision=PRECISION), factor, cap, CAP)
         if BLOCK_SIZE % TILE != 0:
             scores = tl.where(inside[None, :], scores, -float("inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
@@ -121,7 +127,7 @@ def shared_prefix_attention(
     block_table_BM: Tensor,
     scratch: DecodeScratch,
     shared: SharedPartials,
-    scale: float,
+    scoring: Scoring,
     tiling: SharedTiling,
 ) -> None:
     """Leave in `shared` every row's partial attention over the shared tokens that `schedule_decode` found.
@@ -140,8 +146,8 @@ def shared_prefix_attention(
     _shared_prefix_kernel[grid](
         q_BHE, kv_2NSKE, block_table_BM, scratch.shared_info_4, shared.partial_PHE, shared.stats_PH2, num_rows,
         q_BHE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
-        scale * LOG2_E,
+        scoring.factor, scoring.cap,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_M=tiling.block_m,
-        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)), TILE=tiling.tile, PRECISION="ieee",
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)), TILE=tiling.tile, CAP=scoring.cap != 0, PRECISION="ieee",
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip

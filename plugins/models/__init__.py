@@ -17,22 +17,97 @@ class Qwen3Config(ModelConfig):
 
 
 @dataclass
+class TransformersConfig(ModelConfig):
+    """Any causal decoder of transformers. Has no checkpoint of its own: name a folder or hub id."""
+
+
+@dataclass
 class Qwen3MoeConfig(ModelConfig):
     """Qwen3 with experts. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class LlamaConfig(ModelConfig):
+    """Llama, Mistral or Phi-3. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
+class Qwen2Config(ModelConfig):
+    """Qwen2 or Qwen2.5. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
+class Olmo2Config(ModelConfig):
+    """OLMo 2. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
+class Gemma3Config(ModelConfig):
+    """Gemma 3, text alone. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
+class GptOssConfig(ModelConfig):
+    """gpt-oss. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
-    """Register qwen3 and qwen3_moe."""
+    """Register the models, each with the architectures whose checkpoints it claims."""
     register(
         "qwen3",
         "hookline.plugins.models.qwen3:Qwen3",
         config=Qwen3Config,
         help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU",
+        architectures=("Qwen3ForCausalLM",),
     )
     register(
         "qwen3_moe",
         "hookline.plugins.models.qwen3_moe:Qwen3Moe",
         config=Qwen3MoeConfig,
         help="Qwen3-MoE: Qwen3's attention, experts chosen by a softmax router",
+        architectures=("Qwen3MoeForCausalLM",),
+    )
+    register(
+        "transformers",
+        "hookline.plugins.models.transformers_model:TransformersModel",
+        config=TransformersConfig,
+        help="any causal decoder of transformers, its attention over the paged KV cache",
+        architectures=("*",),
+    )
+    register(
+        "llama",
+        "hookline.plugins.models.llama:Llama",
+        config=LlamaConfig,
+        help="Llama 2 and 3, Mistral, Yi, SmolLM, Phi-3: GQA, RoPE, SwiGLU; windows, biases, fused weights",
+        # Not Phi3ForCausalLM: most of its checkpoints have longrope, which this model refuses.
+        architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    )
+    register(
+        "qwen2",
+        "hookline.plugins.models.qwen2:Qwen2",
+        config=Qwen2Config,
+        help="Qwen2 and Qwen2.5: GQA with biases, RoPE, SwiGLU",
+        architectures=("Qwen2ForCausalLM",),
+    )
+    register(
+        "olmo2",
+        "hookline.plugins.models.olmo2:Olmo2",
+        config=Olmo2Config,
+        help="OLMo 2: norms behind each part, queries and keys normalised over all heads",
+        architectures=("Olmo2ForCausalLM",),
+    )
+    register(
+        "gemma3",
+        "hookline.plugins.models.gemma3:Gemma3",
+        config=Gemma3Config,
+        help="Gemma 3, text alone: windows with a rope of their own on most layers, norms around each part",
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    )
+    register(
+        "gpt_oss",
+        "hookline.plugins.models.gpt_oss:GptOss",
+        config=GptOssConfig,
+        help="gpt-oss: attention with sinks, windows on every second layer, experts with biases; MXFP4 dequantised",
+        architectures=("GptOssForCausalLM",),
     )

@@ -5,16 +5,19 @@ Knows no model and nothing of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from hookline.core.contracts import FullAttention, LayerCache, SlidingWindow
 from hookline.core.errors import ConfigError, shown
 
 MAX_SIZE = 2**24
 """Largest size that is believed: a larger one is a broken file, and would take the machine's memory."""
 MAX_LAYERS = 10_000
 """Most layers that are believed."""
+MAX_NUMBER = 1e6
+"""Largest number that is believed where a config.json has a factor or a limit."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,58 @@ class ConfigValues:
         value = shown(self.values[key]) if key in self.values else "missing"
         raise ConfigError(f"{self.model} does not support {key} = {value}; supported: {supported}")
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A positive number; a missing or null one is the default.
+
+        Raises: ConfigError.
+        """
+        value = self.values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
+            self.refuse(key, f"a positive number of at most {MAX_NUMBER:g}")
+        return float(value)
+
+    def windows(self, pattern: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+        """The window of each layer in tokens, None for all before it, by `layer_types`, or by the pattern without it.
+
+        window: of the layers that the list calls sliding_attention; None if they see everything.
+        Raises: ConfigError for a list of another length, or a type that is neither sliding nor full attention.
+        """
+        types, num_layers = self.texts("layer_types") or list(pattern), len(pattern)
+        if len(types) != num_layers:
+            self.refuse("layer_types", f"one type for each of the {num_layers} layers")
+        if set(types) - {"full_attention", "sliding_attention"}:
+            self.refuse("layer_types", "full_attention and sliding_attention")
+        return tuple(window if one == "sliding_attention" else None for one in types)
+
+    def model_type(self, architectures: Mapping[str, str | Sequence[str]]) -> str:
+        """The model type, which must be one of these, each with its architectures; a missing one is the first.
+
+        Raises: ConfigError for another type, and for architectures that do not go with it.
+        """
+        found = self.values.get("model_type", next(iter(architectures)))
+        if not isinstance(found, str) or found not in architectures:
+            self.refuse("model_type", ", ".join(architectures))
+        known = architectures[found]
+        names = [known] if isinstance(known, str) else known
+        if not set(names).intersection(self.texts("architectures") or names):
+            self.refuse("architectures", " or ".join(names))
+        return found
+
+    def refuse_quantised(self) -> None:
+        """Refuse checkpoints whose weights are quantised."""
+        if self.values.get("quantization_config"):
+            self.refuse("quantization_config", "unquantised checkpoints")
+
     def refuse_other_architectures(self, model_type: str, *architectures: str) -> None:
         """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything."""
-        self.only("model_type", model_type)
-        if not set(architectures).intersection(self.texts("architectures") or architectures):
-            self.refuse("architectures", " or ".join(architectures))
+        self.model_type({model_type: architectures})
         self.only("hidden_act", "silu")
         if self.values.get("use_sliding_window"):
             self.refuse("use_sliding_window", "false")
         if set(self.texts("layer_types")) - {"full_attention"}:
             self.refuse("layer_types", "full_attention in every layer")
-        if self.values.get("quantization_config"):
-            self.refuse("quantization_config", "unquantised checkpoints")
+        self.refuse_quantised()
 
     def check_heads(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Refuse heads that cannot share the kv heads evenly, or that cannot be rotated."""
@@ -92,3 +135,10 @@ class ConfigValues:
             self.refuse("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
         if head_dim % 2 or head_dim < 4:
             self.refuse("head_dim", "an even number from 4")
+
+
+def layer_caches(windows: Sequence[int | None], max_position: int) -> tuple[LayerCache, ...]:
+    """What the layers of these windows keep, for ModelSpec.layers; a window that holds every sequence is none."""
+    return tuple(
+        FullAttention() if window is None or window >= max_position else SlidingWindow(window) for window in windows
+    )

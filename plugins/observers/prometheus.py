@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from hookline.core.contracts import Observer
@@ -33,6 +33,7 @@ TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 REFUSALS = tuple(error.reason for error in (RequestError, PromptTooLongError, QueueFullError))
 """Reasons that are shown from the start; others appear when they come."""
+LATE = "Kernels and graphs that were compiled, loaded or captured after the engine was ready, while requests waited."
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -55,6 +56,8 @@ class Prometheus(Observer):
         make = _Maker(self.registry, self._config.model_name or engine.model_name)
         self._gauges = _gauges(make, engine)
         self._step, self._request = _StepMetrics(make), _RequestMetrics(make)
+        if late_work := engine.late_work:  # live counts, which do not hold the engine
+            make.read_counters("late_compilations", LATE, "kind", lambda: late_work)
         self._gaps = make.gaps("inter_token_latency_seconds", "From one token of a request to its next.", TOKEN_S)
         if self._config.port is not None:
             self._server, _ = start_http_server(self._config.port, self._config.address, self.registry)
@@ -110,6 +113,10 @@ class _Maker:
             counter.labels(self._model_name, value)
         return lambda value: counter.labels(self._model_name, value).inc()
 
+    def read_counters(self, name: str, help: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Counters that somebody else keeps, looked at when they are asked for."""
+        self._registry.register(_ReadCounters(PREFIX + name, help, self._model_name, label, read))
+
     def gaps(self, name: str, help: str, buckets: tuple[float, ...]) -> _Gaps:
         gaps = _Gaps(PREFIX + name, help, self._model_name, buckets)
         self._registry.register(gaps)
@@ -122,6 +129,22 @@ class _Maker:
     def histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(PREFIX + name, help, ["model_name"], registry=self._registry, buckets=buckets)
         return histogram.labels(self._model_name)
+
+
+class _ReadCounters(Collector):
+    """Counters that somebody else keeps, by one label."""
+
+    def __init__(
+        self, name: str, help: str, model_name: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name, self._help, self._model_name, self._label, self._read = name, help, model_name, label, read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What a scrape gets."""
+        family = CounterMetricFamily(self._name, self._help, labels=["model_name", self._label])
+        for value, count in self._read().items():
+            family.add_metric([self._model_name, value], count)
+        yield family
 
 
 class _Gaps(Collector):

@@ -70,13 +70,12 @@ class Hermes(OutputParser):
         return bool(found)
 
     def _arguments(self, parts: list[ParsedPart]) -> bool:
-        end = self._json.push(self._kept)
-        if shown := self._kept[:end]:
-            parts.append(Arguments(shown))
-        self._kept = "" if end is None else self._kept[end:]
-        if end is not None:
+        found, rest = self._json.arguments(self._kept)
+        parts += found
+        self._kept = rest or ""
+        if rest is not None:
             self._step = self._tail
-        return end is not None
+        return rest is not None
 
     def _tail(self, parts: list[ParsedPart]) -> bool:
         """Behind a call's arguments: up to its closing tag nothing matters."""

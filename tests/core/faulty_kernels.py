@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, QKNorm, Rope
+from hookline.core.contracts import (
+    ATTENTION_FEATURES,
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    QKNorm,
+    Rope,
+)
 from hookline.core.layers import every_expert
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -17,18 +25,28 @@ class DenseKernels(PlainKernels):
     """No fault, and graph-safe: every query looks at the whole of its table row, and a mask says what it sees."""
 
     graph_safe = graph_prefill = True
+    attention = ATTENTION_FEATURES
 
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
         for half_NSKE, values_TKE in zip(kv_2NSKE, (k_TKE, v_TKE), strict=True):
             half_NSKE.flatten(0, 1).index_copy_(0, slot_mapping_T, values_TKE)
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         row_T = torch.searchsorted(batch.query_starts_B1[1:], torch.arange(len(q_THE), dtype=torch.int32), right=True)
         k_TLKE, v_TLKE = (half_NSKE[batch.block_table_BM[row_T]].flatten(1, 2).double() for half_NSKE in kv_2NSKE)
         repeats = q_THE.shape[1] // k_TLKE.shape[2]
         scores_THL = torch.einsum("the,tlhe->thl", q_THE.double(), k_TLKE.repeat_interleave(repeats, 2))
-        is_unseen_TL = torch.arange(k_TLKE.shape[1]) > batch.positions_T.unsqueeze(1)
-        weight_THL = (scores_THL * self.spec.scale).masked_fill(is_unseen_TL.unsqueeze(1), -torch.inf).softmax(-1)
+        scores_THL *= form.scale or self.spec.scale
+        if form.softcap is not None:
+            scores_THL = form.softcap * (scores_THL / form.softcap).tanh()
+        position_L, position_T1 = torch.arange(k_TLKE.shape[1]), batch.positions_T.unsqueeze(1)
+        is_unseen_TL = position_L > position_T1
+        if batch.window is not None:
+            is_unseen_TL |= position_L <= position_T1 - batch.window
+        scores_THL = scores_THL.masked_fill(is_unseen_TL.unsqueeze(1), -torch.inf)
+        sinks_H = torch.full(scores_THL.shape[1:2], -torch.inf) if form.sinks_H is None else form.sinks_H.double()
+        scores_THL = torch.cat((scores_THL, sinks_H[:, None].expand(len(q_THE), -1, 1)), -1)
+        weight_THL = scores_THL.softmax(-1)[..., :-1]
         return torch.einsum("thl,tlhe->the", weight_THL, v_TLKE.repeat_interleave(repeats, 2)).to(q_THE.dtype)
 
     def expert_mlp(

@@ -28,6 +28,7 @@ from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
+    faulty_attention,
     faulty_grammars,
     faulty_kernels,
     faulty_models,
@@ -42,6 +43,7 @@ from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
 
 PLAIN = [
     PlainKernels,
+    faulty_attention.PlainForms,
     faulty_kernels.DenseKernels,
     PlainSampler,
     PlainModel,
@@ -53,6 +55,7 @@ PLAIN = [
 ]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
+    *faulty_attention.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
@@ -128,6 +131,7 @@ def suite_for(plugin: type) -> type:
     if issubclass(plugin, PlainSampler):
         return type("Suite", (SmallSamplerSuite,), {"plugin": plugin})
     declared = {name: getattr(plugin, name, False) for name in ("graph_safe", "graph_prefill")}
+    declared["attention"] = getattr(plugin, "attention", ())
     return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
 
 
@@ -152,6 +156,7 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     "kind",
     [
         faulty_kernels,
+        faulty_attention,
         faulty_samplers,
         faulty_models,
         faulty_schedulers,

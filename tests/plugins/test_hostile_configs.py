@@ -9,12 +9,19 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hookline.core.checkpoint.checkpoint import resolve
+from hookline.core.contracts import SlidingWindow
 from hookline.core.errors import HooklineError
 from hookline.core.layers import rope_table
+from hookline.plugins.models.gemma3 import Gemma3
+from hookline.plugins.models.gpt_oss import GptOss
+from hookline.plugins.models.llama import Llama
+from hookline.plugins.models.olmo2 import Olmo2
+from hookline.plugins.models.qwen2 import Qwen2
 from hookline.plugins.models.qwen3 import Qwen3
 from hookline.plugins.models.qwen3_config import read_config
 from hookline.plugins.models.qwen3_moe import Qwen3Moe
 from tests.fuzzing import examples
+from tests.small_models import CONFIGS
 
 CONFIG = json.loads((Path(__file__).parents[2] / "plugins/models/qwen3_tiny/config.json").read_text())
 MOE = {
@@ -26,14 +33,17 @@ MOE = {
     "num_experts_per_tok": 2,
 }
 KEYS = sorted({*MOE, "rope_scaling", "rope_parameters", "rope_theta", "eos_token_id", "layer_types", "mlp_only_layers"})
+MORE_KEYS = (*KEYS, "partial_rotary_factor", "sliding_window", "sliding_window_pattern", "max_window_layers",
+             "use_sliding_window", "query_pre_attn_scalar", "rope_local_base_freq", "swiglu_limit", "text_config",
+             "attention_bias", "quantization_config")  # fmt: skip
 NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70), st.floats(), st.sampled_from([0, -1, 1, 2**31, 2**63, 10**400, True, 1e308])
 )
 LEAVES = st.one_of(st.none(), NUMBERS, st.text(max_size=20), st.sampled_from(["${oc.env:HOME}", "???", "\x1b[31m"]))
 SCALING = st.dictionaries(
     st.sampled_from(["type", "rope_type", "factor", "attention_factor", "beta_fast", "mscale", "rope_theta",
-                     "original_max_position_embeddings", "truncate"]),
-    st.one_of(LEAVES, st.sampled_from(["yarn", "linear", "dynamic", "default"])),
+                     "original_max_position_embeddings", "truncate", "low_freq_factor", "high_freq_factor"]),
+    st.one_of(LEAVES, st.sampled_from(["yarn", "linear", "dynamic", "default", "llama3"])),
     max_size=5,
 )  # fmt: skip
 MAPPINGS = st.dictionaries(st.text(max_size=8), LEAVES, max_size=2)
@@ -44,6 +54,28 @@ GENERATION = st.dictionaries(
     VALUES,
     max_size=4,
 )
+OTHERS = {name: CONFIGS[name] for name in ("llama", "mistral", "phi3", "qwen2_window", "olmo2", "gemma3", "gpt_oss")}
+CLASSES = {"qwen2_window": Qwen2, "olmo2": Olmo2, "gemma3": Gemma3, "gpt_oss": GptOss}
+BY_TYPE = st.dictionaries(st.sampled_from(["full_attention", "sliding_attention"]), SCALING, max_size=2)
+TYPES = st.lists(st.sampled_from(["full_attention", "sliding_attention", "x", 1]), max_size=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+@hypothesis_settings(max_examples=examples(50), deadline=None)
+@given(data=st.data())
+def test_any_config_of_the_other_models_is_read_or_refused_in_one_line(name: str, data: st.DataObject) -> None:
+    keys = st.sampled_from(sorted({*OTHERS[name], *MORE_KEYS}))
+    changes = data.draw(st.dictionaries(keys, st.one_of(VALUES, BY_TYPE, TYPES), max_size=4))
+    try:
+        spec = CLASSES.get(name, Llama).spec({**OTHERS[name], **changes})
+    except HooklineError as error:
+        line = " ".join(str(error).split())
+        assert 0 < len(line) < 1500 and "Traceback" not in line
+        return
+    assert 1 <= spec.num_layers <= 10_000 and 1 <= spec.max_position and spec.num_heads % spec.num_kv_heads == 0
+    assert len(spec.cache_layers) == spec.num_layers
+    assert all(layer.num_tokens >= 1 for layer in spec.layers if isinstance(layer, SlidingWindow))
 
 
 @pytest.mark.slow

@@ -55,3 +55,22 @@ def test_masks_filled_at_once_are_those_filled_one_by_one(threaded, monkeypatch)
             token_id = rng.choice([token for token in range(32 * num_words) if alone[token // 32] >> token % 32 & 1])
             if not one.is_terminated:
                 assert one.advance([token_id]) and other.advance([token_id])
+
+
+def test_a_text_that_a_grammar_forces_is_tokenized_once():
+    vocabulary, asked = small_vocabulary(), []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return vocabulary.encode(text)
+
+    counting = GrammarVocabulary(vocabulary.tokens, vocabulary.special_ids, vocabulary.stop_ids, encode)
+    backend = LLGuidance(LLGuidanceConfig(num_threads=1), counting)
+    schema = {"type": "object", "properties": {"a long key": {"type": "null"}}, "required": ["a long key"]}
+    grammar = backend.compile(StructuredOutputs(json=schema, whitespace=False))
+    for _ in range(3):
+        matcher = grammar.matcher()
+        for text in ('{"', "a", " ", "l", "o"):
+            assert matcher.advance(vocabulary.encode(text)[:1])
+            matcher.fill(np.zeros(backend.mask_bytes // 4, dtype=np.int32))
+    assert len(asked) == len(set(asked)) > 1

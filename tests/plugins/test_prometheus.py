@@ -13,7 +13,7 @@ from hookline.core.errors import PluginError, RequestError
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
-from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.fakes import FakeExecutor, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import drain
 from hookline.plugins.observers import PrometheusConfig
@@ -41,7 +41,7 @@ def values(text):
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            reason = sample.labels.get("finished_reason") or sample.labels.get("reason")
+            reason = next(filter(None, map(sample.labels.get, ("finished_reason", "reason", "kind"))), None)
             name = sample.name.removeprefix("hookline:") + (f"/{reason}" if reason else "")
             if "le" not in sample.labels and not sample.name.endswith("_created"):
                 found[name] = sample.value
@@ -100,6 +100,15 @@ def test_gauges_are_true_between_steps(prometheus):
     assert found["kv_cache_usage_perc"] == 3 / 64
     engine.close()
     assert values(prometheus.text())["num_requests_running"] == 0
+
+
+def test_late_compilations_are_read_off_the_executor_by_kind(prometheus, monkeypatch):
+    counts = {"kernel_compiled": 0, "graph": 2}
+    monkeypatch.setattr(FakeExecutor, "late_work", counts)
+    observed(prometheus)
+    counts["kernel_compiled"] += 1
+    found = values(prometheus.text())
+    assert found["late_compilations_total/kernel_compiled"] == 1 and found["late_compilations_total/graph"] == 2
 
 
 def test_preemptions_are_counted(prometheus):

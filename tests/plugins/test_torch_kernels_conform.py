@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hookline.core.contracts import AttentionSpec
+from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.plugins.kernels.torch_reference import TorchKernels
 
 
 class TestTorchKernels(KernelsSuite):
     graph_safe = False
+    attention = ATTENTION_FEATURES
     groups = (1, 4)
 
     def make(self, spec: AttentionSpec) -> TorchKernels:
@@ -17,6 +18,7 @@ class TestTorchKernels(KernelsSuite):
 
 class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
     graph_safe = False
+    attention = ATTENTION_FEATURES
     block_sizes = (1, 256)
     head_dims = (16,)
     groups = (2,)
@@ -27,6 +29,7 @@ class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
 
 class TestTorchKernelsWithManyGroups(KernelsSuite):
     graph_safe = False
+    attention = ATTENTION_FEATURES
     block_sizes = (8,)
     head_dims = (32,)
     groups = (8,)

@@ -6,7 +6,8 @@ Without a GPU the kernels run under Triton's interpreter at small sizes; `gpu` t
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product as product_of
 
 import numpy as np
 import pytest
@@ -38,7 +39,11 @@ from hookline.plugins.kernels.triton_decode import (  # noqa: E402
     target_items,
 )
 from hookline.plugins.kernels.triton_launch import fuses_decode  # noqa: E402
-from hookline.plugins.kernels.triton_prefill import query_tiles, query_tiles_on_device  # noqa: E402
+from hookline.plugins.kernels.triton_prefill import (  # noqa: E402
+    prefill_tiling,
+    query_tiles,
+    query_tiles_on_device,
+)
 from hookline.plugins.kernels.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -156,7 +161,7 @@ def assert_attends(case: Case) -> None:
 
 
 def plain_items(lens, shared, num_items: int, target: int) -> list[list[int]]:
-    """What `schedule_decode` writes at tiles of 32 tokens, in plain Python."""
+    """What `schedule_decode` writes at tiles of 32 tokens, in plain Python; shared: where each row's items begin."""
     tiles = [-(-(length - begin) // 32) for length, begin in zip(lens, shared, strict=True)]
     tiles_an_item = max(-(-sum(tiles) // target), 2)
     while sum(-(-of_row // tiles_an_item) for of_row in tiles) > num_items:
@@ -170,15 +175,21 @@ def plain_items(lens, shared, num_items: int, target: int) -> list[list[int]]:
     return items
 
 
-def check_items(lens: list[int], shared: list[int], num_kv_heads: int, programs_per_sm: int) -> int:
+def check_items(
+    lens: list[int], shared: list[int], num_kv_heads: int, programs_per_sm: int, window: int | None = None
+) -> int:
     """Hold the work list to the plain one, its unused end included; returns how many items it has."""
     scratch = DecodeScratch.make(len(lens), 2 * num_kv_heads, num_kv_heads, 64, DEVICE)
     scratch.items_W8.fill_(-7)
     lens_B, shared_B = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lens, shared))
     tiling = DecodeTiling(32, 1, 1, programs_per_sm)
     num_items = schedule_decode(
-        lens_B, scratch, num_kv_heads, tiling, shared_B if any(shared) else None, 32, 4
+        lens_B, scratch, num_kv_heads, tiling, shared_B if any(shared) else None, 32, 4, window
     )  # fmt: skip
+    if window is not None:
+        seen = [max(0, length - window) for length in lens]
+        assert all(item[5] == seen[item[0]] for item in scratch.items_W8[:num_items].tolist() if item[0] >= 0)
+        shared = [at // 32 * 32 for at in seen]
     target = target_items(num_kv_heads, scratch.card.num_sms, programs_per_sm)
     expected = plain_items(lens, shared, num_items, target)
     assert len(expected) <= num_items
@@ -200,6 +211,13 @@ def test_work_items_cover_every_context_exactly_once_and_long_ones_come_first(se
     shared = 64 * generator.integers(0, 2, size=len(lens)) * (lens > 64)
     check_items(lens.tolist(), shared.tolist(), 2, programs_per_sm)
     check_items(lens.tolist(), [0] * len(lens), 1, programs_per_sm)
+
+
+@pytest.mark.parametrize("window", [1, 32, 33, 500])
+def test_work_items_within_a_window_begin_with_its_first_tile(window):
+    lens = [1, 32, 33, 2000, 64, 65, 500, 531, 532]
+    num_used = check_items(lens, [0] * len(lens), 2, 4, window)
+    assert num_used < 20 or window == 500
 
 
 @pytest.mark.parametrize(
@@ -285,6 +303,40 @@ def test_every_cut_of_decodes_fits_the_work_list_and_the_card(card, shared_bytes
 @pytest.mark.parametrize("block_size", [48, 80])
 def test_block_sizes_that_are_no_power_of_two_work(block_size):
     assert_attends(make_case([1, 1, 70, 3], [100, 7, 70, 150], block_size=block_size))
+
+
+@pytest.mark.parametrize("head_dim", [80, 192, 256])
+def test_head_dims_that_are_no_power_of_two_or_wide_work(head_dim):
+    case = make_case([1, 1, 20, 3], [50, 7, 20, 40], head_dim=head_dim, shared_blocks=0)
+    assert_attends(case)
+    assert_attends(make_case([1] * 3, [40, 36, 50], head_dim=head_dim, shared_blocks=2))
+
+
+def test_groups_wider_than_a_tile_work():
+    assert_attends(make_case([1, 9], [20, 12], group=71, num_kv_heads=1))
+
+
+def test_batches_of_unlike_windows_are_prepared_together():
+    case = make_case([1] * 4, [200, 9, 90, 64])
+    other = replace(case.batch, window=16, scratch={})
+    kernels = TritonKernels(None, case.spec)
+    kernels.prepare(case.batch)
+    kernels.prepare(other)
+    assert relative_error(kernels.attend(case.q, case.kv, case.batch), case.expected) < RELATIVE_ERROR[torch.float32]
+    within = kernels.attend(case.q, case.kv, other)
+    assert torch.equal(within, kernels.attend(case.q, case.kv, other))
+    assert relative_error(within[1], case.expected[1]) < RELATIVE_ERROR[torch.float32]
+    assert relative_error(within[0], case.expected[0]) > 0.1
+
+
+def test_a_prefill_tile_fits_the_card_at_every_head_dim():
+    for card, shared_bytes in ((Card(132, True), 227 << 10), (Card(108, False), 99 << 10)):
+        for head_dim, dtype in product_of((64, 128, 256), (torch.bfloat16, torch.float32)):
+            for num_tokens, context, group in product_of((10, 4000), (10, 4000), (1, 8)):
+                tiling = prefill_tiling(num_tokens, context, 8, group, head_dim, dtype, card)
+                size = head_dim * dtype.itemsize
+                queries, under_way = tiling.block_m * size, (tiling.num_stages - 1) * 2 * tiling.tile * size
+                assert queries + under_way <= shared_bytes
 
 
 def test_group_that_is_no_power_of_two_works():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hookline.core.contracts import AttentionSpec
+from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec
 from hookline.core.testing.kernels_suite import KernelsSuite
 
 pytest.importorskip("triton")
@@ -15,6 +15,7 @@ ON_GPU = torch.cuda.is_available()
 
 class TestTritonKernels(KernelsSuite):
     graph_prefill = True
+    attention = ATTENTION_FEATURES
     device = "cuda" if ON_GPU else "cpu"
     dtypes = (torch.float32, torch.bfloat16) if ON_GPU else (torch.float32,)
     block_sizes = (16, 256) if ON_GPU else (16,)

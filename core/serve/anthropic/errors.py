@@ -23,7 +23,7 @@ class AnthropicErrors:
 
     def body(self, error: ApiError) -> dict[str, object]:
         """See ErrorForm."""
-        kind = _TYPES.get(error.status, "api_error")
+        kind = _TYPES.get(error.status, _TYPES[400] if error.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
 
     def frames(self, error: ApiError) -> bytes:

@@ -83,12 +83,16 @@ def test_in_an_engine_a_greedy_request_repeats_less_and_others_are_as_before() -
         return SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, extra_args=extra_args)
 
     prompt, dry = "import os\n" * 3, {"multiplier": 4.0}
-    with LLM(device="cpu", engine={"cpu_cache_gib": 0.1, "max_model_len": 128}) as llm:
+    sizes = {"cpu_cache_gib": 0.1, "max_model_len": 128}
+    with LLM(device="cpu", engine=sizes) as llm:
         (alone,) = llm.generate(prompt, params())
         crowd = llm.generate([prompt] * 3, [params(), params(**dry, sequence_breakers=[]), params(**dry)])
     plain, unbroken, broken = (output.token_ids for output in crowd)
     assert plain == alone.token_ids and len({tuple(ids) for ids in (plain, unbroken, broken)}) == 3
     assert num_repeated(unbroken) < num_repeated(plain)
+    with LLM(device="cpu", engine=sizes, processors={"dry": {**dry, "sequence_breakers": []}}) as llm:
+        crowd = llm.generate([prompt] * 3, [params(multiplier=0.0), params(), params(sequence_breakers=["\n", ":", '"', "*"])])
+    assert [output.token_ids for output in crowd] == [plain, unbroken, broken]
 
 
 def num_repeated(token_ids: list[int]) -> int:

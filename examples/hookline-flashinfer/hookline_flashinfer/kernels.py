@@ -13,7 +13,7 @@ import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch
 from hookline.plugins.kernels import TritonKernels
 from hookline_flashinfer import FlashInferConfig
 from hookline_flashinfer.pages import DevicePages, host_pages
@@ -39,8 +39,8 @@ class FlashInferKernels(TritonKernels):
         captured = batch.context_lens_host is None
         batch.scratch["flashinfer"] = self._follow(batch) if captured else self._planned(batch)
 
-    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
-        """See Kernels.attend. `prepare` must have seen this batch."""
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
+        """See Kernels.attend. `prepare` must have seen this batch; the form is plain, for no other is declared."""
         wrapper: BatchPrefillWithPagedKVCacheWrapper = batch.scratch["flashinfer"]
         out_THE = torch.empty(q_THE.shape, dtype=q_THE.dtype, device=q_THE.device)
         wrapper.run(q_THE, (kv_2NSKE[0], kv_2NSKE[1]), out=out_THE, enable_pdl=False)

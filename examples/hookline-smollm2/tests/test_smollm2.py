@@ -30,6 +30,17 @@ def test_it_answers_a_question(llm: LLM) -> None:
     assert output.finish_reason.value == "stop"
 
 
+def test_model_auto_takes_the_plugin_that_opens_the_wheels_file(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    reference = SmolLM2Config().checkpoint
+    params = SamplingParams(temperature=0.0, max_tokens=32)
+    with (
+        caplog.at_level("INFO", "hookline"),
+        LLM(reference, device="cpu", engine={"max_model_len": 512, "cpu_cache_gib": 0.25}) as found,
+    ):
+        assert found.generate(QUESTION, params)[0].text == "The capital of France is Paris."
+    assert f"model=auto takes 'smollm2': it opens {reference}" in caplog.text
+
+
 def test_greedy_tokens_are_those_of_transformers_on_the_same_dequantised_weights(llm: LLM) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -294,3 +294,61 @@ def test_an_index_with_senseless_names_is_refused(tmp_path: Path, name: object) 
     message = refusal(tmp_path, targets_for(stored("a")))
     assert "not in the folder" in message or "is not a readable index" in message
     assert len(message) < 600
+
+
+def test_one_tensor_fills_several_views(tmp_path: Path) -> None:
+    tensors = stored("fused", shape=(10, 3))
+    save_file(tensors, tmp_path / "model.safetensors")
+    first, second = torch.empty(2, 3), torch.empty(3, 3)
+    parts = [WeightTarget.shard(first, 0, Part(4, 2, 4)), WeightTarget.shard(second, 0, Part(6, 0, 3))]
+    assert load_checkpoint(tmp_path, {"fused": WeightTarget.joined(parts)}) == 5 * 3 * 4
+    assert torch.equal(first, tensors["fused"][2:4]) and torch.equal(second, tensors["fused"][4:7])
+
+
+def test_what_is_not_finite_in_a_further_piece_is_found(tmp_path: Path) -> None:
+    tensors = stored("fused", shape=(4, 3))
+    tensors["fused"][3, 1] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    parts = [WeightTarget.whole(torch.empty(2, 3)) for _ in range(2)]
+    assert "NaN or infinity" in refusal(tmp_path, {"fused": WeightTarget.joined(parts)})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_transposed_and_interleaved_tensor_is_read_by_ranks(tmp_path: Path, rank: int) -> None:
+    """As gpt-oss stores its experts: (experts, inputs, gate and up in turns)."""
+    tensors = stored("gate_up", shape=(2, 3, 8))
+    save_file(tensors, tmp_path / "model.safetensors")
+    gate_XFD, up_XFD = torch.empty(2, 2, 3), torch.empty(2, 2, 3)
+    part = Part(4, 2 * rank, 2 * rank + 2)
+    both = [WeightTarget.shard(view, 1, part) for view in (gate_XFD, up_XFD)]
+    load_checkpoint(tmp_path, {"gate_up": WeightTarget.interleaved(both, 1).transpose()})
+    expected_XFD = tensors["gate_up"].mT
+    assert torch.equal(gate_XFD, expected_XFD[:, 0::2][:, part.start : part.stop])
+    assert torch.equal(up_XFD, expected_XFD[:, 1::2][:, part.start : part.stop])
+
+
+def test_a_number_is_added_to_what_is_read_and_to_what_is_drawn(tmp_path: Path) -> None:
+    tensors = stored("norm", shape=(6,))
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = {"norm": WeightTarget.whole(torch.empty(6), init="zeros", add=1.0)}
+    load_checkpoint(tmp_path, targets)
+    assert torch.equal(view(targets, "norm"), tensors["norm"] + 1)
+    random_weights(targets, 0)
+    assert torch.equal(view(targets, "norm"), torch.ones(6))
+
+
+def test_a_drawn_tensor_does_not_depend_on_where_its_pieces_go() -> None:
+    whole, first, second = torch.empty(6, 2), torch.empty(4, 2), torch.empty(2, 2)
+    joined = WeightTarget.joined([WeightTarget.whole(first), WeightTarget.whole(second)])
+    random_weights({"fused": WeightTarget.whole(whole)}, 3)
+    random_weights({"fused": joined}, 3)
+    assert torch.equal(torch.cat([first, second]), whole)
+
+
+def test_a_starred_name_ignores_all_that_begin_so(tmp_path: Path) -> None:
+    tensors = stored("text.a", "vision.b", "vision.c.d")
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = targets_for({"text.a": tensors["text.a"]})
+    assert "2 surplus tensors: vision.b, vision.c.d" in refusal(tmp_path, targets)
+    load_checkpoint(tmp_path, {**targets, "vision.*": WeightTarget.ignored()})
+    assert torch.equal(view(targets, "text.a"), tensors["text.a"])

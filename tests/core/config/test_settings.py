@@ -14,6 +14,7 @@ from hookline.core.config import settings as config_module
 from hookline.core.config.compose import compose
 from hookline.core.config.schema import documented, plain_defaults
 from hookline.core.config.settings import ENGINE_KEYS, EngineConfig, validate
+from hookline.core.contracts import FromSamplingParams, bounded
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF, default_options
@@ -301,6 +302,52 @@ def test_choosing_what_a_broken_plugin_wanted_names_the_cause(monkeypatch: pytes
     broken = plugin_module(register_schedulers=registering("scheduler", "theirs", target="nonsense"))
     error = message({"scheduler": "theirs"}, host_with(full_plugin(), broken))
     assert error.startswith("scheduler 'theirs' of plugin 'plugin1' (their-dist 1.2) cannot be used: ")
+
+
+@dataclass
+class DryArguments:
+    multiplier: float = bounded(0.0, 0)
+    breakers: tuple[str, ...] = ("\n",)
+
+
+@dataclass
+class TopArguments(FromSamplingParams):
+    top_k: int = 0
+
+
+@pytest.fixture
+def processors(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
+    dry = plugin_module(register_processors=registering("processor", "dry", config=DryArguments))
+    top = plugin_module(register_processors=registering("processor", "top", config=TopArguments))
+    return host_with(full_plugin(), dry, top)
+
+
+def test_what_an_engine_says_of_a_processor_is_typed_by_its_arguments(processors: PluginHost) -> None:
+    tree = {"processors": {"dry": {"multiplier": 1, "breakers": ["a"]}}}
+    config = validate(tree, processors)
+    option = config.processors["dry"]
+    assert option.config == DryArguments(1.0, ("a",)) and option.entry is not None and option.entry.name == "dry"
+    assert validate({}, processors).processors == {} == validate({"processors": None}, processors).processors
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"dyr": {"multiplier": 1}}, "no processor named 'dyr'. Did you mean 'dry'? Available: dry, top"),
+        ({"dry": {"multiplyer": 1}}, "unknown key 'processors.dry.multiplyer'. Did you mean 'multiplier'?"),
+        ({"dry": {"multiplier": "much"}}, "processors.dry.multiplier='much' is not a float"),
+        ({"dry": {"multiplier": -1}}, "processors.dry.multiplier=-1.0 must be a finite number of at least 0"),
+        ({"dry": 3}, "processors.dry=3 is not a mapping of fields"),
+        ({"top": {"top_k": 3}}, "processors.top: its arguments are sampling parameters; set sampling.top_k in its pl"),
+        (["dry"], "processors=['dry'] is not a mapping; write processors.NAME.FIELD=VALUE"),
+    ],
+)
+def test_a_mistake_in_what_an_engine_says_of_a_processor_is_named(
+    processors: PluginHost, value: Any, error: str
+) -> None:
+    assert message({"processors": value}, processors).startswith(error)
 
 
 # --- the dataclasses are the only source of defaults

@@ -15,7 +15,7 @@ def decoding(prompts, **options):
     sizes = {"num_blocks": 200, "max_num_batched_tokens": 512, **options}
     engine = fake_engine(PlainScheduler(), shares_prefixes=True, **sizes)
     for prompt in prompts:
-        engine.add(prompt, SamplingParams(max_tokens=4, seed=1))
+        engine.add(prompt, SamplingParams(max_tokens=9, seed=1))
     engine.step()
     return engine
 
@@ -62,6 +62,22 @@ def test_a_step_names_the_group_once_and_again_when_it_changes():
     engine.step()
     third = engine.executor.steps[3]
     assert len(third.shared_rows) == 4 and third.shared_len == 32
+
+
+def test_requests_that_are_preempted_and_admitted_into_other_rows_are_named_anew():
+    """A row that the ranks still held for a member of the group would read the others' prefix in place of its own."""
+    engine = decoding([[7] * 20, *([*SHARED, 40 + index] for index in range(5))], max_num_seqs=6)
+    engine.step()
+    assert engine.executor.steps[-1].shared_rows.tolist() == [1, 2, 3, 4, 5]
+    before = {id_: request.row for id_, request in engine.queue.running.items()}
+    engine.dispatcher.preempt(list(reversed(engine.queue.running.values())))
+    for _ in range(2):
+        engine.step()
+    running = engine.queue.running
+    assert list(running) == list(before) and {id_: one.row for id_, one in running.items()} != before
+    step = engine.executor.steps[-1]
+    assert not len(step.chunk_rows) and step.shared_len == 32
+    assert step.shared_rows.tolist() == [running[id_].row for id_ in range(1, 6)]
 
 
 def test_common_blocks_of_tables():

@@ -14,7 +14,16 @@ from hookline.core.checkpoint.load import random_weights
 from hookline.core.contracts import Kernels, Runtime
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
-from hookline.core.layers import ParallelExperts, SoftmaxRouter, every_expert, plain_expert_mlp, plain_route_experts
+from hookline.core.layers import (
+    ParallelExperts,
+    SoftmaxRouter,
+    every_expert,
+    plain_clamped_expert_mlp,
+    plain_expert_mlp,
+    plain_route_experts,
+)
+from hookline.core.layers.experts import every_expert_of
+from hookline.core.testing.plain_kernels import PlainKernels
 
 HIDDEN, INNER, NUM_EXPERTS = 12, 10, 7
 
@@ -129,3 +138,26 @@ def test_the_sum_over_ranks_and_the_norm_that_follows_are_one_operation_of_the_r
     handed: Any = experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, 1e-5)
     assert handed[0] is kernels and handed[2] is residual_TD and handed[3] is norm_weight_D and handed[4] == 1e-5
     torch.testing.assert_close(handed[1], experts.local(x_TD, expert_TA, weight_TA))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_clamped_experts_equal_their_definition(monkeypatch: pytest.MonkeyPatch, has_bias: bool, is_cpu: bool) -> None:
+    if not is_cpu:  # every expert computes all tokens
+        monkeypatch.setattr("hookline.core.layers.clamped_experts.wanted_experts_of", every_expert_of)
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"x": (7, 6), "gate_up": (4, 10, 6), "gate_up_bias": (4, 10), "down": (4, 6, 5), "down_bias": (4, 6)}
+    drawn = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in sizes.items()}
+    weight_TA, expert_TA = torch.rand(7, 4, generator=generator).topk(2)
+    weights = drawn["gate_up"], drawn["gate_up_bias"], drawn["down"], drawn["down_bias"] if has_bias else None
+    given = drawn["x"], expert_TA, weight_TA, *weights, 1.7, 1.0
+    expected_TD = PlainKernels(None, None).clamped_expert_mlp(*given)
+    torch.testing.assert_close(plain_clamped_expert_mlp(*given), expected_TD, rtol=1e-6, atol=1e-6)
+
+
+def test_the_weights_of_a_normalised_router_are_the_softmax_of_the_best_few() -> None:
+    logits_TX = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    expert_TA, weight_TA = plain_route_experts(logits_TX, 3, True)
+    values_TA, chosen_TA = logits_TX.topk(3)
+    assert torch.equal(expert_TA, chosen_TA)
+    torch.testing.assert_close(weight_TA, values_TA.softmax(-1))

@@ -23,6 +23,7 @@ from hookline.core.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from hookline.core.layers.linear import plain_gelu_tanh_mul
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.thread_ranks import on_ranks
 
@@ -215,3 +216,51 @@ def test_indivisible_heads_are_refused_with_the_tp_values_that_work() -> None:
     with pytest.raises(ConfigError) as error:
         head_parts(12, 2, LocalRanks(0, 3))
     assert str(error.value) == ("tp=3 cannot split 12 attention heads and 2 kv heads. Valid tp values: 1, 2, 4, 6, 12")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_rank_finds_its_rows_of_queries_keys_and_values_in_one_tensor(size: int, bias: bool) -> None:
+    heads, kv_heads, head_dim = 4, 2, 6  # four ranks hold each kv head twice
+    rows = (heads + 2 * kv_heads) * head_dim
+    stored = {"qkv.weight": random(rows, HIDDEN), "qkv.bias": random(rows, seed=1)}
+    apart = {
+        f"{name}.{kind}": part
+        for kind in ("weight", "bias")
+        for name, part in zip(
+            "qkv", stored[f"qkv.{kind}"].split([heads * head_dim, *[kv_heads * head_dim] * 2]), strict=True
+        )
+    }
+    for rank in range(size):
+        joined = QKVParallelLinear(HIDDEN, heads, kv_heads, head_dim, runtime(rank, size), bias=bias)
+        separate = QKVParallelLinear(HIDDEN, heads, kv_heads, head_dim, runtime(rank, size), bias=bias)
+        fill(separate.targets("q", "k", "v"), apart)
+        for name, target in joined.joined_targets("qkv").items():
+            assert target.shape == tuple(stored[name].shape)
+            target.fill(stored[name])
+        assert torch.equal(joined.weight_OD, separate.weight_OD)
+        assert not bias or torch.equal(joined.bias_O, separate.bias_O)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_gated_mlp_finds_gate_and_up_in_one_tensor(size: int) -> None:
+    gate_up, down, x = random(2 * 16, HIDDEN), random(HIDDEN, 16, seed=1), random(TOKENS, HIDDEN, seed=2)
+    sums = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
+    for rank in range(size):
+        mlp = GatedMLP(HIDDEN, 16, runtime(rank, size))
+        for name, target in mlp.joined_targets("mlp", "gate_up_proj", "down_proj").items():
+            target.fill({"mlp.gate_up_proj.weight": gate_up, "mlp.down_proj.weight": down}[name])
+        sums += mlp.local(x)
+    gate, up = (x @ gate_up.T).chunk(2, -1)
+    torch.testing.assert_close(sums, (functional.silu(gate) * up) @ down.T)
+
+
+def test_a_gated_mlp_with_gelu_equals_its_definition_with_and_without_an_operation_of_the_kernels() -> None:
+    x_TD, plain = random(TOKENS, HIDDEN), PlainKernels(None, cast(AttentionSpec, None))
+    mlp = GatedMLP(HIDDEN, 16, runtime(), activation="gelu_tanh", bias=True)
+    for target in mlp.targets("mlp", "gate", "up", "down").values():
+        target.fill(random(*target.shape, seed=1))
+    gate, up = (x_TD @ mlp.gate_up.weight_OD.T + mlp.gate_up.bias_O).chunk(2, -1)
+    expected = (functional.gelu(gate, approximate="tanh") * up) @ mlp.down.weight_OD.T + mlp.down.bias_O
+    torch.testing.assert_close(mlp(x_TD), expected)
+    torch.testing.assert_close(plain_gelu_tanh_mul(x_TD), plain.gelu_tanh_mul(x_TD))

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from hookline.core.errors import ConfigError
@@ -26,6 +28,19 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn untruncated": {"rope_type": "yarn", "factor": 4.0, "truncate": False},
     "yarn by lengths": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": LENGTH // 4},
     "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": LENGTH // 2,
+    },
+    "llama3 without original length": {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 0.5,
+        "high_freq_factor": 6.0,
+    },
 }
 
 
@@ -86,6 +101,53 @@ def test_a_dynamic_row_does_not_depend_on_the_length_of_the_table() -> None:
     assert torch.equal(ours(config, 3 * LENGTH)[: 2 * LENGTH], ours(config, 2 * LENGTH))
 
 
+@pytest.mark.parametrize("name", ["default", "linear", "yarn", "llama3"])
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_a_partial_table_has_the_columns_and_values_of_transformers(name: str, is_nested: bool) -> None:
+    share = {"partial_rotary_factor": 0.25}
+    scaling = {"rope_theta": 10_000.0, **SCALINGS[name], **share}
+    config = Qwen3Config(head_dim=HEAD_DIM, max_position_embeddings=LENGTH, rope_parameters=dict(scaling))
+    frequencies = ROPE_INIT_FUNCTIONS.get(name, Phi3RotaryEmbedding.compute_default_rope_parameters)
+    frequency_F, attention_factor = frequencies(config)
+    angle_PF = torch.outer(torch.arange(LENGTH, dtype=torch.float32), frequency_F)
+    given = {"rope_parameters": scaling} if is_nested else {**share, "rope_scaling": SCALINGS[name]}
+    settings = rope_settings({"max_position_embeddings": LENGTH, **given}, allow_partial=True)
+    table = rope_table(settings, HEAD_DIM, LENGTH)
+    expected = torch.cat((angle_PF.cos(), angle_PF.sin()), -1) * attention_factor
+    torch.testing.assert_close(table, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1.5, "0.5", float("nan")])
+def test_a_senseless_partial_rotary_factor_is_refused(factor: Any) -> None:
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        rope_settings({"max_position_embeddings": LENGTH, "partial_rotary_factor": factor}, allow_partial=True)
+
+
+def test_a_part_of_an_odd_number_of_values_is_refused_with_both_numbers() -> None:
+    config = {"max_position_embeddings": LENGTH, "partial_rotary_factor": 0.1}
+    with pytest.raises(ConfigError, match="rotates 3 of a head's 32 values"):
+        rope_settings(config, allow_partial=True).rotary_dim(HEAD_DIM)
+
+
+def test_each_type_of_layer_has_settings_of_its_own() -> None:
+    by_type = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0},
+    }
+    config = {"max_position_embeddings": LENGTH, "rope_parameters": by_type}
+    local, whole = rope_settings(config, "sliding_attention"), rope_settings(config, "full_attention")
+    assert (local.rope_type, local.rope_theta, local.factor) == ("default", 500.0, 1.0)
+    assert (whole.rope_type, whole.rope_theta, whole.factor) == ("linear", 10_000.0, 8.0)
+    assert rope_settings({"max_position_embeddings": LENGTH}, "full_attention", default_theta=1e6).rope_theta == 1e6
+    with pytest.raises(ConfigError, match="sliding_attention"):
+        rope_settings(config)
+
+
+def test_settings_for_all_layers_hold_for_every_type() -> None:
+    config = {"max_position_embeddings": LENGTH, "rope_parameters": {"rope_theta": 500.0, **SCALINGS["linear"]}}
+    assert rope_settings(config, "sliding_attention") == rope_settings(config)
+
+
 def test_position_zero_is_not_rotated() -> None:
     half = HEAD_DIM // 2
     assert torch.equal(ours({}, 1), torch.cat((torch.ones(1, half), torch.zeros(1, half)), -1))
@@ -100,6 +162,7 @@ def test_position_zero_is_not_rotated() -> None:
         ("yarn without original length", 2 * LENGTH),
         ("yarn by lengths", LENGTH),
         ("dynamic", 3 * LENGTH),
+        ("llama3", LENGTH),
     ],
 )
 def test_scaling_stretches_the_longest_position(name: str, expected: int) -> None:
@@ -110,7 +173,9 @@ def test_scaling_stretches_the_longest_position(name: str, expected: int) -> Non
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"rope_type": "llama3", "factor": 8.0}, ["'llama3'", "default, linear, dynamic, yarn"]),
+        ({"rope_type": "longrope", "factor": 8.0}, ["'longrope'", "default, linear, dynamic, llama3, yarn"]),
+        ({"rope_type": "llama3", "factor": 8.0}, ["low_freq_factor", "None"]),
+        ({**SCALINGS["llama3"], "high_freq_factor": 1.0}, ["high_freq_factor = 1.0", "above low_freq_factor"]),
         ({"rope_type": "yarm", "factor": 8.0}, ["'yarm'", "Did you mean 'yarn'?"]),
         ({"rope_type": "linear"}, ["'factor'", "None"]),
         ({"rope_type": "linear", "factor": 0.5}, ["'factor'", "0.5"]),

@@ -52,6 +52,10 @@ class HandsOn:
         return getattr(self.inner, name)
 
 
+class AttendsPlainly(PlainKernels):
+    def attend(self, q_THE: Any, kv_2NSKE: Any, batch: Any) -> Any: ...  # type: ignore[override]
+
+
 class PlansStatically(Scheduler):
     @staticmethod
     def plan(view: Any) -> Any: ...  # type: ignore[override]
@@ -65,6 +69,7 @@ class PlansStatically(Scheduler):
         ("sampler", PlainSampler, Needs(vocabulary_shards=True)),
         ("scheduler", Scheduler, Needs()),
         ("kernels", HandsOn, Needs()),
+        ("kernels", AttendsPlainly, Needs(attention=("window",))),
         ("scheduler", PlansStatically, Needs()),
         ("sampler", SamplesWhole, Needs()),
         ("a kind without a contract", 3, Needs()),
@@ -89,6 +94,7 @@ def test_what_keeps_its_contract_passes(kind: str, target: Any, needs: Needs) ->
         ),
         ("model", WantsTheSpecOfAnInstance, Needs(), "its spec cannot be called with (hf_config)"),
         ("kernels", PlainScheduler, Needs(), "its constructor cannot be called with (config, spec)"),
+        ("kernels", AttendsPlainly, Needs(attention=("window", "sinks")), "its attend cannot be called with (q_THE, "),
         ("kernels", lambda config, spec: None, Needs(), "it is a function, not a class"),
     ],
 )

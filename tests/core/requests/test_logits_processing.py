@@ -9,7 +9,7 @@ from hookline.core.contracts import FromSamplingParams, LogitsProcessor, Needs, 
 from hookline.core.engine.step_builder import ArgumentWriter
 from hookline.core.errors import RequestError
 from hookline.core.plugin.needs import Facts
-from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
+from hookline.core.plugin.registry import PROCESSOR, Entry, Option, Origin
 from hookline.core.requests.logits_processing import MAX_CACHED_KEY_BYTES, MAX_CACHED_KEYS_BYTES, NOTHING, Processing
 from hookline.core.requests.request import Request
 from hookline.core.sampling_params import SamplingParams
@@ -68,6 +68,33 @@ def test_unknown_names_and_wrong_values_are_refused_with_the_near_miss(extra_arg
     assert message in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(RequestError):
         Processing.of(entries).check(SamplingParams(extra_args=extra_args))
+
+
+def with_setting(params, **setting):
+    one = entry("shift")
+    settings = {"shift": Option(one, PlainProcessorArguments(**setting))}
+    processing = Processing.of([one, entry("other")], None, settings)
+    processing.check(params)
+    return processing.prepare(params.resolved({}), FACTS)
+
+
+def test_what_the_engine_says_holds_for_requests_that_say_nothing_and_their_own_fields_go_before():
+    own = prepare(SamplingParams(extra_args={"shift": {"amount": 2.5}}), entry("shift"), entry("other"))
+    assert same(with_setting(SamplingParams(), amount=2.5), own)
+    assert same(with_setting(SamplingParams(extra_args={"shift": {"amount": 2.5}}), amount=9.0), own)
+    assert same(with_setting(SamplingParams(extra_args={"shift": {}}), amount=2.5), own)
+    off = SamplingParams(extra_args={"shift": {"amount": PlainProcessorArguments().amount}})
+    assert with_setting(off, amount=2.5).records == ()
+
+
+def same(one, other):
+    pairs = zip(one.records, other.records, strict=True)
+    return one.bits == other.bits and all(a == b and (c == d).all() for (a, c), (b, d) in pairs)
+
+
+def test_an_engine_without_settings_makes_nothing_of_requests_that_ask_for_nothing():
+    assert prepare(SamplingParams(), entry("shift")) is NOTHING
+    assert with_setting(SamplingParams(), amount=1.0) is not NOTHING
 
 
 def test_a_parameter_that_no_processor_takes_is_refused():

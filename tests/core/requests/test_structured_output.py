@@ -307,6 +307,28 @@ def test_structured_outputs_replace_those_of_a_params_object():
     assert replace(choice("yes"), structured_outputs=None).structured_outputs is None
 
 
+class Notes:
+    """A watcher that notes when it sees a token."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def see(self, token_id, reason):
+        self.events.append("text")
+
+
+def test_with_overlap_the_next_draws_are_released_before_texts_and_outputs_are_made():
+    engine, events = make_engine(overlap=True), []
+    for seed in range(3):
+        engine.add([1, 2, seed], choice("aaaaaaaa", seed=seed), watcher=Notes(events))
+    release, collect = engine.executor.release, engine.executor.collect
+    engine.executor.release = lambda *arguments: events.append("release") or release(*arguments)
+    engine.executor.collect = lambda handle: events.append("collect") or collect(handle)
+    assert [text_of(output) for output in drain(engine)] == ["aaaaaaaa"] * 3
+    middle = events[events.index("collect") :]
+    assert middle[:6] == ["collect", "release", "text", "text", "text", "collect"]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_fault_in_the_drawing_half_of_a_step_ends_its_request_alone(backend, overlap):
     """Faults of logits processors are found when the masks are there: the others compute the step again."""

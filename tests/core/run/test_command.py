@@ -25,9 +25,9 @@ from hookline.core.info import command as info_command
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
-from hookline.core.run.prompts import DEFAULT_PROMPTS, read_prompts
+from hookline.core.run.prompts import DEFAULT_PROMPTS, Line, read_prompts
 from hookline.core.run.results import write_json_lines
-from hookline.core.run.settings import RunKeys
+from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.sweep import sweep
 from hookline.core.sweep.results import read_results
@@ -101,10 +101,13 @@ class FakeLLM:
     calls: list[tuple[list[Any], list[SamplingParams]]]
     infos: list[dict[str, Any]]
     outputs: Any
+    config: Any
 
     @classmethod
     def from_config(cls, config: Any, host: Any) -> "FakeLLM":
-        return cls()
+        fake = cls()
+        fake.config = config
+        return fake
 
     def __enter__(self) -> "FakeLLM":
         return self
@@ -315,7 +318,7 @@ def test_standard_input_is_left_alone_when_there_is_a_source() -> None:
     def read() -> str:
         raise AssertionError("read")
 
-    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [("x", SamplingParams(), {})]
+    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [Line("x", SamplingParams())]
 
 
 def test_what_is_said_on_the_command_line_is_of_every_prompt(llm: type[FakeLLM]) -> None:
@@ -432,11 +435,44 @@ def test_json_lines_hold_three_forms_and_their_own_sampling(llm: type[FakeLLM]) 
         ('{"prompt": "a", "max_tokens": 0}', "p.jsonl:2: sampling.max_tokens=0 must be at least 1"),
     ],
 )
-def test_a_bad_line_is_named_with_its_number(
+def test_a_bad_line_is_refused_alone_with_its_number(
     llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], line: str, error: str
 ) -> None:
-    Path("p.jsonl").write_text('{"prompt": "fine"}\n' + line + "\n")
-    assert fails(["prompts_file=p.jsonl"], capsys).startswith(error)
+    Path("p.jsonl").write_text('{"prompt": "fine"}\n' + line + '\n{"prompt": "too"}\n')
+    assert main([*CHOSEN, "prompts_file=p.jsonl", "output=out.jsonl"]) == 2
+    assert llm.calls[0][0] == ["fine", "too"]
+    err = capsys.readouterr().err
+    assert f"hookline: request 2/3 was refused: {error}" in err and "Traceback" not in err
+    rows = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == [0, 1, 2]
+    assert [row["finish_reason"] for row in rows] == ["length", "error", "length"]
+    assert rows[1]["error"].startswith(error) and rows[0]["error"] is None
+
+
+def test_a_line_whose_processor_s_arguments_cannot_be_is_refused_alone(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "a", "extra_args": {"dry": {"lenght": 3}}}, {"prompt": "b", "extra_args": {"dry": {"length": 3}}}]
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([*CHOSEN, "prompts_file=p.jsonl"]) == 2
+    assert llm.calls[0][0] == ["b"]
+    assert "request 1/2 was refused: p.jsonl:1: unknown key 'sampling.extra_args.dry.lenght'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_a_line_that_is_no_utf_8_is_refused_alone(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    good = {"txt": ["one", "two"], "jsonl": ['{"prompt": "one"}', '{"prompt": "two"}']}[suffix]
+    Path(f"p.{suffix}").write_bytes(b"\xff\n".join(line.encode() + b"\n" for line in good))
+    assert main([*CHOSEN, f"prompts_file=p.{suffix}"]) == 2
+    assert llm.calls[0][0] == ["one", "two"]
+    assert f"request 2/3 was refused: p.{suffix}:2: not UTF-8 text: 'utf-8' codec" in capsys.readouterr().err
+
+
+def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.jsonl").write_text('{"promt": "a"}\n{"promt": "b"}\n')
+    assert fails(["prompts_file=p.jsonl"], capsys).startswith("p.jsonl:1: unknown key 'promt'. Did you mean 'prompt'?")
     assert llm.calls == []
 
 
@@ -514,7 +550,7 @@ def test_a_deleted_option_is_refused(llm: type[FakeLLM], capsys: pytest.CaptureF
     ("content", "error"),
     [
         (b"\n \n", "prompts_file=p.txt holds no prompt"),
-        (b"\xff\xfe", "prompts_file=p.txt cannot be read: 'utf-8' codec can't decode"),
+        (b"\xff\xfe", "p.txt:1: not UTF-8 text: 'utf-8' codec can't decode"),
     ],
 )
 def test_an_unusable_prompts_file_is_named(
@@ -673,6 +709,31 @@ def test_the_keys_of_a_processor_that_info_shows_work_on_the_command_line(
         {"multiplier": 0.5, "length": 3, "breakers": ["a", "b"]},
         {"length": 5},
     ]
+
+
+def test_what_all_requests_ask_of_a_processor_is_a_key_that_info_shows_and_sweeps_go_over(
+    host: PluginHost, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert info_command.main(["dry"]) == 0
+    assert "fields; for all requests of an engine: processors.dry.FIELD=VALUE" in capsys.readouterr().out
+    tree = compose([*CHOSEN, "processors.dry.length=4", "processors.dry.breakers=[a]"], host, RunKeys)[0].tree
+    assert tree["processors"] == {"dry": {"length": 4, "breakers": ["a"]}}
+    assert validate_run({**tree, "prompt": "a"}, host).config.processors["dry"].config.length == 4
+    assert fails(["processors.dry.lenght=4"], capsys).startswith("unknown key 'processors.dry.lenght'. Did you mean")
+    started = started_jobs(monkeypatch)
+    assert main([*CHOSEN, "-m", "prompt=a", "processors.dry.length=3,4"]) == 0
+    assert [one for job, _ in started for one in job if "processors" in one] == [
+        "processors.dry.length=3",
+        "processors.dry.length=4",
+    ]
+
+
+def test_an_experiment_may_say_what_all_requests_ask_of_a_processor(host: PluginHost, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\nprocessors: {dry: {length: 4, multiplier: 0.5}}\n"
+    (tmp_path / "conf" / "experiment" / "careful.yaml").write_text(text)
+    arguments = [*CHOSEN, "experiment=careful", f"hydra.searchpath=[file://{tmp_path}/conf]", "processors.dry.length=5"]
+    assert compose(arguments, host, RunKeys)[0].tree["processors"] == {"dry": {"length": 5, "multiplier": 0.5}}
 
 
 @pytest.mark.parametrize(

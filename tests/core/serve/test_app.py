@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,25 @@ def test_a_file_of_keys_that_everybody_can_read_is_worth_a_warning(tmp_path, cap
     path.chmod(0o644)
     read_keys(str(path), {})
     assert "chmod 600" in caplog.text and "one\n" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind", "options"),
+    [
+        ("POST", "/v1/messages", 401, "authentication_error", {"keys": (KEY,)}),
+        ("POST", "/v1/messages", 413, "request_too_large", {"content": b"x" * 101}),
+        ("POST", "/v1/messages/count_tokens", 413, "request_too_large", {"content": b"x" * 101}),
+        ("GET", "/v1/messages", 405, "invalid_request_error", {}),
+        ("POST", "/v1/messages/nowhere", 404, "not_found_error", {}),
+    ],
+)
+def test_errors_before_the_endpoint_have_anthropics_form_below_v1_messages(
+    ask: Ask, method: str, path: str, status: int, kind: str, options: dict[str, Any]
+) -> None:
+    response = ask(FakeEngineClient(), method, path, ServeConfig(max_body_bytes=100), **options)
+    body = response.json()
+    assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert body["error"]["message"]
 
 
 # ---------------------------------------------------------------------------------------------------- ids and limits

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hookline.core.errors import ConfigError
 from hookline.core.serve.app import Served, make_app
-from hookline.core.serve.http_server import check_tls, listening_sockets, serve_http
+from hookline.core.serve.http_server import listening_sockets, serve_http
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.serve.tls import check_tls
+from tests.core.serve.certificates import ENCRYPTED, ONE, TWO
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]
 STREAM = {"prompt": "x", "stream": True, "ignore_eos": True}
@@ -65,6 +70,15 @@ def test_a_head_that_is_too_large_is_refused(head: str) -> None:
 
     answer = serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)
     assert answer.startswith(b"HTTP/1.1 431 ") and b"serve.max_header_bytes=2000" in answer
+
+
+def test_a_head_that_is_too_large_is_refused_in_the_form_of_the_api_that_was_asked() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, b"POST /v1/messages?beta=true HTTP/1.1\r\nA: " + b"x" * 3000)
+
+    answer = serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert b'"type":"error"' in answer
 
 
 def test_a_large_body_is_no_large_head() -> None:
@@ -141,3 +155,44 @@ def test_a_certificate_that_cannot_be_used_costs_no_start_up(tmp_path: Any) -> N
         check_tls(ServeConfig(tls_certificate=str(tmp_path / "none.pem")))
     with pytest.raises(ConfigError, match=r"needs serve\.tls_certificate"):
         check_tls(ServeConfig(tls_key="key.pem"))
+
+
+def test_a_key_that_wants_a_password_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "both.pem").write_text(ENCRYPTED)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_tls(ServeConfig(tls_certificate=str(tmp_path / "both.pem")))
+
+
+async def certificate(port: int) -> str:
+    """Who the server says it is, to a connection that is made now."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return ssl.DER_cert_to_PEM_cert(found)
+
+
+def test_new_connections_get_the_certificate_that_the_file_holds_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hookline.core.serve.tls.LOOK_S", 0.01)
+    path = tmp_path / "both.pem"
+    path.write_text(ONE)
+
+    async def talk(port: int, served: Served, stopping: Any) -> list[str]:
+        async def until(ends: Callable[[], bool]) -> None:
+            while not ends():
+                await asyncio.sleep(0.01)
+
+        found = [await certificate(port)]
+        path.write_text("half a cer")
+        await until(lambda: "stays as it was" in caplog.text)
+        found.append(await certificate(port))
+        path.write_text(TWO)
+        await until(lambda: "was loaded again" in caplog.text)
+        return [*found, await certificate(port)]
+
+    with caplog.at_level(logging.INFO, "hookline"):
+        found = serve(FakeEngineClient(), ServeConfig(port=0, tls_certificate=str(path)), talk)
+    assert [one in ONE for one in found] == [True, True, False] and found[2] in TWO

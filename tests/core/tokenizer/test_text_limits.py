@@ -110,7 +110,7 @@ def test_half_a_surrogate_pair_is_refused_in_one_line(make, message):
 
 
 def test_a_chat_template_that_does_not_end_is_broken_off(monkeypatch):
-    monkeypatch.setattr("hookline.core.tokenizer.codec.TEMPLATE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hookline.core.tokenizer.chat_templates.TIMEOUT_S", 0.1)
     one = codec()
     rounds = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     one.tokenizer.chat_template = rounds + "x" + "{% endfor %}" * 3

@@ -74,12 +74,19 @@ def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left
     masks.host_rows[:2] = rng.integers(-(2**31), 2**31, size=(2, 6), dtype=np.int64).astype(np.int32)
     masks.send(2)
     logits_NV = torch.randn(3, 175, generator=torch.Generator().manual_seed(0))
-    found_NV = masks.forbid(logits_NV, masks.index(3, torch.tensor([2, 0])))
-    for draw, row in ((2, 0), (0, 1)):
+    found_NV = masks.forbid(logits_NV, masks.index(3, torch.tensor([0, 2])))
+    for draw, row in ((0, 0), (2, 1)):
         allowed = [bool(masks.host_rows[row, token // 32] >> token % 32 & 1) for token in range(175)]
         assert found_NV[draw].isfinite().tolist() == allowed
         assert torch.equal(found_NV[draw][allowed], logits_NV[draw][allowed])
     assert torch.equal(found_NV[1], logits_NV[1])
+
+
+def test_rows_of_a_graph_beyond_the_draws_have_no_mask_and_each_draw_has_its_own():
+    masks, index_G = TokenMasks(4, 6, torch.device("cpu")), torch.zeros(4, dtype=torch.int64)
+    for masked, expected in (([0, 1, 2], [0, 1, 2, 4]), ([1], [4, 0, 4, 4]), ([], [4, 4, 4, 4])):
+        masks.write_index(index_G, 3, torch.tensor(masked, dtype=torch.int64))
+        assert index_G.tolist() == expected
 
 
 def test_a_step_that_is_not_released_draws_nothing():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.step.captured import MAX_MIXED_LEN, PromptShape, holding_shape, prompt_shapes
+from hookline.core.step.captured import MAX_MIXED_LEN, PromptShape, captured_prompt_tokens, holding_shape, prompt_shapes
 from hookline.core.step.message import Step
 from hookline.core.worker.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_sample_rows
 from hookline.core.worker.request_table import RequestTable
@@ -137,6 +137,17 @@ def test_small_budgets_are_captured_with_decodes_and_large_ones_without():
     assert {shape.num_decodes for shape in prompt_shapes(100, 300, MAX_MIXED_LEN)} == set(range(0, 97, 16))
     for other in (prompt_shapes(100, 300, MAX_MIXED_LEN + 1), prompt_shapes(100, 300, 200)):
         assert {(shape.num_decodes, shape.max_left_over) for shape in other} == {(0, 0)}
+
+
+def test_the_smaller_the_model_the_larger_are_captured_prompts():
+    sizes = {"0.6B": (28, 1024), "4B": (36, 2560), "8B": (36, 4096), "32B": (64, 5120)}
+    captured = {name: captured_prompt_tokens(*size, num_ranks=1) for name, size in sizes.items()}
+    assert captured == {"0.6B": 4096, "4B": 3072, "8B": 1280, "32B": 512}
+    assert captured_prompt_tokens(64, 5120, num_ranks=4) == 1536
+    shapes = prompt_shapes(512, 16384, 4096, 1280)
+    assert [shape.num_tokens for shape in shapes[-5:]] == [512, 640, 768, 1024, 1280]
+    assert {shape.num_decodes for shape in shapes} == {0}
+    assert prompt_shapes(512, 16384, 4096, 0) == []
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 32), (16, 16), (16, 32), (20, 32), (128, 128), (512, 512)])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookline import LLM, SamplingParams
-from hookline.core.contracts import Attend, AttentionSpec, Batch, wanted_rows
+from hookline.core.contracts import Attend, AttentionSpec, Batch, StepShape, wanted_rows
 from hookline.core.step.captured import PromptShape, prompt_shapes
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -118,14 +118,32 @@ def test_a_captured_prefill_asks_for_the_rows_it_draws_from(served):
     assert wanted == [[2, 7, 0, 0]]
 
 
-def test_a_rehearsal_computes_the_largest_step_and_draws_from_the_row_counts_that_kernels_name(served):
+PLACE = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
+
+
+def test_a_rehearsal_computes_the_largest_step(served):
     _, worker, forwards = served
-    place = AttentionSpec(4, 2, 64, 16, 4, 16, 64, torch.device("cpu"), torch.float32)
-    worker.profile_run(place)
+    worker.profile_run(PLACE)
     assert forwards == [(16, None, 16)]
-    worker.runner.kernels.own_row_counts = (1, 3)
-    worker.profile_run(place)
-    assert forwards[1:] == [(16, None, 16), (2, [0], 1), (6, [0] * 3, 3)]
+
+
+def test_a_warm_up_computes_common_steps_and_those_that_kernels_name(served):
+    _, worker, forwards = served
+    worker.warm_up(PLACE, shares_prefixes=False)
+    common = {num_tokens for num_tokens, _, _ in forwards}
+    assert common == {1, 2, 4, 8, 16}
+    worker.runner.kernels.own_row_counts = (3,)
+    worker.runner.kernels.step_shapes = lambda: [StepShape(num_decodes=2, num_tokens=9)]
+    forwards.clear()
+    worker.warm_up(PLACE, shares_prefixes=False)
+    assert {num_tokens for num_tokens, _, _ in forwards} == common | {3, 11}
+
+
+def test_a_warm_up_leaves_the_padding_row_as_it_was(served):
+    _, worker, _ = served
+    row = worker.table.padding_row
+    worker.warm_up(PLACE, shares_prefixes=True)
+    assert worker.table.host_length_R[row] == worker.table.length_R[row] == 1
 
 
 def test_a_rehearsal_of_graphs_computes_those_that_hold_most(served, monkeypatch):
@@ -184,3 +202,11 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, ove
         assert [output.token_ids for output in llm.generate(prompts, params)] == plain
         assert {decodes for _, decodes in graphs.taken} == {0, 16}
         assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)
+
+
+def test_a_closed_worker_has_let_go_of_the_cache_even_where_a_broken_steps_attention_still_names_it(served):
+    llm, worker, _ = served
+    layers = worker.runner.kv_layers  # the very list that every step's attention refers to
+    assert len(layers) > 0
+    llm.close()
+    assert layers == [] and not hasattr(worker.runner, "kernels")

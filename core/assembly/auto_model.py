@@ -1,0 +1,74 @@
+"""model=auto: which model serves a checkpoint, found out by its config.json before anything is built.
+
+Looks at names and registrations; a plugin is imported only to ask whether it opens a file that core cannot read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from hookline.core.checkpoint.checkpoint import resolve_model
+from hookline.core.checkpoint.locate import is_hub_id
+from hookline.core.config.settings import Config, option_with
+from hookline.core.contracts import ModelConfig
+from hookline.core.errors import CheckpointError, PluginError
+from hookline.core.plugin.claims import claimant
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import unavailable
+from hookline.core.plugin.registry import AUTO, MODEL, Entry
+
+_log = logging.getLogger("hookline")
+
+
+def with_model(config: Config, host: PluginHost) -> Config:
+    """The configuration with a model in the place of model=auto; the log says which and why.
+
+    Raises: CheckpointError if the checkpoint cannot be had; PluginError if no model claims it, or two do.
+    """
+    if config.model.entry is not None:
+        return config
+    asked: ModelConfig = config.model.config
+    entry, why = _opener(asked, host) or claimant(host, _architectures(asked))
+    _log.info("model=%s takes '%s': %s", AUTO, entry.name, why)
+    return replace(config, model=option_with(entry, asked))
+
+
+def _architectures(asked: ModelConfig) -> list[str]:
+    named = resolve_model(asked).config.get("architectures")
+    return [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
+
+
+def _opener(asked: ModelConfig, host: PluginHost) -> tuple[Entry, str] | None:
+    """The one model that opens a checkpoint which is a file, e.g. GGUF; None for folders and hub ids.
+
+    Raises: PluginError if several do.
+    """
+    reference = asked.checkpoint
+    path = Path(reference).expanduser()
+    if not reference or path.is_dir() or (is_hub_id(reference) and not path.is_file()):
+        return None
+    found = list(_openers(asked, host))
+    if len(found) > 1:
+        both = " and ".join(map(str, found))
+        names = " or ".join(f"model={entry.name}" for entry in found)
+        raise PluginError(f"model=auto: {both} open {reference}; choose {names}")
+    return (found[0], f"it opens {reference}") if found else None
+
+
+def _openers(asked: ModelConfig, host: PluginHost) -> Iterator[Entry]:
+    for entry in host.registry.of_kind(MODEL):
+        if unavailable(entry.needs):
+            continue
+        try:
+            model_class = entry.load()
+            if hasattr(model_class, "open_checkpoint") and model_class.open_checkpoint(
+                option_with(entry, asked).config
+            ):
+                yield entry
+        except CheckpointError as error:
+            _log.debug("model '%s' does not open %s: %s", entry.name, asked.checkpoint, error)
+        except PluginError as error:
+            _log.warning("%s", error)

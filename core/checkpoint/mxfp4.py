@@ -1,0 +1,66 @@
+"""MXFP4 tensors of a checkpoint, dequantised when they are read: pairs of NAME_blocks and NAME_scales, as gpt-oss has.
+
+32 neighbours share one power of two as their scale; two of their four-bit floats lie in a byte, the first in its low
+half. Knows nothing of models. Legend: X experts, O outputs, G groups of a row, I = 32 * G inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.errors import CheckpointError
+
+BLOCKS, SCALES = "_blocks", "_scales"
+BYTES = 16
+"""Of a group."""
+_BIAS = 127
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
+_PAIRS = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in range(256)], dtype=torch.bfloat16)
+
+
+def dequantised_shape(name: str, blocks: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the tensor that blocks (X, O, G, 16) and scales (X, O, G) stand for: (X, I, O), inputs first.
+
+    Raises: CheckpointError if they do not fit.
+    """
+    if len(blocks) != 4 or blocks[3] != BYTES or blocks[:3] != scales:
+        raise CheckpointError(
+            f"MXFP4 tensor '{name}' has blocks {list(blocks)} and scales {list(scales)}; expected [X, O, G, {BYTES}] "
+            "and [X, O, G]"
+        )
+    return blocks[0], blocks[2] * 2 * BYTES, blocks[1]
+
+
+class Mxfp4Slices:
+    """Indexed like the dequantised tensor (X, I, O) by ranges; reads only the experts and outputs that are wanted.
+
+    blocks, scales: of a safetensors file, or anything indexed alike.
+    """
+
+    def __init__(self, blocks: Any, scales: Any) -> None:
+        self.blocks, self.scales = blocks, scales
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """These ranges of the tensor, in bfloat16, which holds every value exactly."""
+        given = index if isinstance(index, tuple) else (index,)
+        ranges = [one for one in given if one is not Ellipsis]
+        experts, inputs, outputs = [*ranges, *[slice(None)] * (3 - len(ranges))]
+        return dequantise(self.blocks[experts, outputs], self.scales[experts, outputs]).mT[:, inputs]
+
+
+def dequantise(blocks_XOGB: Tensor, scales_XOG: Tensor) -> Tensor:
+    """(X, O, G, 16) and (X, O, G) bytes -> (X, O, I) bfloat16."""
+    num_experts, num_rows, num_groups, _ = blocks_XOGB.shape
+    out_XOI = torch.empty(num_experts, num_rows, num_groups * 2 * BYTES, dtype=torch.bfloat16)
+    # Two values are one 32-bit number to copy. Expert by expert, as the indices take four times the bytes.
+    pairs = _PAIRS.view(torch.int32).flatten()
+    for expert in range(num_experts):
+        blocks_OGB, scales_OG, out_OI = blocks_XOGB[expert], scales_XOG[expert], out_XOI[expert]
+        torch.index_select(pairs, 0, blocks_OGB.flatten().int(), out=out_OI.view(torch.int32).view(-1))
+        factor_OG1 = torch.exp2(scales_OG.float() - _BIAS).to(torch.bfloat16).unsqueeze(-1)
+        out_OI.view(num_rows, num_groups, 2 * BYTES).mul_(factor_OG1)
+    return out_XOI

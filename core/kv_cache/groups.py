@@ -1,0 +1,161 @@
+"""Which layers of a model share a block of the KV cache, and where each layer's keys and values lie in it.
+
+Layers of one kind are cut into groups of at most `num_places`; place i of a block belongs to the i-th layer of the
+group that holds the block. So all blocks have the same bytes, one pool serves every group, and a model with full
+attention everywhere is one group whose places are its layers. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.contracts import FullAttention, LayerCache, ModelSpec, RecurrentState, SharedCache, SlidingWindow
+from hookline.core.errors import ConfigError
+
+Place = tuple[int, int]
+"""A group, and the place of a layer in its blocks."""
+FULL_PADDING_WEIGHT = 4
+"""How much worse a place without a layer is in blocks that grow with a sequence than in those of a window."""
+
+
+@dataclass(frozen=True)
+class CacheGroups:
+    """windows: tokens that a query of each group's layers sees; None for all.
+
+    places: of each layer, where its keys and values lie; None for a layer that has none. A layer that attends over
+    another one's cache has the place of that one. num_places: layers that a block has room for, in any group.
+    writes: of each layer, whether it has keys and values of its own. has_states: whether a layer keeps a state.
+    """
+
+    windows: tuple[int | None, ...]
+    places: tuple[Place | None, ...]
+    num_places: int
+    writes: tuple[bool, ...]
+    has_states: bool = False
+
+    @classmethod
+    def of(cls, spec: ModelSpec, max_model_len: int) -> CacheGroups:
+        """The groups of a model. A window that no sequence outgrows is full attention.
+
+        Raises: ConfigError if the spec contradicts itself.
+        """
+        layers = [_seen(layer, max_model_len) for layer in checked_layers(spec)]
+        kinds: dict[int | None, list[int]] = {}
+        for index, layer in enumerate(layers):
+            if isinstance(layer, FullAttention | SlidingWindow):
+                kinds.setdefault(_window(layer), []).append(index)
+        num_places = best_num_places({window: len(members) for window, members in kinds.items()})
+        windows: list[int | None] = []
+        places: list[Place | None] = [None] * len(layers)
+        for window in sorted(kinds, key=lambda window: (window is not None, window)):
+            for first in range(0, len(kinds[window]), num_places):
+                for place, index in enumerate(kinds[window][first : first + num_places]):
+                    places[index] = len(windows), place
+                windows.append(window)
+        for index, layer in enumerate(layers):
+            if isinstance(layer, SharedCache):
+                places[index] = places[layer.layer]
+        writes = tuple(isinstance(layer, FullAttention | SlidingWindow) for layer in layers)
+        has_states = any(isinstance(layer, RecurrentState) for layer in layers)
+        return cls(tuple(windows) or (None,), tuple(places), num_places, writes, has_states)
+
+    @classmethod
+    def of_described(cls, described: Mapping[str, Any]) -> CacheGroups:
+        """Groups of which no layer is known, for who counts blocks alone. described: as of `described`."""
+        windows = tuple(described.get("windows", (None,)))
+        return cls(windows, (), 0, (), has_states=bool(described.get("has_states", False)))
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What counts for scheduling, in plain values."""
+        return {"windows": list(self.windows), "has_states": self.has_states}
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks that each block_size tokens of a sequence take, before any leaves a window."""
+        return len(self.windows)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is one group, which keeps every token: then nobody needs to know of groups."""
+        return self.windows == (None,)
+
+    def most_blocks(self, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
+        """Most blocks that a sequence of so many tokens holds at a time, while it is computed in any chunks."""
+        columns = -(-num_tokens // block_size)
+        most = [most_columns(window, block_size, max_num_batched_tokens) for window in self.windows]
+        return sum(columns if one is None else min(columns, one) for one in most)
+
+    def longest(self, num_blocks: int, block_size: int, max_num_batched_tokens: int, max_model_len: int) -> int:
+        """Tokens of the longest sequence, of at most max_model_len, that a pool of so many blocks can compute."""
+        low, high = 0, -(-max_model_len // block_size)
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.most_blocks(middle * block_size, block_size, max_num_batched_tokens) <= num_blocks
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return min(max_model_len, low * block_size)
+
+
+ALL_TOKENS = CacheGroups((None,), (), 0, ())
+"""Of a model whose layers all keep every token."""
+
+
+def first_seen(num_computed_tokens: int, window: int, block_size: int) -> int:
+    """The first block that the next query of a sequence sees, at position num_computed_tokens."""
+    return max(0, num_computed_tokens - window + 1) // block_size
+
+
+def most_columns(window: int | None, block_size: int, max_num_batched_tokens: int) -> int | None:
+    """Most blocks in a row that a chunk's queries see and the chunk writes; None without a window."""
+    if window is None:
+        return None
+    return (window - 1 + max_num_batched_tokens + block_size - 2) // block_size + 1
+
+
+def best_num_places(num_layers: dict[int | None, int]) -> int:
+    """How many layers a group should have, given the layers of each kind, by window: few groups, little padding."""
+
+    def cost(num_places: int) -> tuple[int, int]:
+        total = 0
+        for window, count in num_layers.items():
+            num_groups = -(-count // num_places)
+            padding = num_groups * num_places - count
+            total += num_groups + padding * (FULL_PADDING_WEIGHT if window is None else 1)
+        return total, -num_places
+
+    return min(range(1, max(num_layers.values(), default=0) + 1), key=cost, default=0)
+
+
+def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
+    """What each layer keeps.
+
+    Raises: ConfigError for another number of layers than num_layers, a window of no tokens, or a layer that shares the
+    cache of one that has none or does not come before it.
+    """
+    layers = spec.cache_layers
+    if len(layers) != spec.num_layers:
+        raise ConfigError(f"the model's spec.layers has {len(layers)} entries for num_layers={spec.num_layers}")
+    for index, layer in enumerate(layers):
+        if isinstance(layer, SlidingWindow) and layer.num_tokens < 1:
+            raise ConfigError(
+                f"the model's spec.layers[{index}] is a window of {layer.num_tokens} tokens; 1 is the least"
+            )
+        if isinstance(layer, SharedCache):
+            is_earlier = 0 <= layer.layer < index
+            if not is_earlier or not isinstance(layers[layer.layer], FullAttention | SlidingWindow):
+                raise ConfigError(
+                    f"the model's spec.layers[{index}] shares the cache of layer {layer.layer}, which must be an "
+                    "earlier one with keys and values of its own"
+                )
+    return layers
+
+
+def _seen(layer: LayerCache, max_model_len: int) -> LayerCache:
+    is_wide = isinstance(layer, SlidingWindow) and layer.num_tokens >= max_model_len
+    return FullAttention() if is_wide else layer
+
+
+def _window(layer: LayerCache) -> int | None:
+    return layer.num_tokens if isinstance(layer, SlidingWindow) else None

@@ -1,0 +1,50 @@
+"""Which model serves a checkpoint that names no model: the one that claims its architectures.
+
+A model claims architectures when it is registered; "*" claims what nobody else does. Imports no plugin and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hookline.core.errors import PluginError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import unavailable
+from hookline.core.plugin.registry import MODEL, Entry
+
+REST = "*"
+"""The claim of every architecture that no other model claims."""
+
+
+def bringing_checkpoint(host: PluginHost) -> Entry | None:
+    """The first model that is registered with a checkpoint of its own; None if there is none."""
+    for entry in host.registry.of_kind(MODEL):
+        if getattr(entry.config, "checkpoint", ""):
+            return entry
+    return None
+
+
+def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str]:
+    """The model that serves a checkpoint of these architectures, and why it does, for the log.
+
+    Raises: PluginError naming both if two claim it and neither replaces the other openly, or if none does.
+    """
+    usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]
+    for architecture in architectures:
+        if found := _only([entry for entry in usable if architecture in entry.architectures], architecture):
+            return found, f"it claims {architecture}"
+    named = ", ".join(architectures) or "a checkpoint that names no architecture"
+    if found := _only([entry for entry in usable if REST in entry.architectures], named):
+        return found, f"no other model that is installed claims {named}"
+    names = ", ".join(host.registry.names(MODEL)) or "none"
+    raise PluginError(f"model=auto: no model that is installed claims {named}; name one of: {names}")
+
+
+def _only(claims: list[Entry], architecture: str) -> Entry | None:
+    openly = [entry for entry in claims if entry.replaces]
+    chosen = openly if len(claims) > 1 and len(openly) == 1 else claims
+    if len(chosen) > 1:
+        both = " and ".join(map(str, chosen))
+        names = " or ".join(f"model={entry.name}" for entry in chosen)
+        raise PluginError(f"model=auto: {both} claim {architecture}; choose {names}")
+    return chosen[0] if chosen else None

@@ -1,0 +1,33 @@
+"""The child process of a start that compiles kernels: its argument is the task, the last line it prints the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+MOST_PROCESSES = 16
+
+
+def main() -> int:
+    """Build what the task in the only argument names; prints one JSON object."""
+    task = json.loads(sys.argv[1])
+    from hookline.core.config.settings import validate
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.prebuild.build import build
+    from hookline.core.prebuild.pretended import Card
+
+    host = PluginHost.load()
+    host.check_same(task["plugins"], "the process that compiles kernels")
+    config = validate(task["config"], host)
+    card = task["card"]
+    card = Card(tuple(card["compute_capability"]), card["num_sms"], card["shared_memory_bytes"])
+    print(json.dumps(asdict(build(config, host, card, num_processes()))))
+    return 0
+
+
+def num_processes() -> int:
+    """One for each core that this process may use, as long as the dry run finds kernels as fast as they compile."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_PROCESSES, cores))

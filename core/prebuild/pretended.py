@@ -1,0 +1,229 @@
+"""A CUDA card that is not there: tensors without memory, launches that are only written down.
+
+Inside `pretended(card)` an engine's code runs as it would on that card, so that the Triton kernels it launches become
+known. Nothing is computed. It replaces functions of torch.cuda in this process while it lasts, so it belongs into a
+process of its own, or into a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from hookline.core.errors import ConfigError
+from hookline.core.worker.model_runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the choice of kernels depends on: compute capability, multiprocessors, and shared memory of a program."""
+
+    compute_capability: tuple[int, int]
+    num_sms: int
+    shared_memory_bytes: int
+
+
+CARDS = {
+    "a100": Card((8, 0), 108, 166_912),
+    "h100": Card((9, 0), 132, 232_448),
+    "h200": Card((9, 0), 132, 232_448),
+    "l4": Card((8, 9), 58, 101_376),
+    "l40s": Card((8, 9), 142, 101_376),
+}
+"""Cards that can be named; of any other, the card itself is asked."""
+
+
+def card_named(name: str) -> Card:
+    """The card of this name.
+
+    Raises: ConfigError listing the names there are.
+    """
+    if name not in CARDS:
+        raise ConfigError(f"card={name} is not known; known are: {', '.join(CARDS)}")
+    return CARDS[name]
+
+
+def card_here(device: torch.device) -> Card:
+    """The card behind a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Card((major, minor), properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+
+Seen = Callable[[Any, str], None]
+"""seen(kernel, specialization): a Triton kernel's JITFunction and Triton's JSON of one of its variants."""
+
+
+@contextmanager
+def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]:
+    """Inside, this process seems to have such cards; `seen` is called for each launch of a variant that is new."""
+    mode = _FakeTensors(allow_non_fake_inputs=True)
+    with ExitStack() as stack:
+        for name, value in _torch_cuda(card, num_devices).items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
+        stack.enter_context(_recorded_launches(card, seen))
+        stack.enter_context(mode)
+        stack.enter_context(_Addresses(mode))
+        yield
+
+
+class _FakeTensors(FakeTensorMode):
+    """Fake tensors on CUDA devices that torch cannot start, whatever torch.cuda says meanwhile."""
+
+    avoid_device_init = True
+
+
+class _Addresses(TorchFunctionMode):
+    """Gives fake tensors addresses that are as aligned as real ones, and leaves out what needs a driver."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name == "data_ptr":
+            return 512 + args[0].storage_offset() * args[0].element_size()
+        if name in ("pin_memory", "copy_"):
+            return args[0]
+        if name == "numpy":
+            return np.zeros(tuple(args[0].shape), dtype=np.int64)
+        if name == "from_numpy":
+            return self._mode.from_tensor(func(*args, **kwargs))
+        if name == "__getitem__":
+            return _indexed(*args)
+        if name == "__setitem__":
+            return _put(*args)
+        if kwargs.get("pin_memory"):
+            del kwargs["pin_memory"]
+        return func(*args, **kwargs)
+
+
+def _indexed(tensor: Tensor, index: Any) -> Tensor:
+    """tensor[index], step by step: a torch that was built without CUDA does not index tensors of such devices."""
+    tensors: list[Tensor | None] = []
+    for one in index if isinstance(index, tuple) else (index,):
+        if isinstance(one, Tensor):
+            tensors.append(one)
+        elif isinstance(one, slice):
+            tensor = torch.ops.aten.slice.Tensor(tensor, len(tensors), one.start, one.stop, one.step or 1)
+            tensors.append(None)
+        elif one is None:
+            tensor = tensor.unsqueeze(len(tensors))
+            tensors.append(None)
+        else:
+            tensor = tensor.select(len(tensors), int(one))
+    return tensor if all(one is None for one in tensors) else torch.ops.aten.index.Tensor(tensor, tensors)
+
+
+def _put(tensor: Tensor, index: Any, value: Any) -> None:
+    """tensor[index] = value, of which only the sizes matter here."""
+    _indexed(tensor, index)
+
+
+class _Stream:
+    """A stream or an event that nothing is put on."""
+
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _torch_cuda(card: Card, num_devices: int) -> dict[str, Any]:
+    """Functions of torch.cuda as such a card would have them answer."""
+    properties = SimpleNamespace(
+        name="pretended",
+        multi_processor_count=card.num_sms,
+        shared_memory_per_block_optin=card.shared_memory_bytes,
+        major=card.compute_capability[0],
+        minor=card.compute_capability[1],
+        total_memory=1 << 37,
+    )
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "device_count": num_devices,
+        "current_device": 0,
+        "get_device_capability": card.compute_capability,
+        "get_device_properties": properties,
+        "mem_get_info": (1 << 37, 1 << 37),
+        "memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_allocated": 0,
+        "is_current_stream_capturing": False,
+        "graph_pool_handle": (0, 0),
+    }
+    made = {name: lambda *args, _value=value, **kwargs: _value for name, value in answers.items()}
+    setters = ("set_device", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats", "_lazy_init")
+    made |= {name: lambda *args, **kwargs: None for name in setters}
+    made |= {name: lambda *args, **kwargs: nullcontext() for name in ("stream", "graph", "device")}
+    made |= {name: lambda *args, **kwargs: _Stream() for name in ("current_stream", "default_stream")}
+    return made | {"Stream": _Stream, "Event": _Stream, "CUDAGraph": _Stream}
+
+
+class _Driver:
+    """Triton's driver of a card that is not there: it has a target and no device."""
+
+    def __init__(self, card: Card) -> None:
+        self._capability = card.compute_capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self._capability
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+@contextmanager
+def target_of(card: Card) -> Iterator[None]:
+    """Inside, Triton compiles for this card, whether one is here or not."""
+    from triton.runtime.driver import driver
+
+    before = driver._active
+    driver.set_active(_Driver(card))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+@contextmanager
+def _recorded_launches(card: Card, seen: Seen) -> Iterator[None]:
+    """Triton's launches do nothing but tell `seen` of variants that were not compiled yet: each once."""
+    from triton import knobs
+
+    told: set[tuple[int, str]] = set()
+
+    def hook(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:
+        place = (id(fn.jit_function), key)
+        if place not in told:
+            told.add(place)
+            seen(fn.jit_function, compile["specialization_data"])
+        return True  # so nothing is compiled, and nothing launched
+
+    with target_of(card), patch.object(knobs.runtime, "jit_cache_hook", hook):
+        yield

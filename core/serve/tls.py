@@ -1,0 +1,84 @@
+"""The server's certificate: tried before anything is started, and read again when its files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from typing import TYPE_CHECKING, TypeAlias
+
+from hookline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hookline.core.serve.settings import ServeConfig
+
+LOOK_S = 5.0
+"""Between two looks at the files."""
+_Marks: TypeAlias = tuple[tuple[int, int, int] | None, ...]
+_log = logging.getLogger("hookline")
+
+
+def check_tls(settings: ServeConfig) -> None:
+    """Raises: ConfigError if the certificate or its key cannot be used."""
+    if settings.tls_certificate is None:
+        if settings.tls_key is not None:
+            raise ConfigError(f"serve.tls_key={settings.tls_key} needs serve.tls_certificate")
+        return
+    try:
+        _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), settings)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"serve.tls_certificate={settings.tls_certificate} cannot be used: {error}") from error
+
+
+class CertificateWatch:
+    """Gives new connections what the files hold now, from the running event loop on until `stop`.
+
+    Connections that are open keep theirs. Files that cannot be used together, as when one of two has been replaced so
+    far, change nothing. context: the one that connections are made with.
+    """
+
+    def __init__(self, context: ssl.SSLContext, settings: ServeConfig) -> None:
+        self._context, self._settings = context, settings
+        self._seen = self._marks()
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(LOOK_S, self._tick)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def look(self) -> None:
+        """Load the files if they are not those of the last look."""
+        marks = self._marks()
+        if marks == self._seen:
+            return
+        self._seen = marks
+        try:
+            check_tls(self._settings)  # a context that failed to load them would have lost what it had
+            _load(self._context, self._settings)
+        except (ConfigError, OSError) as error:
+            _log.error("the certificate stays as it was: %s", error)
+        else:
+            _log.info("serve.tls_certificate=%s was loaded again", self._settings.tls_certificate)
+
+    def _tick(self) -> None:
+        self.look()
+        self._timer = self._loop.call_later(LOOK_S, self._tick)
+
+    def _marks(self) -> _Marks:
+        """What tells a file from the one that was there before."""
+        return tuple(_mark(path) for path in (self._settings.tls_certificate, self._settings.tls_key) if path)
+
+
+def _load(context: ssl.SSLContext, settings: ServeConfig) -> None:
+    assert settings.tls_certificate is not None
+    context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")  # ask nobody for one
+
+
+def _mark(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

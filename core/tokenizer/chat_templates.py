@@ -1,0 +1,79 @@
+"""Renders chat templates, which are programs of a checkpoint's: in Jinja's sandbox, and within bounds of time and size.
+
+A loop is broken off by the clock, and by the memory that it takes. A single operation cannot be, so a template with
+numbers that only serve to make something huge is refused before it is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from hookline.core.errors import PASSES, RequestError, clipped, one_short_line
+from hookline.core.util.interrupt import limits
+
+TIMEOUT_S = 2.0
+"""For a template to render a conversation."""
+MAX_BYTES = 2**30
+"""Most memory that it may take meanwhile."""
+MAX_CHARACTERS = 2**25
+"""Of a rendered conversation: the largest body that a server takes, and as much again."""
+MAX_NUMBER = 1_000_000
+"""Largest number in a template: with more, one operation may fill the memory."""
+_WIDTHS = re.compile(r"%[^a-zA-Z]{0,20}[0-9]{7}|\{[^}]{0,40}:[^}]{0,40}[0-9]{7}")
+"""Texts that format something to a width of that size."""
+
+
+def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
+    """A chat as text, by the tokenizer's template; options are those of its apply_chat_template.
+
+    Raises: RequestError if the template refuses the messages, or fails, or reaches a limit.
+    """
+    templates = tokenizer.chat_template
+    for template in templates.values() if isinstance(templates, Mapping) else [templates]:
+        if fault := size_fault(str(template)):
+            raise RequestError(f"the checkpoint's chat template is refused: {fault}")
+    try:
+        with limits(TIMEOUT_S, MAX_BYTES):
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except PASSES:
+        raise
+    except Exception as error:
+        raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
+    if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+        size = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        raise RequestError(f"the chat template makes {size} of these messages; at most {MAX_CHARACTERS} can be")
+    return text
+
+
+@lru_cache(maxsize=64)
+def size_fault(template: str) -> str:
+    """What in a template could fill the memory in one operation; empty if nothing is seen."""
+    from jinja2 import Environment, TemplateError
+
+    try:
+        tokens = [token for token in Environment().lex(template) if token[1] != "whitespace"]
+    except TemplateError:
+        return ""  # rendering it says what is wrong
+    before = ""
+    for _, kind, text in tokens:
+        if kind in ("integer", "float") and abs(_number(text)) > MAX_NUMBER:
+            return f"it has the number {clipped(text)}, and the largest that may be is {MAX_NUMBER}"
+        if kind == "operator" and text == "**" and before not in ("(", ","):
+            return "it has a power, x ** y"
+        if kind == "string" and _WIDTHS.search(text):
+            return f"it formats to a width above {MAX_NUMBER}"
+        before = text
+    return ""
+
+
+def _number(text: str) -> float:
+    try:
+        return float(int(text.replace("_", ""), 0) if "." not in text and "e" not in text.lower() else float(text))
+    except (ValueError, OverflowError):
+        try:
+            return float(text.replace("_", ""))
+        except ValueError:
+            return float("inf")

@@ -1,0 +1,99 @@
+"""From a command line to compiled kernels: what `core.warm` does. Bare at import, as its package says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.cli.command import guarded, is_sweep
+from hookline.core.cli.output import say
+
+if TYPE_CHECKING:
+    from hookline.core.config.settings import Config
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.prebuild.pretended import Card
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    from hookline.core.config.compose import compose
+    from hookline.core.config.schema import check_keys
+    from hookline.core.config.settings import ENGINE_KEYS, validate
+    from hookline.core.errors import ConfigError
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.run.settings import RUN_KEYS
+    from hookline.core.util.ranges import check_ranges
+    from hookline.core.warm.settings import WarmKeys
+
+    host = PluginHost.load()
+    host.log_problems()
+    if is_sweep(arguments):
+        raise ConfigError("kernels are compiled for one configuration; leave out -m (--multirun)")
+    jobs = compose(arguments, host, WarmKeys, "warm")
+    if not jobs:
+        return 0
+    tree = jobs[0].tree
+    check_keys(tree, (*RUN_KEYS, "card", "processes"))
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    processes = tree.get("processes")
+    if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int)):
+        raise ConfigError(f"processes={processes!r} is not an int")
+    check_ranges(WarmKeys, {"processes": processes})
+    return warm(config, host, tree.get("card"), processes)
+
+
+def warm(config: Config, host: PluginHost, card_name: str | None, num_processes: int | None = None) -> int:
+    """Compile what the configuration launches, and say what came of it; returns the exit code.
+
+    Raises: ConfigError for an unknown card, or if there is none; whatever an engine of the configuration raises.
+    """
+    from dataclasses import asdict
+
+    from hookline.core.assembly.kernel_build import mark_done, stamp_of
+    from hookline.core.assembly.resolve import resolve
+    from hookline.core.errors import ConfigError
+    from hookline.core.prebuild.build import build
+    from hookline.core.prebuild.child import num_processes as all_cores
+    from hookline.core.prebuild.dry_run import on_cuda
+    from hookline.core.prebuild.pretended import pretended
+
+    if config.tp > 1:
+        raise ConfigError(f"tp={config.tp}: kernels of several ranks are compiled when their engine starts")
+    card = _card(card_name)
+    with pretended(card, lambda *_: None):
+        resolved = resolve(on_cuda(config), host)
+    if "triton" not in resolved.kernels.needs.packages:
+        raise ConfigError(f"kernels={resolved.kernels.name} compile nothing ahead; on a GPU, kernels=triton does")
+    built = build(config, host, card, num_processes or all_cores())
+    for line in built.failed:
+        say(f"not compiled: {line}")
+    if not built.failed:
+        mark_done(stamp_of(resolved, card_facts_of(card)), asdict(built))
+    say(f"{built.num_compiled} of {built.num_kernels} kernels compiled in {built.seconds:.1f} s, the others were there")
+    return 2 if built.failed else 0
+
+
+def card_facts_of(card: Card) -> dict[str, Any]:
+    """What `core.assembly.kernel_build.card_facts` says of the same card."""
+    return {
+        "compute_capability": list(card.compute_capability),
+        "num_sms": card.num_sms,
+        "shared_memory_bytes": card.shared_memory_bytes,
+    }
+
+
+def _card(name: str | None) -> Card:
+    from hookline.core.errors import ConfigError
+    from hookline.core.prebuild.pretended import CARDS, card_here, card_named
+
+    if name is not None:
+        return card_named(name)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"there is no GPU here to compile for; name one: card={', card='.join(CARDS)}")
+    return card_here(torch.device("cuda", 0))

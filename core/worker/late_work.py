@@ -1,0 +1,139 @@
+"""What is compiled, loaded or captured after an engine was ready, while requests wait: counted, and named in the log.
+
+Every such wait is a fault of the warm-up (core/worker/warm_up.py), or of a request that asked for something rare. Costs
+nothing while nothing of the kind happens: the hooks are called by the compilers and loaders themselves. Hooks are the
+process's, so an engine's counts begin when it is ready, and two engines of one process count each other's.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from threading import Lock
+from typing import Any
+
+logger = logging.getLogger("hookline")
+COMPILED, FETCHED, LOADED, CAPTURED, TRACED = "kernel_compiled", "kernel_fetched", "kernel_loaded", "graph", "inductor"
+KINDS = (COMPILED, FETCHED, LOADED, CAPTURED, TRACED)
+"""A Triton kernel compiled; read from its cache folder; a kernel's binary put on the device; a CUDA graph captured; a
+function compiled by torch.compile."""
+
+
+class LateWork:
+    """Counts since `begin`, by kind; `seconds` likewise. Before that nothing is counted.
+
+    is_late: whether each is a warning; if not, an engine is starting, and wants to know what of it its start is.
+    """
+
+    def __init__(self, *, is_late: bool = True) -> None:
+        self._is_late = is_late
+        self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+        self._lock = Lock()
+
+    def begin(self) -> None:
+        """The engine is ready: what comes from now on is late."""
+        _install()
+        _LISTENING.append(self)
+
+    def end(self) -> None:
+        """Count no more."""
+        if self in _LISTENING:
+            _LISTENING.remove(self)
+
+    def add(self, kind: str, what: str, seconds: float) -> None:
+        """Something of this kind was done late."""
+        with self._lock:
+            self.counts[kind] += 1
+            self.seconds[kind] += seconds
+        if self._is_late:
+            logger.warning("%s after the engine was ready: %s, %.3f s", _TOLD[kind], what, seconds)
+
+    def __str__(self) -> str:
+        done = [f"{_SHORT[kind]} {self.counts[kind]} in {self.seconds[kind]:.1f} s" for kind in _SHORT]
+        return "kernels " + ", ".join(done)
+
+
+_SHORT = {COMPILED: "compiled", FETCHED: "read from their cache", LOADED: "loaded"}
+_TOLD = {
+    COMPILED: "a kernel was compiled",
+    FETCHED: "a compiled kernel was read from its cache",
+    LOADED: "a kernel was loaded onto the device",
+    CAPTURED: "a CUDA graph was captured",
+    TRACED: "torch.compile compiled a function",
+}
+_LISTENING: list[LateWork] = []
+"""Engines of this process that are ready; empty while none is, and then every hook returns at once."""
+_MICRO = 1e-6
+
+
+def note(kind: str, what: str, seconds: float) -> None:
+    """Tell every engine that is ready of something that was done late."""
+    for one in tuple(_LISTENING):
+        one.add(kind, what, seconds)
+
+
+_HOOKED: set[str] = set()
+"""Modules whose hooks are ours already; a process's hooks are never taken out again."""
+
+
+def _install() -> None:
+    """Hook into the compilers that are in use: those whose modules were imported before the engine was ready."""
+    for name, hook in (("triton", _hook_triton), ("torch._dynamo", _hook_dynamo)):
+        if name in sys.modules and name not in _HOOKED:
+            _HOOKED.add(name)
+            hook()
+
+
+def _named(source: Any) -> str:
+    """A kernel with what it is compiled for: its constants, and of its arguments which are known to be multiples."""
+    try:
+        names = source.fn.arg_names
+        constants = [f"{names[place[0]]}={value}" for place, value in source.constants.items()]
+        odd = [
+            f"{name} not a multiple of 16"
+            for index, (name, kind) in enumerate(source.signature.items())
+            if (kind.startswith("*") or kind in ("i32", "i64")) and not source.attrs.get((index,))
+        ]
+        return f"{source.name}({', '.join(constants + odd)})"
+    except Exception:  # of Triton's own classes, which change; the name alone will do then
+        return str(getattr(source, "name", source))
+
+
+def _hook_triton() -> None:
+    from triton import knobs
+
+    before, started = knobs.compilation.listener, dict[str, float]()
+
+    def listen(*, src: Any, times: Any, cache_hit: bool, **others: Any) -> None:
+        if before is not None:
+            before(src=src, times=times, cache_hit=cache_hit, **others)
+        if _LISTENING:
+            note(FETCHED if cache_hit else COMPILED, _named(src), times.total * _MICRO)
+
+    def load_starts(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
+        started[hash] = time.perf_counter()
+
+    def load_ends(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
+        begun = started.pop(hash, None)
+        if _LISTENING and begun is not None:
+            note(LOADED, name, time.perf_counter() - begun)
+
+    knobs.compilation.listener = listen
+    knobs.runtime.kernel_load_start_hook.add(load_starts)
+    knobs.runtime.kernel_load_end_hook.add(load_ends)
+
+
+def _hook_dynamo() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    started: list[float] = []
+
+    def ends(*_: Any) -> None:
+        begun = started.pop() if started else time.perf_counter()
+        if _LISTENING:
+            note(TRACED, "a function", time.perf_counter() - begun)
+
+    callback_handler.register_start_callback(lambda *_: started.append(time.perf_counter()))
+    callback_handler.register_end_callback(ends)

@@ -1,0 +1,88 @@
+"""The steps that a rank computes before it is ready, so that none of a request's steps compiles or loads a kernel.
+
+They take the way of real steps and are of padding rows alone, which write to the scratch block. What kernels choose by,
+they say themselves (Kernels.own_row_counts, Kernels.step_shapes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from hookline.core.contracts import AttentionSpec, Kernels, StepShape
+from hookline.core.step.message import Step
+
+MOST_COMMON_TOKENS = 4096
+"""Prompt tokens of the largest common step; larger ones take the same kernels, and the largest was computed before."""
+
+
+def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shares_prefixes: bool) -> Iterator[Step]:
+    """Steps to compute without graphs, each once: real ones of such sizes may have what no graph holds."""
+    shapes = [
+        *common_shapes(spec),
+        *(row_shape(spec, count) for count in kernels.own_row_counts),
+        *kernels.step_shapes(),
+    ]
+    for shape in dict.fromkeys(within(spec, shape) for shape in shapes):
+        if shape.num_decodes + shape.num_tokens and (shares_prefixes or not shape.is_shared):
+            yield padding_step(spec, shape, padding_row)
+    mixed = within(spec, StepShape(num_decodes=1, num_tokens=1))
+    yield padding_step(spec, mixed, padding_row, all_greedy=True)
+    yield padding_step(spec, within(spec, StepShape(num_tokens=1)), padding_row, draws=False)
+
+
+def graph_steps(spec: AttentionSpec, sizes: Iterable[int], padding_row: int) -> Iterator[Step]:
+    """Steps that graphs of so many decodes hold: the first replay of a graph brings it onto the device."""
+    for size in sizes:
+        yield padding_step(spec, StepShape(num_decodes=size, context_len=1), padding_row)
+
+
+def common_shapes(spec: AttentionSpec) -> Iterator[StepShape]:
+    """Prompts of twice as many tokens each time, alone and beside decodes."""
+    num_tokens = 1
+    while num_tokens <= min(spec.max_num_batched_tokens, MOST_COMMON_TOKENS):
+        yield StepShape(num_tokens=num_tokens)
+        num_tokens *= 2
+    yield StepShape(num_decodes=1, num_tokens=1)
+    yield StepShape(num_decodes=spec.max_num_seqs - 1, num_tokens=1)
+
+
+def row_shape(spec: AttentionSpec, num_rows: int) -> StepShape:
+    """A step of so many tokens, and of as many draws if so many requests can run."""
+    num_decodes = min(num_rows, spec.max_num_seqs) - 1
+    return StepShape(num_decodes=num_decodes, num_tokens=num_rows - num_decodes)
+
+
+def within(spec: AttentionSpec, shape: StepShape) -> StepShape:
+    """The shape, cut down to what the limits allow."""
+    num_decodes = min(shape.num_decodes, spec.max_num_seqs)
+    if num_decodes == spec.max_num_seqs and shape.num_tokens:
+        num_decodes -= 1  # the prompt needs a place, too
+    num_tokens = min(shape.num_tokens, spec.max_num_batched_tokens - num_decodes)
+    context_len = min(shape.context_len or max(num_tokens, 1), spec.max_model_len)
+    return StepShape(num_decodes, num_tokens, context_len, shape.is_shared and num_decodes > 1)
+
+
+def padding_step(
+    spec: AttentionSpec, shape: StepShape, padding_row: int, *, all_greedy: bool = False, draws: bool = True
+) -> Step:
+    """A step of this shape, all of it of the padding row, in as few prompts as its contexts allow.
+
+    draws: whether every prompt is drawn from; none is otherwise.
+    """
+    num_chunks = -(-shape.num_tokens // shape.context_len)
+    lens = np.full(num_chunks, shape.context_len, dtype=np.int64)
+    if num_chunks:
+        lens[-1] = shape.num_tokens - lens[:-1].sum()
+    return Step(
+        decode_rows=np.full(shape.num_decodes, padding_row, dtype=np.int64),
+        chunk_rows=np.full(num_chunks, padding_row, dtype=np.int64),
+        chunk_starts=shape.context_len - lens,
+        chunk_lens=lens,
+        token_ids_T=np.zeros(shape.num_tokens, dtype=np.int64),
+        sampled_chunks=np.arange(num_chunks if draws else 0),
+        max_context_len=shape.context_len,
+        shared_len=spec.block_size if shape.is_shared else 0,
+        all_greedy=all_greedy,
+    )

@@ -1,0 +1,159 @@
+"""Gemma 3 (text), arXiv:2503.19786: windows with a rope of their own on most layers, norms before and behind each part.
+
+Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
+A norm multiplies by one more than the checkpoint's weight; the sum is kept in float32, as bfloat16 would round it.
+Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
+V vocabulary (of this rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    Attend,
+    AttentionForm,
+    ModelSpec,
+    QKNorm,
+    Rope,
+    Runtime,
+    WeightTarget,
+    wanted_rows,
+)
+from hookline.core.layers import (
+    GatedMLP,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    rope_table,
+)
+from hookline.plugins.models.gemma3_config import Shape, read_config
+
+VISION = ("vision_tower.*", "multi_modal_projector.*")
+"""What a checkpoint that also sees images has besides; it is not loaded."""
+
+
+class Gemma3:
+    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        shape = read_config(hf_config)
+        tables = [rope_table(one, shape.head_dim, shape.max_position) for one in (shape.rope, shape.local_rope)]
+        rope, local_rope = (Rope(table_PE.to(runtime.device)) for table_PE in tables)
+        self.kernels, self.eps, self.sees_images = runtime.kernels, shape.eps, shape.sees_images
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.embed_scale = float(torch.tensor(shape.hidden_size**0.5).to(runtime.dtype))
+        self.layers = [
+            Gemma3Layer(index, shape, local_rope if is_local else rope, runtime)
+            for index, is_local in enumerate(shape.is_local)
+        ]
+        self.norm_D = norm_weight(runtime, shape.hidden_size)
+        tied_to = self.embed if shape.is_tied else None
+        self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
+        shape = read_config(hf_config)
+        return ModelSpec(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            max_position=shape.max_position,
+            layers=shape.layers,
+            attention=attention_form(shape).features,
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
+        hidden_TD = self.embed(token_ids_T) * self.embed_scale
+        for layer in self.layers:
+            hidden_TD = layer(hidden_TD, attend)
+        return self.kernels.rms_norm(hidden_TD, self.norm_D, self.eps)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
+        targets = {
+            **self.embed.targets("model.embed_tokens"),
+            "model.norm.weight": norm_target(self.norm_D),
+            **self.head.targets("lm_head"),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        if not self.sees_images:
+            return targets
+        ignored = dict.fromkeys(VISION, WeightTarget.ignored())
+        return {**{f"language_model.{name}": target for name, target in targets.items()}, **ignored}
+
+
+class Gemma3Layer:
+    """Attention and a gated feed-forward, each between two norms and around a residual."""
+
+    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+        self.index, self.is_last, self.rope = index, index == shape.num_layers - 1, rope
+        self.kernels, self.eps, self.form = runtime.kernels, shape.eps, attention_form(shape)
+        hidden, bias, head_dim = shape.hidden_size, shape.attention_bias, shape.head_dim
+        self.before_attention_D, self.behind_attention_D = norm_weight(runtime, hidden), norm_weight(runtime, hidden)
+        self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, head_dim, runtime, bias=bias)
+        self.qk_norm = QKNorm(norm_weight(runtime, head_dim), norm_weight(runtime, head_dim), shape.eps)
+        self.output = RowParallelLinear(shape.num_heads * head_dim, hidden, runtime, bias=bias)
+        self.before_mlp_D, self.behind_mlp_D = norm_weight(runtime, hidden), norm_weight(runtime, hidden)
+        self.mlp = GatedMLP(hidden, shape.intermediate_size, runtime, activation="gelu_tanh")
+
+    def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
+        norm, eps = self.kernels.rms_norm, self.eps
+        qkv_TC = self.qkv(norm(hidden_TD, self.before_attention_D, eps))
+        attended_TC = attend(self.index, qkv_TC, self.rope, self.qk_norm, self.form)
+        rows_N = wanted_rows(attend) if self.is_last else None
+        if rows_N is not None:
+            attended_TC, hidden_TD = attended_TC.index_select(0, rows_N), hidden_TD.index_select(0, rows_N)
+        attended_TD = norm(self.output(attended_TC), self.behind_attention_D, eps)
+        normed_TD, hidden_TD = self.kernels.add_rms_norm(attended_TD, hidden_TD, self.before_mlp_D, eps)
+        return hidden_TD + norm(self.mlp(normed_TD), self.behind_mlp_D, eps)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
+        layer = f"model.layers.{self.index}"
+        attention = f"{layer}.self_attn"
+        norms = {
+            f"{layer}.input_layernorm.weight": self.before_attention_D,
+            f"{attention}.q_norm.weight": self.qk_norm.q_weight_E,
+            f"{attention}.k_norm.weight": self.qk_norm.k_weight_E,
+            f"{layer}.post_attention_layernorm.weight": self.behind_attention_D,
+            f"{layer}.pre_feedforward_layernorm.weight": self.before_mlp_D,
+            f"{layer}.post_feedforward_layernorm.weight": self.behind_mlp_D,
+        }
+        return {
+            **{name: norm_target(weight) for name, weight in norms.items()},
+            **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            **self.output.targets(f"{attention}.o_proj"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
+        }
+
+
+def attention_form(shape: Shape) -> AttentionForm:
+    """Plain, if query_pre_attn_scalar is the head dim."""
+    return PLAIN_ATTENTION if shape.scale == shape.head_dim**-0.5 else AttentionForm(scale=shape.scale)
+
+
+def norm_weight(runtime: Runtime, size: int) -> Tensor:
+    """A norm's weight, in float32."""
+    return torch.empty(size, device=runtime.device, dtype=torch.float32)
+
+
+def norm_target(weight: Tensor) -> WeightTarget:
+    """The checkpoint stores one less."""
+    return WeightTarget.whole(weight, init="zeros", add=1.0)

@@ -1,0 +1,113 @@
+"""Gemma 3's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
+
+Knows nothing of tensors. Defaults are those of transformers' Gemma3TextConfig, whose values a checkpoint that also sees
+images keeps in `text_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.contracts import LayerCache
+from hookline.core.layers import RopeSettings, rope_settings
+from hookline.plugins.models.config_values import ConfigValues, layer_caches
+
+ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForConditionalGeneration"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes and switches of one Gemma 3 model, of all ranks together.
+
+    sees_images: the checkpoint has a vision tower as well, which is not loaded. scale: of attention scores. is_local:
+    for each layer, whether it has a window and the local rope.
+    """
+
+    sees_images: bool
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    is_tied: bool
+    attention_bias: bool
+    scale: float
+    max_position: int
+    rope: RopeSettings
+    local_rope: RopeSettings
+    is_local: tuple[bool, ...]
+    layers: tuple[LayerCache, ...]
+
+
+def read_config(hf_config: Mapping[str, Any]) -> Shape:
+    """Check and read a config.json.
+
+    Raises: ConfigError naming the key, its value and what is supported.
+    """
+    outer = ConfigValues(hf_config, "Gemma 3")
+    sees_images = outer.model_type(ARCHITECTURES) == "gemma3"
+    outer.refuse_quantised()
+    values = _text_config(outer) if sees_images else outer
+    values.only("hidden_activation", "gelu_pytorch_tanh")
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        values.only(key, None)
+    if values.values.get("use_bidirectional_attention"):
+        values.refuse("use_bidirectional_attention", "false")
+    num_heads, length = values.size("num_attention_heads", 8), values.size("max_position_embeddings", 131_072)
+    windows = _windows(values)
+    shape = Shape(
+        sees_images=sees_images,
+        vocab_size=values.size("vocab_size", 262_208),
+        hidden_size=values.size("hidden_size"),
+        intermediate_size=values.size("intermediate_size", 9216),
+        num_layers=values.num_layers(),
+        num_heads=num_heads,
+        num_kv_heads=values.size("num_key_value_heads", 4),
+        head_dim=values.size("head_dim", 256),
+        eps=values.eps(),
+        is_tied=bool(values.values.get("tie_word_embeddings", True)),
+        attention_bias=bool(values.values.get("attention_bias", False)),
+        scale=values.positive("query_pre_attn_scalar", 256) ** -0.5,
+        max_position=length,
+        rope=_rope(values, length),
+        local_rope=_local_rope(values, length),
+        is_local=tuple(window is not None for window in windows),
+        layers=layer_caches(windows, length),
+    )
+    values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
+    return shape
+
+
+def _text_config(outer: ConfigValues) -> ConfigValues:
+    text = outer.values.get("text_config")
+    if not isinstance(text, Mapping):
+        outer.refuse("text_config", "a mapping of the text model's values")
+    inner = ConfigValues(text, outer.model)
+    inner.model_type({"gemma3_text": "Gemma3ForCausalLM"})
+    inner.refuse_quantised()
+    return inner
+
+
+def _windows(values: ConfigValues) -> tuple[int | None, ...]:
+    """Every sixth layer sees everything, the others a window, unless the config.json says otherwise."""
+    step = values.size("_sliding_window_pattern", values.size("sliding_window_pattern", 6))
+    pattern = ["sliding_attention" if (index + 1) % step else "full_attention" for index in range(values.num_layers())]
+    return values.windows(pattern, values.size("sliding_window", 4096))
+
+
+def _rope(values: ConfigValues, length: int) -> RopeSettings:
+    """Of layers that see everything; the length is the scaled one already."""
+    config = {**values.values, "max_position_embeddings": length}
+    return rope_settings(config, "full_attention", default_theta=1_000_000.0)
+
+
+def _local_rope(values: ConfigValues, length: int) -> RopeSettings:
+    """Of layers with a window: settings of their own, or the old key of their base alone."""
+    theta = values.values.get("rope_local_base_freq")
+    config = {"rope_parameters": values.values.get("rope_parameters"), "max_position_embeddings": length}
+    return rope_settings({**config, "rope_theta": theta}, "sliding_attention")

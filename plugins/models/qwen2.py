@@ -1,0 +1,110 @@
+"""Qwen2 and Qwen2.5, arXiv:2407.10671: grouped-query attention with biases of queries, keys and values, RoPE, SwiGLU.
+
+Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
+Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
+V vocabulary (of this rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget, wanted_rows
+from hookline.core.layers import (
+    GatedMLP,
+    ParallelHead,
+    QKVParallelLinear,
+    Residual,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    empty_parameter,
+    rope_table,
+    tapped,
+)
+from hookline.plugins.models.qwen2_config import Shape, read_config
+
+
+class Qwen2:
+    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        shape = read_config(hf_config)
+        rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
+        self.runtime, self.eps = runtime, shape.eps
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.layers = [Qwen2Layer(index, shape, rope, runtime) for index in range(shape.num_layers)]
+        self.norm_D = empty_parameter(runtime, shape.hidden_size)
+        tied_to = self.embed if shape.is_tied else None
+        self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
+        shape = read_config(hf_config)
+        return ModelSpec(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            max_position=shape.rope.max_position,
+            layers=shape.layers,
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
+        residual = Residual(self.embed(token_ids_T), self.eps, self.runtime)
+        for layer in tapped(self.layers, residual, attend):
+            layer(residual, attend)
+        return residual.norm(self.norm_D)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
+        targets = {
+            **self.embed.targets("model.embed_tokens"),
+            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.head.targets("lm_head"),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        return targets
+
+
+class Qwen2Layer:
+    """Attention and a gated feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+        self.index, self.is_last, self.rope = index, index == shape.num_layers - 1, rope
+        hidden = shape.hidden_size
+        self.attention_norm_D = empty_parameter(runtime, hidden)
+        self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=True)
+        self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime)
+        self.mlp_norm_D = empty_parameter(runtime, hidden)
+        self.mlp = GatedMLP(hidden, shape.intermediate_size, runtime)
+
+    def __call__(self, residual: Residual, attend: Attend) -> None:
+        attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope)
+        residual.add(attended_TD, through=self.output)
+        if self.is_last:
+            residual.keep(wanted_rows(attend))
+        residual.add(residual.norm_each(self.mlp_norm_D), through=self.mlp)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
+        layer = f"model.layers.{self.index}"
+        attention = f"{layer}.self_attn"
+        return {
+            f"{layer}.input_layernorm.weight": WeightTarget.whole(self.attention_norm_D, init="ones"),
+            f"{layer}.post_attention_layernorm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
+            **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            **self.output.targets(f"{attention}.o_proj"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
+        }

@@ -1,0 +1,116 @@
+"""Attention of transformers' models by core's paged Attend, and what a model asks of it.
+
+transformers calls the function that is registered under the name in the config's `_attn_implementation`; ours hands
+queries, keys and values, rotated already, to whatever the module's `hookline_attention` is. No mask is ever built: the
+served name has no mask function in transformers. The probed one has a function that says which mask it would be.
+Legend: T tokens, H heads, K kv heads, E head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from hookline.core.contracts import PLAIN_ATTENTION, Attend, AttentionForm, Ranks
+
+SERVED, PROBED = "hookline", "hookline_probed"
+"""Names of attention implementations, as transformers' configs have them."""
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """How one layer attends; counts are of all ranks together."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    form: AttentionForm = PLAIN_ATTENTION
+    """Scale and cap; sinks are the module's own and come with each call."""
+    has_sinks: bool = False
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What stands for the mask that a probed model would have built. window: tokens a query sees; None for all."""
+
+    window: int | None
+    fault: str | None = None
+
+
+class PagedAttention:
+    """The attention of one served model: calls core's Attend, layer after layer in the order of the calls."""
+
+    def __init__(self, layers: tuple[LayerAttention, ...], ranks: Ranks) -> None:
+        self.layers, self.ranks = layers, ranks
+        self.attend: Attend | None = None
+        self.next_layer = 0
+
+    def begin(self, attend: Attend) -> None:
+        """What follows are the calls of one forward."""
+        self.attend, self.next_layer = attend, 0
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None = None, **_: Any) -> Tensor:
+        """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them."""
+        layer, index = self.layers[self.next_layer], self.next_layer
+        self.next_layer += 1
+        is_whole = self.ranks.size > 1 and query.shape[1] == layer.num_heads
+        if is_whole:
+            query, key, value = self._own(query, layer.num_heads), self._own(key), self._own(value)
+        form = layer.form
+        if sinks_H is not None:
+            own_H = self._own(sinks_H, layer.num_heads, 0) if len(sinks_H) != query.shape[1] else sinks_H
+            form = AttentionForm(form.scale, form.softcap, own_H)
+        qkv_TC = torch.cat([one[0].transpose(0, 1).flatten(1) for one in (query, key, value)], dim=1)
+        assert self.attend is not None
+        forms = () if form is PLAIN_ATTENTION else (None, form)
+        out_TC = self.attend(index, qkv_TC, None, *forms)
+        if is_whole:
+            out_TC = self.ranks.all_gather_last(out_TC)
+        return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)
+
+    def _own(self, whole: Tensor, num_heads: int | None = None, dim: int = 1) -> Tensor:
+        """This rank's heads; kv heads are replicated if the ranks exceed them."""
+        rank, size, count = self.ranks.rank, self.ranks.size, whole.shape[dim] if num_heads is None else num_heads
+        first = rank * count // size
+        return whole.narrow(dim, first, max(1, count // size))
+
+
+def attach(model: nn.Module, attention: Callable[..., Tensor]) -> None:
+    """Let all attention of a model go through this."""
+    for module in model.modules():
+        module.hookline_attention = attention  # type: ignore[assignment]
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls."""
+    attention: Any = module.hookline_attention
+    sinks = options.get("s_aux")
+    return attention(query, key, value, sinks, module=module, mask=attention_mask, options=options), None
+
+
+def _no_mask(*_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any) -> Mask:
+    """Find out what a mask would hide, by asking its function about a few pairs of positions."""
+    window = local_size
+    query = 3 if window is None else 2 * window + 3
+    pairs = {query + 1: False, query: True}
+    pairs |= {0: True} if window is None else {query - window + 1: True, query - window: False}
+    try:
+        zero = torch.zeros((), dtype=torch.long)
+        seen = {key: bool(mask_function(zero, zero, zero + query, zero + key)) for key in pairs}
+    except Exception:
+        return Mask(window, "it uses a mask of its own making")
+    return Mask(window, None if seen == pairs else "its mask is neither causal nor a sliding window")
+
+
+for _name in (SERVED, PROBED):
+    AttentionInterface.register(_name, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PROBED, _no_mask)

@@ -1,0 +1,224 @@
+"""Layers that take the places of a transformers model's linears, embedding, head and norms, for one rank of any group.
+
+Sharded by the model's own tensor-parallel plan, whose styles are those of transformers; a style that is not known here
+is refused by name. Legend: T tokens, D input features, O output features of this rank, V rows of this rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hookline.core.contracts import Part, Runtime, WeightTarget
+from hookline.core.errors import ConfigError
+from hookline.core.layers import empty_parameter, vocab_part
+
+COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT = "colwise", "colwise_gather_output", "rowwise", "rowwise_split_input"
+REPLICATED = ("replicate", "replicated_with_grad_allreduce")
+"""Styles of modules that every rank computes whole."""
+LINEAR_STYLES = (COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT, *REPLICATED)
+KV_PROJECTIONS = ("k_proj", "v_proj")
+"""Linears whose rows are kv heads: replicated if the ranks exceed these."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model's tensor-parallel plan: patterns of names, with * for numbers, and their styles."""
+
+    styles: Mapping[str, str]
+    num_kv_heads: int
+
+    def style(self, name: str) -> str | None:
+        """The style of a module or parameter; None if the plan does not name it."""
+        return self.styles.get(re.sub(r"\d+", "*", name))
+
+
+class ServedLinear(nn.Module):
+    """x @ W.T + b by the kernels: whole, or this rank's part of it.
+
+    Shapes: (1, T, D) -> (1, T, O). Raises: ConfigError if the ranks do not divide the features.
+    """
+
+    def __init__(self, name: str, linear: nn.Linear, style: str | None, plan: Plan, runtime: Runtime) -> None:
+        super().__init__()
+        self.name, self.kernels, self.ranks = name, runtime.kernels, runtime.ranks
+        outs, ins, size = linear.out_features, linear.in_features, runtime.ranks.size
+        style = style if size > 1 else None
+        self.gathers, self.splits, self.sums = (
+            style == COLUMNS_GATHERED,
+            style == ROWS_SPLIT,
+            style in (ROWS, ROWS_SPLIT),
+        )
+        self.rows, self.columns = Part(outs, 0, outs), Part(ins, 0, ins)
+        if style in (COLUMNS, COLUMNS_GATHERED):
+            is_kv = style == COLUMNS and name.endswith(KV_PROJECTIONS)
+            units = plan.num_kv_heads if is_kv else outs
+            self.rows = rank_part(units, runtime, f"the output features of {name}", at_least_one=is_kv).times(
+                outs // units
+            )
+        if self.sums:
+            self.columns = rank_part(ins, runtime, f"the input features of {name}")
+        self.weight = _matrix(runtime, self.rows.size, self.columns.size)
+        self.bias = marked(empty_parameter(runtime, self.rows.size)) if _has_bias(linear) else None
+        self._added = None if self.sums and runtime.ranks.rank else self.bias
+
+    def forward(self, x_1TD: Tensor) -> Tensor:
+        """The product; summed or gathered over the ranks where the plan says so."""
+        if self.splits:
+            x_1TD = x_1TD.narrow(-1, self.columns.start, self.columns.size)
+        out_TO = self.kernels.linear(x_1TD.reshape(-1, self.columns.size), self.weight, self._added)
+        if self.sums:
+            out_TO = self.ranks.all_reduce(out_TO)
+        if self.gathers:
+            out_TO = self.ranks.all_gather_last(out_TO)
+        return out_TO.view(*x_1TD.shape[:-1], out_TO.shape[-1])
+
+    def targets(self) -> dict[str, WeightTarget]:
+        """This rank's part of the weight, and of the bias."""
+        part, dim = (self.columns, 1) if self.sums else (self.rows, 0)
+        targets = {f"{self.name}.weight": WeightTarget.shard(self.weight, dim, part)}
+        if self.bias is not None:
+            targets[f"{self.name}.bias"] = WeightTarget.shard(self.bias, 0, self.rows, init="zeros")
+        return targets
+
+
+class ServedHead(nn.Module):
+    """The output head: this rank's shard of the vocabulary, whose last columns may be padding.
+
+    Shapes: (1, N, D) -> (1, N, V). tied_to: the whole, padded weight of an embedding whose rows it shares.
+    """
+
+    def __init__(self, name: str, linear: nn.Linear, runtime: Runtime, tied_to: Tensor | None) -> None:
+        super().__init__()
+        self.name, self.is_tied = name, tied_to is not None
+        self.part, num_rows = vocab_part(linear.out_features, runtime.ranks)
+        if tied_to is not None:
+            self.weight = tied_to.narrow(0, runtime.ranks.rank * num_rows, num_rows)
+        else:
+            self.weight = marked(empty_parameter(runtime, num_rows, linear.in_features))
+            self.weight[self.part.size :].zero_()
+        self.bias = marked(empty_parameter(runtime, num_rows).zero_()) if _has_bias(linear) else None
+
+    def forward(self, hidden_1ND: Tensor) -> Tensor:
+        """Logits of this rank's tokens; what those of the padding are means nothing."""
+        return functional.linear(hidden_1ND, self.weight, self.bias)
+
+    def targets(self) -> dict[str, WeightTarget]:
+        """This rank's rows; a stored copy of a tied weight is ignored."""
+        size = self.part.size
+        weight = WeightTarget.ignored() if self.is_tied else WeightTarget.shard(self.weight[:size], 0, self.part)
+        targets = {f"{self.name}.weight": weight}
+        if self.bias is not None:
+            targets[f"{self.name}.bias"] = WeightTarget.shard(self.bias[:size], 0, self.part, init="zeros")
+        return targets
+
+
+def padded_embedding(embedding: nn.Embedding, runtime: Runtime) -> Tensor:
+    """Give an embedding its weight: whole on every rank, with rows of zeros up to a multiple of the ranks.
+
+    Whole, since models scale what they look up in ways of their own. Returns the weight without its padding.
+    """
+    num_tokens = embedding.num_embeddings
+    _, num_rows = vocab_part(num_tokens, runtime.ranks)
+    weight = empty_parameter(runtime, num_rows * runtime.ranks.size, embedding.embedding_dim)
+    weight[num_tokens:].zero_()
+    embedding.weight = nn.Parameter(marked(weight), requires_grad=False)
+    return embedding.weight[:num_tokens]
+
+
+def rank_part(total: int, runtime: Runtime, what: str, *, at_least_one: bool = False) -> Part:
+    """This rank's equal share; at_least_one: one of fewer than the ranks, which several of them then hold.
+
+    Raises: ConfigError naming `what` if there is no such share.
+    """
+    rank, size = runtime.ranks.rank, runtime.ranks.size
+    if at_least_one and size % total == 0:
+        first = rank * total // size
+        return Part(total, first, first + 1)
+    if total % size:
+        raise ConfigError(f"tp={size} does not divide {what}, {total}; take a tp that does")
+    return Part(total, rank * total // size, (rank + 1) * total // size)
+
+
+def use_kernel_norms(model: nn.Module, runtime: Runtime) -> None:
+    """Let the kernels compute every RMS norm of the plain form, whatever class of transformers it is."""
+    is_plain: dict[type, bool] = {}
+    for module in model.modules():
+        kind = type(module)
+        if kind.__name__.endswith("RMSNorm") and _eps(module) is not None:
+            is_plain[kind] = is_plain[kind] if kind in is_plain else is_plain_rms_norm(module)
+            if is_plain[kind]:
+                module.forward = _kernel_norm(module, runtime)
+
+
+def is_plain_rms_norm(module: nn.Module) -> bool:
+    """Whether a norm computes x / sqrt(mean(x²) + eps) * weight, found by trying it out."""
+    weight, eps = module._parameters.get("weight"), _eps(module)
+    if weight is None or weight.ndim != 1 or eps is None or module._buffers or len(module._parameters) != 1:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x_TD = torch.randn(2, len(weight), generator=generator) * eps**0.5
+    trial_D = torch.randn(len(weight), generator=generator)
+    try:
+        module._parameters["weight"] = nn.Parameter(trial_D, requires_grad=False)
+        found = module(x_TD)
+    except Exception:
+        return False
+    finally:
+        module._parameters["weight"] = weight
+    expected = x_TD * (x_TD.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * trial_D
+    return isinstance(found, Tensor) and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def pin_rope(model: nn.Module) -> None:
+    """Keep the rotary frequencies as they are for sequences up to the spec's max_position.
+
+    transformers computes "dynamic" and "longrope" ones anew by the longest sequence of a step, which waits for the
+    device, and would make a request's result depend on the others.
+    """
+    module: Any
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str):
+            module.rope_type = "default"
+        elif isinstance(kinds, dict):
+            module.rope_type = dict.fromkeys(kinds, "default")
+
+
+def _eps(module: nn.Module) -> float | None:
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return eps if isinstance(eps, float) else None
+
+
+def _kernel_norm(module: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]:
+    kernels, eps = runtime.kernels, _eps(module)
+    assert eps is not None
+
+    def forward(x: Tensor) -> Tensor:
+        weight_D: Tensor = module.weight  # type: ignore[assignment]
+        return kernels.rms_norm(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, eps).view(x.shape)
+
+    return forward
+
+
+def _has_bias(linear: nn.Linear) -> bool:
+    return linear._parameters["bias"] is not None
+
+
+def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
+    """A linear's weight. A CPU multiplies one row faster by a matrix stored transposed."""
+    if runtime.device.type == "cpu":
+        return marked(empty_parameter(runtime, num_columns, num_rows).t())
+    return marked(empty_parameter(runtime, num_rows, num_columns))
+
+
+def marked(weight: Tensor) -> Tensor:
+    """A tensor that transformers takes for loaded, so that it initialises only its buffers."""
+    weight._is_hf_initialized = True  # type: ignore[attr-defined]
+    return weight

@@ -1,0 +1,55 @@
+"""Compiles variants of three kernels in two processes, then launches them as an engine would; prints what was compiled.
+
+A process of its own, since it pretends to have a card, and since the suite runs Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from hookline.core.prebuild.build import compile_one
+from hookline.core.prebuild.pretended import CARDS, pretended
+from hookline.plugins.kernels import triton_experts, triton_ops
+
+
+def launch() -> None:
+    """Three kernels, one of them in two variants."""
+    x_TD = torch.empty(4, 256, dtype=torch.bfloat16, device="cuda")
+    triton_ops.rms_norm(x_TD, x_TD[0], 1e-6)
+    triton_ops.rms_norm(x_TD[:, :64], x_TD[0, :64], 1e-6)
+    triton_ops.silu_mul(x_TD)
+    triton_experts.route_experts(x_TD, 2, True)
+
+
+def main() -> None:
+    card, launched, heard = CARDS["h200"], list[tuple[str, str, str]](), list[tuple[str, bool]]()
+
+    def seen(kernel: Any, specialization: str) -> None:
+        launched.append((kernel.__module__, kernel.__name__, specialization))
+
+    with pretended(card, seen):
+        launch()
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        built = [one.result() for one in [pool.submit(compile_one, card, *of) for of in launched]]
+    run = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    knobs.compilation.listener = lambda *, src, cache_hit, **_: heard.append((src.name, cache_hit))
+    with pretended(card, seen), patch.object(JITFunction, "run", only_compile):
+        knobs.runtime.jit_cache_hook = None
+        launch()
+    print(json.dumps({"built": built, "launched": heard}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The child process that compiles kernels while weights load: once for each model and card, and never in the way."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hookline.core.assembly import kernel_build
+from hookline.core.assembly.kernel_build import KernelBuild, start_build
+from hookline.core.contracts import Needs
+
+FOUND = {"num_kernels": 3, "num_compiled": 2, "seconds": 1.25, "failed": []}
+
+
+def child(tmp_path, code):
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    return KernelBuild(process, tmp_path / "cache" / "stamp.json")
+
+
+def test_what_came_of_it_is_its_last_line_and_is_noted_beside_the_kernels(tmp_path):
+    build = child(tmp_path, f"print('a plugin says hello'); print({json.dumps(json.dumps(FOUND))})")
+    assert build.wait() == "2 of 3 kernels compiled ahead in 1.2 s"
+    assert json.loads(build.stamp.read_text()) == FOUND
+
+
+def test_a_child_that_fails_is_no_reason_not_to_start(tmp_path):
+    build = child(tmp_path, "raise SystemExit(1)")
+    assert build.wait() is None and not build.stamp.exists()
+
+
+@pytest.fixture
+def resolved(monkeypatch, tmp_path):
+    """A configuration on a card, as far as it matters here."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernel_build, "card_facts", lambda device: {"num_sms": 132})
+    monkeypatch.setattr(kernel_build, "config_tree", lambda *_: {})
+    monkeypatch.setattr(kernel_build, "find_spec", lambda name: SimpleNamespace(origin=None))
+    sizes = dict(dtype=torch.bfloat16, block_size=64, num_heads=16, num_kv_heads=8)
+    config = SimpleNamespace(
+        engine=SimpleNamespace(compile_ahead=True),
+        sampler=SimpleNamespace(name="gumbel", config=None, entry=None),
+        model=SimpleNamespace(name="qwen3"),
+    )
+    return SimpleNamespace(
+        device=torch.device("cuda"), config=config, ranks=SimpleNamespace(size=1), attention=SimpleNamespace(**sizes),
+        kernels=SimpleNamespace(name="triton", needs=Needs(packages=("triton",)), target="plugin.kernels:Kernels"),
+        checkpoint=SimpleNamespace(config={"hidden_size": 1024}), plugins=(),
+    )  # fmt: skip
+
+
+def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
+    monkeypatch.setattr(
+        kernel_build, "python_command", lambda *_: [sys.executable, "-c", f"print('''{json.dumps(FOUND)}''')"]
+    )
+    build = start_build(resolved)
+    assert build.wait() and start_build(resolved) is None
+    resolved.checkpoint.config = {"hidden_size": 2048}
+    other = start_build(resolved)
+    assert other.wait() and other.stamp != build.stamp
+
+
+def test_nothing_is_begun_where_nothing_is_compiled_or_somebody_said_so(resolved):
+    resolved.config.engine.compile_ahead = False
+    assert start_build(resolved) is None
+    resolved.config.engine.compile_ahead, resolved.device = True, torch.device("cpu")
+    assert start_build(resolved) is None

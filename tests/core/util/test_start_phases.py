@@ -1,0 +1,33 @@
+"""The parts of a start and their sum."""
+
+import time
+
+import pytest
+
+from hookline.core.util.start_phases import StartPhases, process_age_s
+
+
+def test_parts_of_one_name_are_added_and_the_rest_makes_up_the_sum(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 3.5, 4.0, 4.0, 5.0, 10.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    phases = StartPhases()
+    for name in ("weights", "graphs", "weights"):
+        with phases.part(name):
+            pass
+    phases.notes.append("kernels compiled 2 in 1.5 s")
+    phases.end()
+    assert phases.seconds == {"weights": 3.0, "graphs": 0.5, "rest": 6.5}
+    assert str(phases) == "10.0 s = weights 3.0 + graphs 0.5 + rest 6.5; kernels compiled 2 in 1.5 s"
+
+
+def test_a_part_that_fails_keeps_its_time():
+    phases = StartPhases()
+    with pytest.raises(ValueError), phases.part("weights"):
+        raise ValueError
+    assert phases.seconds["weights"] > 0
+
+
+def test_what_came_before_counts_from_the_start_of_the_process():
+    phases = StartPhases("imports")
+    phases.end()
+    assert 0 < phases.seconds["imports"] <= process_age_s() and sum(phases.seconds.values()) <= process_age_s() + 0.1

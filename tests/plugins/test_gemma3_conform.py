@@ -1,0 +1,99 @@
+"""Gemma 3 against the conformance suite, with transformers as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import FullAttention, SlidingWindow
+from hookline.core.errors import ConfigError
+from hookline.core.testing.model_suite import ModelSuite
+from hookline.plugins.models.gemma3 import Gemma3
+from hookline.plugins.models.gemma3_config import read_config
+from tests.small_models import CONFIGS, reference_logits
+
+
+class TestGemma3(ModelSuite):
+    model_class = Gemma3
+    name = "gemma3"
+
+    def hf_config(self) -> dict[str, Any]:
+        return dict(CONFIGS[self.name])
+
+    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
+        return reference_logits(self.hf_config(), weights, token_ids)
+
+    def refused_configs(self) -> list[dict[str, Any]]:
+        own: list[dict[str, Any]] = [
+            {"architectures": ["NoSuchForCausalLM"]},
+            {"hidden_activation": "gelu"},
+            {"layer_types": ["full_attention"]},
+            {"intermediate_size": 0},
+            {"head_dim": 7},
+        ]
+        return [*super().refused_configs(), *own]
+
+
+class TestGemma3WithWindowsShorterThanThePrompt(TestGemma3):
+    dtypes = (torch.float32,)
+
+    def hf_config(self) -> dict[str, Any]:
+        return {**CONFIGS["gemma3"], "sliding_window": 4, "attention_bias": True}
+
+
+class TestTheTextPartOfGemma3WithImages(TestGemma3):
+    dtypes = (torch.float32,)
+
+    def hf_config(self) -> dict[str, Any]:
+        return {"model_type": "gemma3", "text_config": CONFIGS["gemma3"], "vision_config": {"hidden_size": 8}}
+
+    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
+        text = {name.removeprefix("language_model."): weight for name, weight in weights.items()}
+        return reference_logits(CONFIGS["gemma3"], text, token_ids)
+
+    def refused_configs(self) -> list[dict[str, Any]]:
+        text = CONFIGS["gemma3"]
+        changes: list[dict[str, Any]] = [{"num_hidden_layers": 0}, {"model_type": "gemma2"}, {"hidden_size": None}]
+        nested = [{"text_config": {**text, **change}} for change in changes]
+        return [*nested, {"text_config": None}, {"text_config": [1]}, {"quantization_config": {"quant_method": "x"}}]
+
+
+def test_old_and_new_keys_of_windows_and_ropes_mean_the_same() -> None:
+    sizes = {key: value for key, value in CONFIGS["gemma3"].items() if key not in ("layer_types", "rope_parameters")}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 500.0, "rope_scaling": linear, "sliding_window_pattern": 3}
+    new = {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {**linear, "rope_theta": 5e5},
+        },
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    }
+    shape = read_config({**sizes, **old})
+    assert shape == read_config({**sizes, **new})
+    assert (shape.rope.rope_theta, shape.local_rope.rope_theta) == (5e5, 500.0)
+    assert shape.layers == (SlidingWindow(100), SlidingWindow(100), FullAttention(), SlidingWindow(100))
+    bare = read_config(sizes)
+    assert (bare.rope.rope_theta, bare.local_rope.rope_theta) == (1e6, 1e4)
+
+
+def test_scores_are_plain_if_the_scalar_is_the_head_dim() -> None:
+    assert Gemma3.spec(CONFIGS["gemma3"]).attention_features == {"scale", "window"}
+    assert Gemma3.spec({**CONFIGS["gemma3"], "query_pre_attn_scalar": 16}).attention_features == {"window"}
+
+
+def test_the_scaled_length_is_what_the_config_says() -> None:
+    assert Gemma3.spec(CONFIGS["gemma3"]).max_position == 256
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"final_logit_softcapping": 30.0}, {"attn_logit_softcapping": 50.0}, {"use_bidirectional_attention": True}],
+)
+def test_what_gemma_2_and_embedding_models_have_is_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        Gemma3.spec({**CONFIGS["gemma3"], **change})

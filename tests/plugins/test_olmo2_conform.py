@@ -1,0 +1,45 @@
+"""OLMo 2 against the conformance suite, with transformers as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.testing.model_suite import ModelSuite
+from hookline.plugins.models.olmo2 import Olmo2
+from tests.small_models import CONFIGS, reference_logits
+
+
+class TestOlmo2(ModelSuite):
+    model_class = Olmo2
+    name = "olmo2"
+
+    def hf_config(self) -> dict[str, Any]:
+        return dict(CONFIGS[self.name])
+
+    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
+        return reference_logits(self.hf_config(), weights, token_ids)
+
+    def refused_configs(self) -> list[dict[str, Any]]:
+        own: list[dict[str, Any]] = [
+            {"architectures": ["NoSuchForCausalLM"]},
+            {"hidden_act": "gelu"},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            {"intermediate_size": None},
+            {"head_dim": 7},
+        ]
+        return [*super().refused_configs(), *own]
+
+
+class TestOlmo2OnMoreRanksThanKVHeads(ModelSuite):
+    """Each key head is on two ranks, and the norm over all heads counts it once."""
+
+    model_class = Olmo2
+    dtypes = (torch.float32,)
+    ranks = (4,)
+
+    def hf_config(self) -> dict[str, Any]:
+        return {**CONFIGS["olmo2"], "attention_bias": True}

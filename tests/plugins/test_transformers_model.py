@@ -1,0 +1,189 @@
+"""What model=transformers refuses and why, its names of tensors, and what it does not allocate."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from hookline.core.contracts import FullAttention, Runtime, SlidingWindow
+from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.errors import ConfigError
+from hookline.core.testing.model_driver import ModelDriver
+from hookline.plugins.models.transformers_layers import is_plain_rms_norm
+from hookline.plugins.models.transformers_model import TransformersModel
+from tests.fuzzing import examples
+from tests.plugins.test_hostile_configs import CHANGES, CONFIG
+from tests.transformers_cases import CASES, SIZES
+
+
+def config_of(model_type: str, **options: Any) -> dict[str, Any]:
+    """The config.json of a small model."""
+    config = CONFIG_MAPPING[model_type](**{**SIZES, **options})
+    values = json.loads(config.to_json_string(use_diff=False))
+    return {key: value for key, value in values.items() if not key.startswith("_")}
+
+
+def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
+    with pytest.raises(ConfigError) as error:
+        TransformersModel.spec(config)
+        runtime = Runtime(torch.device("cpu"), torch.float32, LocalRanks(0, num_ranks), None)  # type: ignore[arg-type]
+        TransformersModel(config, runtime)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bloom": ({}, "its forward takes no position_ids, as batches of several sequences need"),
+    "mpt": ({}, "its forward takes no position_ids"),
+    "falcon": ({"alibi": True}, "its attention does not go through transformers' attention interface"),
+    "gptj": ({}, "its attention does not go through transformers' attention interface"),
+    "xglm": ({}, "it works on attention masks itself, and none is built here"),
+    "mamba": ({}, "its layers keep states, of which nothing is known here"),
+    "jamba": ({}, "its layers keep states, of which nothing is known here"),
+    "bert": ({}, "its mask is neither causal nor a sliding window"),
+    "bart": ({}, "does not support is_encoder_decoder = True; supported: decoders alone"),
+    "deepseek_v3": ({}, "its queries, keys and values have unlike head dims or counts (192, 192 and 128)"),
+    "llama4_text": ({}, "it has no decoder with an output head"),
+    "gemma3": ({}, "it is made of several models (text_config), and only a decoder is served"),
+    "clip": ({}, "does not support model_type = 'clip'; supported: models that transformers has as a causal language"),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: str) -> None:
+    options, reason = REFUSED[model_type]
+    plain = CONFIG_MAPPING[model_type](**options)
+    values = json.loads(plain.to_json_string(use_diff=False))
+    assert reason in refusal({key: value for key, value in values.items() if not key.startswith("_")})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"model_type": "my_own", "auto_map": {"AutoModel": "my.py"}},
+            "code that comes with a checkpoint (auto_map) is",
+        ),
+        ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, "supported: unquantised checkpoints"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide num_attention_heads = 4"),
+        ({"max_position_embeddings": -1}, "its max_position_embeddings is -1"),
+        ({"num_attention_heads": "many"}, "num_attention_heads = 'many'"),
+        ({"hidden_act": "no_such"}, "transformers cannot build it: KeyError"),
+        ({"rope_parameters": {"rope_type": "no_such_rope"}}, "transformers cannot build it"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_refused(change: dict[str, Any], reason: str) -> None:
+    assert reason in refusal({**config_of("llama"), **change})
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(30), deadline=None)
+@given(model_type=st.sampled_from(["qwen3", "phi3", "gpt_neox", "gemma2"]), changes=CHANGES)
+def test_any_config_is_read_or_refused_in_one_line(model_type: str, changes: dict[str, Any]) -> None:
+    config = {key: value for key, value in {**CONFIG, **changes}.items() if key not in ("model_type", "architectures")}
+    try:
+        spec = TransformersModel.spec({**config, "model_type": model_type})
+    except ConfigError as error:
+        line = " ".join(str(error).split())
+        assert 0 < len(line) < 1500 and "Traceback" not in line
+        return
+    assert spec.num_layers >= 1 and spec.max_position >= 1 and spec.num_heads % spec.num_kv_heads == 0
+
+
+def test_without_a_tensor_parallel_plan_there_is_one_rank() -> None:
+    assert "transformers has no tensor-parallel plan for it; take tp=1, not 2" in refusal(config_of("gpt2"), 2)
+
+
+def test_a_plan_with_a_style_that_is_not_known_is_refused_by_name() -> None:
+    text = refusal(config_of("mixtral", num_local_experts=4), 2)
+    assert "its tensor-parallel plan has 'moe_tp_experts' for model.layers.0.mlp.experts;" in text
+
+
+def test_a_plan_that_does_not_fit_the_model_is_refused() -> None:
+    assert "its plan for tp=2 needs what is not here: RuntimeError" in refusal(config_of("cohere", use_qk_norm=True), 2)
+
+
+def test_ranks_that_do_not_divide_the_features_are_refused() -> None:
+    config = config_of("llama", intermediate_size=50)
+    assert "tp=4 does not divide the output features of model.layers.0.mlp.gate_proj, 50" in refusal(config, 4)
+
+
+def test_windows_of_the_layers_are_those_that_transformers_masks_have() -> None:
+    case = CASES["cohere2"]
+    spec = TransformersModel.spec(config_of(case.model_type, **case.options))
+    assert spec.layers == (SlidingWindow(12), FullAttention())
+    assert spec.attention_features == {"window"}
+    assert TransformersModel.spec(config_of("qwen2", sliding_window=12, use_sliding_window=False)).layers == ()
+
+
+def test_scale_and_softcap_are_asked_of_the_kernels_only_where_a_model_has_its_own() -> None:
+    assert TransformersModel.spec(config_of("llama")).attention == frozenset()
+    assert TransformersModel.spec(config_of("granite", attention_multiplier=0.3)).attention == {"scale"}
+    gemma2 = CASES["gemma2"]
+    assert TransformersModel.spec(config_of("gemma2", **gemma2.options)).attention == {"scale", "softcap"}
+
+
+def test_longrope_is_served_up_to_the_length_that_keeps_its_frequencies() -> None:
+    spec = TransformersModel.spec(config_of("phi3", **CASES["longrope"].options))
+    assert spec.max_position == 256
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts the numbers in the largest tensor that an operation gives."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.largest = max(self.largest, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma2", "opt"])
+def test_no_mask_is_ever_built(name: str) -> None:
+    """A causal mask over the tokens of a step would have T * T numbers."""
+    driver = ModelDriver(TransformersModel, config_of(CASES[name].model_type, **CASES[name].options))
+    num_tokens = 2048
+    token_ids_T, positions_T = torch.full((num_tokens,), 5), torch.arange(num_tokens) % 256
+    width = driver.spec.num_heads * driver.spec.head_dim
+
+    def attend(layer: int, qkv_TC: torch.Tensor, *_: Any) -> torch.Tensor:
+        return qkv_TC[:, :width].clone()
+
+    with torch.inference_mode(), LargestTensor() as seen:
+        driver.model.forward(token_ids_T, positions_T, attend)
+    assert num_tokens * 32 <= seen.largest < num_tokens * num_tokens / 4
+
+
+def test_a_checkpoint_of_the_decoder_alone_has_its_prefix_added_and_old_buffers_left_out() -> None:
+    """As GPT-2's on the hub."""
+    model = ModelDriver(TransformersModel, config_of("gpt2")).model
+    assert model.tensor_name("h.0.attn.c_attn.weight") == "transformer.h.0.attn.c_attn.weight"
+    assert model.tensor_name("transformer.wte.weight") == "transformer.wte.weight"
+    assert model.tensor_name("h.0.attn.bias") is None
+    assert model.tensor_name("no.such.weight") == "no.such.weight"
+
+
+def test_the_matrices_of_single_experts_fill_the_merged_tensor() -> None:
+    driver = ModelDriver(TransformersModel, config_of("mixtral", num_local_experts=4))
+    name = driver.model.tensor_name("model.layers.1.block_sparse_moe.experts.3.w3.weight")
+    merged = driver.model.decoder.layers[1].mlp.experts.gate_up_proj
+    view = driver.targets[name].view
+    assert view is not None and view.shape == (48, 32)
+    assert view.data_ptr() == merged[3, 48:].data_ptr()
+
+
+def test_norms_of_the_plain_form_go_to_the_kernels_and_others_stay() -> None:
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    assert is_plain_rms_norm(LlamaRMSNorm(8))
+    assert not is_plain_rms_norm(Gemma2RMSNorm(8))

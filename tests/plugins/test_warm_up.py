@@ -1,0 +1,31 @@
+"""When an engine with Triton's kernels is ready, no step can launch a kernel that was not compiled and loaded yet."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[1] / "launched_kernels.py"
+SIZES = ("engine.max_num_seqs=40", "engine.max_model_len=16384", "model.random_shape.num_hidden_layers=2")
+
+
+def launched(*arguments: str) -> dict:
+    """What tests/launched_kernels.py prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, SCRIPT, "80", "model.weights=random", *SIZES, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_30b_a3b"])
+def test_random_steps_launch_nothing_that_was_not_launched_before_ready(model):
+    found = launched(f"model={model}")
+    assert found["ready"] > 40 and found["late"] == []

@@ -1,0 +1,118 @@
+"""Small random models of transformers, by a config.json of each architecture: as checkpoints and as references.
+
+Knows nothing of our models and of engines. Legend: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "eos_token_id": 3,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+# A config.json for each architecture, small enough for a CPU, in which all that it can do counts.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**SIZES, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
+    "llama_biased": {**SIZES, "model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    "mistral": {**SIZES, "model_type": "mistral", "sliding_window": None, "num_key_value_heads": 1},
+    "mistral_window": {**SIZES, "model_type": "mistral", "sliding_window": 13},
+    "phi3": {**SIZES, "model_type": "phi3", "sliding_window": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "qwen2": {**SIZES, "model_type": "qwen2"},
+    "qwen2_window": {
+        **SIZES,
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 13,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {**SIZES, "model_type": "olmo2"},
+    "gemma3": {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 100,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+        },
+    },
+    "gpt_oss": {
+        **SIZES,
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 100,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+        "swiglu_limit": 1.0,
+    },
+}
+CONFIGS["gpt_oss_window"] = {**CONFIGS["gpt_oss"], "sliding_window": 13}
+CONFIGS["gemma3_window"] = {**CONFIGS["gemma3"], "sliding_window": 13}
+
+
+def transformers_model(config: Mapping[str, Any], seed: int = 0) -> Any:
+    """A random float32 model, with weights so large that each token matters, and no norm of one or bias of zero."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    their_config = AutoConfig.for_model(**{**config, "initializer_range": 0.3})
+    model = AutoModelForCausalLM.from_config(their_config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def save_checkpoint(config: Mapping[str, Any], folder: Path, seed: int = 0) -> Any:
+    """Save a random checkpoint in several files, and return transformers' model of it."""
+    model = transformers_model(config, seed)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return model
+
+
+def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
+    """Logits (T, V) that transformers computes with these weights; all but a tied head must be there."""
+    model = transformers_model(config)
+    missing, surplus = model.load_state_dict(weights, strict=False)
+    assert not surplus and set(missing) <= {"lm_head.weight"}, (missing, surplus)
+    with torch.no_grad():
+        logits_1TV: Tensor = model(torch.tensor([list(token_ids)])).logits
+    return logits_1TV[0]

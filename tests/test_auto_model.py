@@ -1,0 +1,55 @@
+"""model=auto with our own plugins: which model serves a checkpoint, in this process and in a server's front end."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hookline import LLM
+from hookline.core.config.compose import compose
+from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.plugin.host import PluginHost
+from hookline.core.run.settings import RunKeys
+from hookline.core.serve.front_main import codec_of
+from hookline.core.serve.messages import Facts
+from tests.test_parity import BUNDLED, greedy
+from tests.transformers_cases import CASES, make_checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("qwen3", "model=auto takes 'qwen3': it claims Qwen3ForCausalLM"),
+        ("stablelm", "model=auto takes 'transformers': no other model that is installed claims StableLmForCausalLM"),
+    ],
+)
+def test_a_folder_alone_is_served_by_the_model_for_it(name, why, tmp_path, caplog):
+    if name == "qwen3":
+        shutil.copytree(BUNDLED, tmp_path, dirs_exist_ok=True)
+    else:
+        make_checkpoint(tmp_path, CASES[name])
+    with caplog.at_level(logging.INFO, "hookline"), LLM(str(tmp_path), device="cpu") as llm:
+        assert len(llm.generate([[1, 2, 3]], greedy(4))[0].token_ids) == 4
+    assert why in caplog.text
+
+
+def test_without_a_checkpoint_the_bundled_one_is_served_as_by_its_own_name():
+    host = PluginHost.load()
+    assert validate({}, host).model == validate({"model": "qwen3"}, host).model
+    tree = compose([], host, RunKeys)[0].tree
+    assert validate({key: tree[key] for key in ENGINE_KEYS}, host).model.name == "qwen3"
+
+
+def test_the_command_line_takes_a_checkpoint_without_a_model(tmp_path):
+    host = PluginHost.load()
+    tree = compose([f"model.checkpoint={tmp_path}", "model.chat=true"], host, RunKeys)[0].tree
+    option = validate({key: tree[key] for key in ENGINE_KEYS}, host).model
+    assert (option.entry, option.config.checkpoint, option.config.chat) == (None, str(tmp_path), True)
+
+
+def test_a_front_end_takes_the_model_that_the_engine_chose_and_looks_for_no_checkpoint():
+    facts = Facts("nowhere", str(BUNDLED), 64, 100, {}, 0, "transformers")
+    codec = codec_of(facts, {"model": {"name": "auto", "checkpoint": str(Path("no", "such", "folder"))}})
+    assert codec.decode(codec.encode("import os")) == "import os"

@@ -1,0 +1,109 @@
+"""Small random checkpoints of transformers' architectures, for tests of model=transformers.
+
+Each case: a model type, options over SIZES, and whether transformers has a tensor-parallel plan for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture."""
+
+    model_type: str
+    options: dict[str, Any] = field(default_factory=dict)
+    has_plan: bool = True
+
+
+CASES = {
+    "llama": Case("llama"),
+    "phi3": Case("phi3"),
+    "gpt2": Case("gpt2", {"n_positions": 256}, has_plan=False),
+    "opt": Case("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}, has_plan=False),
+    "stablelm": Case("stablelm", {"use_qkv_bias": True}, has_plan=False),
+    "cohere": Case("cohere", {"logit_scale": 0.7}),
+    "cohere_qk_norm": Case("cohere", {"use_qk_norm": True}, has_plan=False),
+    "granite": Case("granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "starcoder2": Case("starcoder2"),
+    "gpt_neox": Case("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    "olmo": Case("olmo", {"clip_qkv": 1.5}),
+    "olmo2": Case("olmo2"),
+    "glm4": Case("glm4", {"head_dim": 8, "attention_bias": True}),
+    "phi": Case("phi", {"qk_layernorm": False}),
+    "gpt_bigcode": Case("gpt_bigcode", {"n_positions": 256}, has_plan=False),
+    "biogpt": Case("biogpt", has_plan=False),
+    "smollm3": Case("smollm3", {"no_rope_layers": [1, 0]}),
+    "ernie4_5": Case("ernie4_5", {"head_dim": 8}),
+    "mixtral": Case("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": Case("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 24}),
+    "olmoe": Case("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": Case("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}),
+    "gpt_oss": Case(
+        "gpt_oss",
+        {"head_dim": 8, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
+        has_plan=False,
+    ),
+    "longrope": Case(
+        "phi3",
+        {
+            "original_max_position_embeddings": 256,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [4.0, 4.0, 4.0, 4.0],
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
+    "dynamic": Case("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}),
+    "mistral": Case("mistral", {"sliding_window": 12}),
+    "gemma2": Case(
+        "gemma2",
+        {"head_dim": 8, "sliding_window": 12, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0,
+         "query_pre_attn_scalar": 20},
+    ),
+    "cohere2": Case("cohere2", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
+}  # fmt: skip
+WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss")
+"""Cases with sliding windows."""
+FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2")
+"""Cases that every run tests; the others are nightly."""
+FEW_AT_TP_2 = ("phi3",)
+"""The same for two processes, which take seconds to start."""
+
+
+def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) -> Any:
+    """Save a random float32 checkpoint and return transformers' model of it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.options, **options})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return model
