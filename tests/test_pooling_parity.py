@@ -127,19 +127,24 @@ def test_two_ranks_give_the_vectors_of_one(checkpoint, mixed):
 # ------------------------------------------------------------------------------------------------- other checkpoints
 
 
-def transformers_classifier(folder, num_labels):
-    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+SMALL = {key: value for key, value in QWEN3.items() if key != "head_dim"}
+
+
+def transformers_classifier(folder, family, num_labels):
+    import transformers
 
     torch.manual_seed(3)
-    config = Qwen3Config(**QWEN3, num_labels=num_labels, pad_token_id=0, initializer_range=0.2)
-    model = Qwen3ForSequenceClassification(config).float().eval()
+    sizes = QWEN3 if family == "Qwen3" else SMALL
+    config_class = getattr(transformers, f"{family}Config")
+    config = config_class(**sizes, num_labels=num_labels, pad_token_id=0, initializer_range=0.2)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).float().eval()
     model.save_pretrained(folder)
     return model
 
 
-@pytest.mark.parametrize("num_labels", [1, 2, 5])
-def test_class_logits_equal_transformers(num_labels, tmp_path):
-    model = transformers_classifier(tmp_path, num_labels)
+@pytest.mark.parametrize(("family", "num_labels"), [("Qwen3", 1), ("Qwen3", 5), ("Llama", 2), ("Qwen2", 3)])
+def test_class_logits_equal_transformers(family, num_labels, tmp_path):
+    model = transformers_classifier(tmp_path, family, num_labels)
     with torch.no_grad():
         expected = [model(torch.tensor([prompt])).logits[0].numpy() for prompt in PROMPTS]
     with LLM(str(tmp_path), device="cpu", engine=dict(max_num_batched_tokens=16, max_num_seqs=8)) as llm:

@@ -33,7 +33,9 @@ KINDS = (
     "needs",
 )
 """Modules of core/contracts, in the order of the page."""
-LAYERS = ("residual", "linear", "norm", "vocab", "experts", "clamped_experts", "recurrent", "rope_config", "rope")
+LAYERS = (
+    "residual", "taps", "linear", "norm", "vocab", "experts", "clamped_experts", "recurrent", "rope_config", "rope",
+)  # fmt: skip
 HEAD = """# Reference: hooks, contracts, layers
 
 Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says

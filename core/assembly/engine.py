@@ -137,6 +137,7 @@ def assemble(
         tag_keys=config.engine.tag_keys,
         processing=processing,
         poolers=Poolers() if poolers is None else poolers,
+        taps=config.engine.taps or (),
         no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
         num_cache_tokens=groups.longest(

@@ -46,7 +46,8 @@ class ResolvedConfig:
     def uses_graphs(self) -> bool:
         """Whether steps are captured as CUDA graphs: decodes at least."""
         graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
-        return self.config.engine.cuda_graphs and self.device.type == "cuda" and graph_safe
+        wants_graphs = self.config.engine.cuda_graphs and not self.config.engine.taps
+        return wants_graphs and self.device.type == "cuda" and graph_safe
 
     @property
     def captures_prompts(self) -> bool:
@@ -91,6 +92,8 @@ def resolve(config: Config, host: PluginHost, rank: int = 0) -> ResolvedConfig:
     model_class = chosen(config.model).load()
     checkpoint = resolve_model(config.model.config, model_class)
     spec: ModelSpec = model_class.spec(checkpoint.config)
+    if (last := max(config.engine.taps or (), default=0)) >= spec.num_layers:
+        raise ConfigError(f"engine.taps names layer {last}; this model's layers are 0 to {spec.num_layers - 1}")
     ranks = LocalRanks(rank, config.tp)
     device = pick_device(config.device, ranks)
     facts = Facts(

@@ -28,6 +28,7 @@ from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.late_work import LateWork
+from hookline.core.worker.layer_taps import LayerTaps
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
 from hookline.core.worker.model_runner import ModelRunner
@@ -148,6 +149,8 @@ def make_worker(
         )
         num_rows, device = attention.max_num_seqs + 1, attention.device
         runner.pooled_states = PooledStates(pooler_makers(resolved, poolers, runner), num_rows, device)
+        if resolved.config.engine.taps:
+            runner.tap = LayerTaps(resolved.config.engine.taps)
         return Worker(runner, blaming=blaming)
 
     limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len

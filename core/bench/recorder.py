@@ -141,6 +141,10 @@ class StepRecorder:
         """Pass them on."""
         return self._executor.collect_vectors(handle)
 
+    def collect_states(self, handle: Any) -> Any:
+        """Pass them on."""
+        return self._executor.collect_states(handle)
+
     def time_steps(self) -> StepClock:
         """Pass it on."""
         return self._executor.time_steps()

@@ -80,6 +80,9 @@ class EngineConfig:
     """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
     tag_keys: tuple[str, ...] | None = None
     """The only keys that requests' tags may have, e.g. [tenant, class]; others are refused. None: any."""
+    taps: tuple[int, ...] | None = None
+    """Layers, from 0, behind which observers are shown each step's hidden states (the hook on_hidden_states). Every
+    step then copies them to the host, and none is a CUDA graph. None: no layer."""
     stall_timeout_s: float = bounded(30.0, above=0)
     """Seconds without progress after which a scheduler policy is broken off with an error: while it waits without
     computing anything, or in one call of it."""
@@ -98,6 +101,10 @@ class EngineConfig:
         check_ranges(EngineConfig, vars(self), "engine")
         if self.tag_keys is not None:
             object.__setattr__(self, "tag_keys", _checked_tag_keys(self.tag_keys))
+        if self.taps is not None:
+            object.__setattr__(self, "taps", tuple(self.taps))
+            if any(layer < 0 for layer in self.taps) or len(set(self.taps)) < len(self.taps):
+                raise ConfigError(f"engine.taps={list(self.taps)} must be different layers, from 0")
         if self.max_model_len == 1:
             raise ConfigError("engine.max_model_len=1 must be at least 2: a token of a prompt, and one of its answer")
         if self.num_blocks == self.block_size == 1:

@@ -38,7 +38,7 @@ from hookline.core.contracts.kernels import (
 )
 from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
 from hookline.core.contracts.needs import Needs
-from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats
+from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats, TappedStates
 from hookline.core.contracts.optional import is_offered
 from hookline.core.contracts.parser import (
     Arguments,
@@ -158,6 +158,7 @@ __all__ = [
     "StepShape",
     "StepStats",
     "StructuredOutputs",
+    "TappedStates",
     "Text",
     "TokenTexts",
     "ToolCall",

@@ -14,7 +14,7 @@ import pluggy
 from hookline.core.contracts.needs import Needs
 
 if TYPE_CHECKING:
-    from hookline.core.contracts.observer import EngineView, RequestBegin, StepStats
+    from hookline.core.contracts.observer import EngineView, RequestBegin, StepStats, TappedStates
     from hookline.core.outputs import RequestOutput
     from hookline.core.util.arrays import FloatArray
 
@@ -228,6 +228,16 @@ def on_token_gaps(gaps_s: FloatArray) -> None:
     gaps_s: (N,) seconds between a token and the one before it, for each token of a step that is not its request's
     first; a preemption in between is part of the gap.
     When:    after a step's tokens are known, if there are any such; skipped entirely when nobody implements it.
+    Errors:  as on_step_end.
+    """
+
+
+@hookspec
+def on_hidden_states(states: TappedStates) -> None:
+    """Observe the hidden states of a step behind the layers that `engine.taps` names.
+
+    When:    after a step was computed, before requests that end with it are told of; only if engine.taps names layers,
+             and skipped entirely when nobody implements it.
     Errors:  as on_step_end.
     """
 

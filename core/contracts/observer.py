@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hookline.core.outputs import RequestOutput
     from hookline.core.sampling_params import SamplingParams
-    from hookline.core.util.arrays import FloatArray
+    from hookline.core.util.arrays import FloatArray, IntArray, VectorArray
 
 
 class EngineView(Protocol):
@@ -95,6 +95,19 @@ class RequestBegin:
 
 
 @dataclass(frozen=True)
+class TappedStates:
+    """Hidden states of the T tokens of one step: the residual stream behind each tapped layer, before any norm.
+
+    request_ids_T: whose tokens they are, decoding requests first; positions_T: their places in their sequences, from 0.
+    layers: (T, D) float32 by layer. All numpy's, and the observer's to keep.
+    """
+
+    request_ids_T: IntArray
+    positions_T: IntArray
+    layers: Mapping[int, VectorArray]
+
+
+@dataclass(frozen=True)
 class StepStats:
     """What one step did, for observers and the progress bar."""
 
@@ -158,6 +171,11 @@ class Observer(Protocol):
 
     @optional
     def on_token_gaps(self, gaps_s: FloatArray) -> None:
+        """See the hook."""
+        return
+
+    @optional
+    def on_hidden_states(self, states: TappedStates) -> None:
         """See the hook."""
         return
 

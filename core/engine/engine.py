@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats
+from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats, TappedStates
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.feedback import PolicyFeedback, prefilled
 from hookline.core.engine.lost_step import concerned, starting_again
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.served import ServedCounts
-from hookline.core.engine.step_builder import Dispatched, scored_chunks
+from hookline.core.engine.step_builder import Dispatched, scored_chunks, tokens_of
 from hookline.core.errors import (
     PASSES,
     HooklineError,
@@ -78,6 +78,8 @@ class _InFlight:
     started: float
     host_s: dict[str, float]
     num_context_tokens: int = 0
+    tapped: tuple[IntArray, IntArray] | None = None
+    """Of each of its tokens, whose it is and where; None unless its hidden states are observed."""
 
 
 class Engine:
@@ -111,6 +113,7 @@ class Engine:
         self._hears_begin, self._hears_first, self._hears_gaps = (
             hears(hook) for hook in ("on_request_begin", "on_first_token", "on_token_gaps")
         )
+        self._hears_states = bool(limits.taps) and hears("on_hidden_states")
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.clock: Callable[[], float] = time.monotonic
         """All times are its; another one may take its place before the first request."""
@@ -431,7 +434,8 @@ class Engine:
                 self.dispatcher.expect(dispatched.sampled)
                 if dispatched.pooled:
                     self.dispatcher.finish_pooled(dispatched.pooled)
-        return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens)
+        tapped = tokens_of(self.queue.table, plan.decode, dispatched.chunks) if self._hears_states else None
+        return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens, tapped)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
         """Tokens that the decodes of a step read, if anybody wants to know."""
@@ -491,6 +495,9 @@ class Engine:
                 except LostStep as error:
                     lost = error
             with self.watch.part("commit"):
+                if launched.tapped is not None and launched.plan.computes:
+                    states = self.executor.collect_states(launched.handle)
+                    self._notify("on_hidden_states", states=TappedStates(*launched.tapped, states))
                 self._note_first_tokens(launched)
                 kept = list(table.requests(entries_N)) if self._counts_tokens else []
                 if self._hears_gaps:

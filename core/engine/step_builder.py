@@ -115,6 +115,15 @@ def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]
     return found
 
 
+def tokens_of(table: RunningTable, decode: IntArray, chunks: Sequence[Chunk]) -> tuple[IntArray, IntArray]:
+    """Of each token of a launched step, in the order of the ranks: its request's id, and its position."""
+    owners, places = [table.id_S[decode]], [table.num_computed_tokens_S[decode] - 1]
+    for request, start, length in chunks:
+        owners.append(np.full(length, request.id))
+        places.append(np.arange(start, start + length))
+    return np.concatenate(owners), np.concatenate(places)
+
+
 def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
     """All tokens of newly admitted requests, which may have been generated before a preemption."""
     if requests:

@@ -118,6 +118,10 @@ class MultiprocExecutor(SizedExecutor):
         """See Executor; they are the same on every rank."""
         return self.worker.collect_vectors(handle.own)
 
+    def collect_states(self, handle: _Handle) -> Mapping[int, VectorArray]:
+        """See Executor; they are the same on every rank."""
+        return self.worker.collect_states(handle.own)
+
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
         """See Engine.tell_if_stuck."""
         self.links.monitor.tell_if_stuck = tell

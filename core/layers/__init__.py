@@ -22,6 +22,7 @@ from hookline.core.layers.recurrent import plain_gated_delta_rule, plain_short_c
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import rope_table
 from hookline.core.layers.rope_config import RopeSettings, rope_settings
+from hookline.core.layers.taps import tapped
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "plain_short_convolution",
     "rope_settings",
     "rope_table",
+    "tapped",
     "vocab_part",
     "wanted_experts",
 ]

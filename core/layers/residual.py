@@ -92,6 +92,15 @@ class Residual:
         self._check_taken()
         self._chunks, self._knows_all_rows = [self._rows(rows_N)], True
 
+    def stream(self) -> Tensor:
+        """The stream with all that was added, (T, D), known on every rank; later additions may overwrite it.
+
+        The next norm is then an operation of its own: for who looks at the stream, and not for a model's layers.
+        """
+        self._add_now()
+        self._know_all_rows()
+        return whole(self._chunks)
+
     def _norms_of_sum(self, x: Tensor | Iterable[Tensor], through: SummedBlock, weight_D: Tensor) -> Generator[Tensor]:
         x_chunks = cut_like(x, self._chunks) if isinstance(x, Tensor) else x
         if len(self._chunks) > 1 or (self._in_chunks and self._ranks.keeps_own_rows(self._chunks[0])):

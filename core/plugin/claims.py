@@ -15,6 +15,9 @@ from hookline.core.plugin.registry import MODEL, Entry
 REST = "*"
 """The claim of every architecture that no other model claims."""
 
+HEADLESS = ("ForSequenceClassification", "Model")
+"""What the names of architectures end in that have no head for tokens."""
+
 
 def bringing_checkpoint(host: PluginHost) -> Entry | None:
     """The first model that is registered with a checkpoint of its own; None if there is none."""
@@ -30,7 +33,7 @@ def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str
     Raises: PluginError naming both if two claim it and neither replaces the other openly, or if none does.
     """
     usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]
-    for architecture in architectures:
+    for architecture in dict.fromkeys([*architectures, *map(with_head, architectures)]):
         if found := _only([entry for entry in usable if architecture in entry.architectures], architecture):
             return found, f"it claims {architecture}"
     named = ", ".join(architectures) or "a checkpoint that names no architecture"
@@ -38,6 +41,12 @@ def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str
         return found, f"no other model that is installed claims {named}"
     names = ", ".join(host.registry.names(MODEL)) or "none"
     raise PluginError(f"model=auto: no model that is installed claims {named}; name one of: {names}")
+
+
+def with_head(architecture: str) -> str:
+    """The language model that a body, or a body with a head of classes, is of: as transformers names them."""
+    body = next((architecture.removesuffix(one) for one in HEADLESS if architecture.endswith(one)), None)
+    return architecture if body is None else f"{body}ForCausalLM"
 
 
 def _only(claims: list[Entry], architecture: str) -> Entry | None:

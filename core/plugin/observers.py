@@ -26,6 +26,7 @@ OBSERVER_HOOKS = (
     "on_request_begin",
     "on_first_token",
     "on_token_gaps",
+    "on_hidden_states",
     "on_step_end",
     "on_request_end",
     "on_engine_stop",

@@ -45,6 +45,8 @@ class EngineLimits:
     """The logits processors that requests can use."""
     poolers: Poolers = field(default_factory=Poolers)
     """The poolers that requests can use."""
+    taps: tuple[int, ...] = ()
+    """Layers behind which observers see the hidden states."""
     no_generation: str | None = None
     """Why requests cannot generate tokens, if they cannot: the checkpoint has no head for it."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)

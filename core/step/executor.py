@@ -38,6 +38,13 @@ class Executor(Protocol):
         """
         raise AssertionError("this executor pools nothing")
 
+    def collect_states(self, handle: Any) -> Mapping[int, VectorArray]:
+        """Wait for the hidden states of a launched step behind the layers of engine.taps: (T, D) each, by layer.
+
+        The rows are those of the step's decodes, then of its chunks' tokens. Asked for only if there are such layers.
+        """
+        raise AssertionError("this executor has no hidden states")
+
     def mask_rows(self, num_rows: int) -> MaskArray:
         """Where to write the masks of the step launched last, (num_rows, W) int32; see `core.contracts.grammar`.
 

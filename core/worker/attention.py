@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class PagedAttention:
     rows_N: Tensor | None = None
     progress: list[int] = field(default_factory=lambda: [0])
     """One number: calls so far."""
+    tap: Any = None
+    """See core.layers.tapped; None if nobody asked for hidden states."""
 
     def __call__(
         self,
@@ -62,6 +65,7 @@ class GroupedAttention:
     layer_states: LayerStates | None = None
     rows_B: Tensor | None = None
     is_new_B: Tensor | None = None
+    tap: Any = None
 
     def __call__(
         self,

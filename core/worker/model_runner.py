@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Attend, Batch, Kernels, Model, Sampler, SamplingBatch, is_offered
+from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatch, is_offered
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.message import Step
-from hookline.core.worker.attention import PagedAttention, grouped_attention
+from hookline.core.worker.attention import GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.device_clock import StepClock
+from hookline.core.worker.layer_taps import LayerTaps
 from hookline.core.worker.logits_pipeline import Pipeline
 from hookline.core.worker.memory import release
 from hookline.core.worker.pooling import PooledStates
@@ -56,6 +57,10 @@ class ModelRunner:
 
     progress: list[int]
     """One number, which changes with each layer."""
+    tap: LayerTaps | None = None
+    """Set where hidden states behind layers were asked for."""
+    pooled_states: PooledStates | None = None
+    """Set where requests can be pooled."""
     groups: CacheGroups | None = None
     """Set if layers keep unlike things."""
     is_checking = False
@@ -88,8 +93,6 @@ class ModelRunner:
         self.shards_vocabulary = shards_vocabulary
         self.pipeline = pipeline
         self.clock: StepClock | None = None
-        self.pooled_states: PooledStates | None = None
-        """Set where requests can be pooled."""
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
@@ -119,9 +122,11 @@ class ModelRunner:
         A model may compute only these in its last layer; a step that samples nothing computes one row in vain.
         """
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
-        if rows_N is not None and len(rows_N) >= batch.num_tokens:
+        if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap is not None):
             rows_N = None  # so that the number of rows says which came back
         attend = self._attend(batch, rows_N)
+        if self.tap is not None:
+            attend = replace(attend, tap=self.tap)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if self.is_checking:
@@ -131,7 +136,7 @@ class ModelRunner:
         is_narrow = rows_N is not None and len(hidden_TD) == len(rows_N)
         return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
 
-    def _attend(self, batch: Batch, rows_N: Tensor | None) -> Attend:
+    def _attend(self, batch: Batch, rows_N: Tensor | None) -> PagedAttention | GroupedAttention:
         """What the model's forward is given, prepared."""
         kernels, groups = self.kernels, self.groups
         if groups is not None:

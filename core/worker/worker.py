@@ -34,6 +34,7 @@ from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.late_work import LateWork
+from hookline.core.worker.layer_taps import SentStates
 from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.pooling import Vectors
@@ -46,10 +47,13 @@ from hookline.core.worker.warm_up import eager_steps, graph_steps
 
 @dataclass
 class Handle:
-    """A launched step. tokens: None while its draws wait for masks. vectors: None if it pools nothing."""
+    """A launched step. tokens: None while its draws wait for masks. vectors: None if it pools nothing. states:
+    None if nobody asked for hidden states.
+    """
 
     tokens: TransferredTokens | None
     vectors: Vectors | None = None
+    states: SentStates | None = None
 
 
 class Worker(SizedExecutor):
@@ -75,6 +79,8 @@ class Worker(SizedExecutor):
         """The step launched last, if its draws wait for masks."""
         self._vectors: Vectors | None = None
         """Those of the step computed last."""
+        self._states: SentStates | None = None
+        """Likewise."""
 
     @property
     def progress(self) -> int:
@@ -98,6 +104,8 @@ class Worker(SizedExecutor):
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
         hidden_TD = self.runner.forward(self._padding_batch(lens))
+        if self.runner.tap is not None:
+            self.runner.tap.take()
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
 
@@ -160,7 +168,7 @@ class Worker(SizedExecutor):
     def launch(self, step: Step) -> Handle:
         """Start a step; its sampled tokens are on their way to the host, or wait for masks."""
         tokens_N = self.compute(step)
-        return Handle(None if tokens_N is None else self._send(tokens_N), self._vectors)
+        return Handle(None if tokens_N is None else self._send(tokens_N), self._vectors, self._states)
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
@@ -311,8 +319,12 @@ class Worker(SizedExecutor):
         sampled = self.table.sample_rows(device_step, batch)
         scores_prompts = len(step.scored_chunks) > 0
         if len(step.pooled):
-            return sampled, self._forward_pooled(step, batch, sampled, scores_prompts=scores_prompts)
-        return sampled, self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
+            hidden_TD = self._forward_pooled(step, batch, sampled, scores_prompts=scores_prompts)
+        else:
+            hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
+        if self.runner.tap is not None:
+            self._states = self.runner.tap.take()
+        return sampled, hidden_TD
 
     def _forward_pooled(self, step: Step, batch: Batch, sampled: SampleRows, *, scores_prompts: bool) -> Tensor:
         """The same of a step with pooled chunks, whose vectors are on their way afterwards."""
@@ -364,6 +376,11 @@ class Worker(SizedExecutor):
         """See Executor."""
         assert handle.vectors is not None, "the step pooled nothing"
         return handle.vectors.wait()
+
+    def collect_states(self, handle: Handle) -> Mapping[int, VectorArray]:
+        """See Executor."""
+        assert handle.states is not None, "nobody asked for hidden states"
+        return handle.states.wait()
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -18,6 +18,8 @@ MAX_LAYERS = 10_000
 """Most layers that are believed."""
 MAX_NUMBER = 1e6
 """Largest number that is believed where a config.json has a factor or a limit."""
+HEAD, OTHER_HEADS = "ForCausalLM", ("ForSequenceClassification", "Model")
+"""What the names of language models end in, and those of their bodies with another head or none."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,16 @@ class ConfigValues:
     def model_type(self, architectures: Mapping[str, str | Sequence[str]]) -> str:
         """The model type, which must be one of these, each with its architectures; a missing one is the first.
 
+        An architecture may also be the body alone, or have a head of classes: both are for vectors.
+
         Raises: ConfigError for another type, and for architectures that do not go with it.
         """
         found = self.values.get("model_type", next(iter(architectures)))
         if not isinstance(found, str) or found not in architectures:
             self.refuse("model_type", ", ".join(architectures))
         known = architectures[found]
-        names = [known] if isinstance(known, str) else known
+        names = [known] if isinstance(known, str) else [*known]
+        names += [name.replace(HEAD, other) for name in names if HEAD in name for other in OTHER_HEADS]
         if not set(names).intersection(self.texts("architectures") or names):
             self.refuse("architectures", " or ".join(names))
         return found

@@ -24,6 +24,7 @@ from hookline.core.layers import (
     VocabParallelEmbedding,
     empty_parameter,
     rope_table,
+    tapped,
 )
 from hookline.plugins.models.gpt_oss_config import Shape, read_config
 
@@ -61,7 +62,7 @@ class GptOss:
         # Not in chunks of rows: each chunk would read every expert's weights again.
         """See Model."""
         residual = Residual(self.embed(token_ids_T), self.eps, self.runtime, in_chunks=False)
-        for layer in self.layers:
+        for layer in tapped(self.layers, residual, attend):
             layer(residual, attend)
         return residual.norm(self.norm_D)
 

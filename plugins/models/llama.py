@@ -22,6 +22,7 @@ from hookline.core.layers import (
     VocabParallelEmbedding,
     empty_parameter,
     rope_table,
+    tapped,
 )
 from hookline.plugins.models.llama_config import Shape, read_config
 
@@ -57,7 +58,7 @@ class Llama:
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
         residual = Residual(self.embed(token_ids_T), self.eps, self.runtime)
-        for layer in self.layers:
+        for layer in tapped(self.layers, residual, attend):
             layer(residual, attend)
         return residual.norm(self.norm_D)
 

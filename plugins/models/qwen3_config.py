@@ -36,7 +36,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     Raises: ConfigError naming the key, its value and what is supported.
     """
     values = ConfigValues(hf_config, "Qwen3")
-    values.refuse_other_architectures("qwen3", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Qwen3Model")
+    values.refuse_other_architectures("qwen3", "Qwen3ForCausalLM")
     num_heads = values.size("num_attention_heads")
     shape = Shape(
         vocab_size=values.size("vocab_size"),

@@ -25,6 +25,7 @@ from hookline.core.layers import (
     VocabParallelEmbedding,
     empty_parameter,
     rope_table,
+    tapped,
 )
 from hookline.plugins.models.qwen3_moe_config import MoeShape, read_config
 
@@ -60,7 +61,7 @@ class Qwen3Moe:
         # Not in chunks of rows: each chunk would read every expert's weights again.
         """See Model."""
         residual = Residual(self.embed(token_ids_T), self.eps, self.runtime, in_chunks=False)
-        for layer in self.layers:
+        for layer in tapped(self.layers, residual, attend):
             layer(residual, attend)
         return residual.norm(self.norm_D)
 

@@ -1,0 +1,33 @@
+"""Taps of the residual stream: what it holds behind a layer, for whoever asked to see it. Knows no model.
+
+Legend: T tokens of a step, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from hookline.core.layers.residual import Residual
+
+Layer = TypeVar("Layer")
+Tap = Callable[[int, Callable[[], Tensor]], None]
+"""tap(index, stream): called behind each layer; `stream` gives the stream there."""
+
+
+def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence[Layer] | Iterator[Layer]:
+    """A model's layers, to be gone through in order, with the stream behind each one shown to whoever asked.
+
+    For a model's forward: `for layer in tapped(self.layers, residual, attend)`. Core's `attend` knows whether somebody
+    asked for hidden states; if nobody did, these are the layers themselves, and a captured graph is the same.
+    """
+    tap: Tap | None = getattr(attend, "tap", None)
+    return layers if tap is None else _each(layers, residual, tap)
+
+
+def _each(layers: Sequence[Layer], residual: Residual, tap: Tap) -> Iterator[Layer]:
+    for index, layer in enumerate(layers):
+        yield layer
+        tap(index, residual.stream)

@@ -1,0 +1,50 @@
+"""The hidden states of a step behind the layers that somebody asked for. Legend: T tokens of a step, D hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hookline.core.errors import StepFault
+from hookline.core.util.arrays import VectorArray
+from hookline.core.worker.token_transfer import TransferredTokens, send_apart
+
+
+class LayerTaps:
+    """`core.layers.taps.Tap` for these layers."""
+
+    def __init__(self, layers: Iterable[int]) -> None:
+        self._layers = frozenset(layers)
+        self._states: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, stream: Callable[[], Tensor]) -> None:
+        """Keep what the stream holds behind a layer: later ones may write over it."""
+        if layer in self._layers:
+            self._states[layer] = stream().to(torch.float32, copy=True)
+
+    def take(self) -> SentStates:
+        """The states of the step that was just computed, on their way to the host.
+
+        Raises: StepFault if the model never showed them.
+        """
+        states, self._states = self._states, {}
+        if missing := sorted(self._layers.difference(states)):
+            raise StepFault(
+                f"engine.taps asks for layers {missing}, which the model does not show, since its forward does not use "
+                "hookline.core.layers.tapped; leave engine.taps out"
+            )
+        return SentStates({layer: send_apart(state_TD) for layer, state_TD in states.items()})
+
+
+@dataclass(frozen=True)
+class SentStates:
+    """States on their way, by layer."""
+
+    parts: Mapping[int, TransferredTokens]
+
+    def wait(self) -> dict[int, VectorArray]:
+        """Wait for them: (T, D) float32 each, the layers in ascending order."""
+        return {layer: self.parts[layer].wait().view("float32") for layer in sorted(self.parts)}
