@@ -1,4 +1,4 @@
-"""Whatever a model, kernels, a sampler or a processor does wrong in one call of a step: named, and the engine goes on."""
+"""Whatever models, kernels, samplers and processors do wrong in one call of a step: named, and the engine goes on."""
 
 import pytest
 import torch

@@ -58,7 +58,9 @@ class MaskedGraphs:
         self.rows_G[: len(rows_D)].copy_(rows_D)
         self.rows_G[len(rows_D) :].fill_(padding_row)
         self.forward.replay()
-        masks.write_index(self.index_G, len(rows_D), masked_draws_K)  # behind the draws of the step before, which read it
+        masks.write_index(
+            self.index_G, len(rows_D), masked_draws_K
+        )  # behind the draws of the step before, which read it
 
     def finish(self, num_draws: int) -> Tensor:
         """Draw; returns the tokens or rows, valid until the next step."""

@@ -128,7 +128,9 @@ class StepChecks:
         except TypeError:
             return method(*arguments, **named)  # in another form than core's own
         found = method(*arguments, **named)
-        for part, shape, allowed in zip(self.parts("kernels", name, found, len(shapes)), shapes, all_dtypes, strict=False):
+        for part, shape, allowed in zip(
+            self.parts("kernels", name, found, len(shapes)), shapes, all_dtypes, strict=False
+        ):
             self.form("kernels", name, part, shape, *allowed)
         if name == "route_experts":
             self._inside("kernels", name, found[0], "expert", "the experts", 0, arguments[0].shape[1])
