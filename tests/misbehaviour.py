@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -66,16 +68,12 @@ ACTS = {
 
 @dataclass
 class Misbehaviour:
-    """One act in one call of one method. count: calls so far."""
+    """One act in one call of one method. count: calls so far. acts: by name."""
 
     act: str
     call: int
     count: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has happened."""
-        return self.count > self.call
+    acts: Mapping[str, Any] = field(default_factory=lambda: ACTS)
 
     def around(self, method: Any) -> Any:
         """The method, with the act in its place once."""
@@ -83,9 +81,19 @@ class Misbehaviour:
         def misbehaving(*arguments: Any, **named: Any) -> Any:
             self.count += 1
             result = method(*arguments, **named)
-            return ACTS[self.act](result, *arguments) if self.count == self.call + 1 else result
+            return self.acts[self.act](result, *arguments) if self.count == self.call + 1 else result
 
         return misbehaving
+
+    def within(self, part: Any, name: str) -> Any:
+        """The method of an object, with the act in its place once; in a traceback it is a method of that object."""
+        around = self.around(getattr(part, name))
+
+        def method(self: Any, *arguments: Any, **named: Any) -> Any:
+            return around(*arguments, **named)
+
+        method.__code__ = method.__code__.replace(co_name=name)
+        return MethodType(method, part)
 
 
 def misbehaviours(acts: Any = ACTS, most_calls: int = 6) -> st.SearchStrategy[Misbehaviour]:

@@ -3,8 +3,8 @@
     python tools/bench_structured.py --tokenizer CHECKPOINT [--schema batch32_records] [--rows 32]
 
 The device is idle from the last draw until the masks of the next one are there, less its forward pass. Printed are the
-milliseconds of a step: `chain`, from the tokens' arrival to the release of the next draws; of it `grammars`, in the
-back end; `launch`, from that release to the next step's launch, which the draw itself hides; and `rest`, all other work.
+milliseconds of a step: `chain`, from the tokens' arrival to the release of the next draws; `launch`, from that release
+to the next step's launch, which the draw itself hides; and `rest`, all other work.
 Tokens are drawn at random from the masks, outside of what is measured.
 """
 

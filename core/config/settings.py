@@ -143,8 +143,8 @@ class EngineKeys:
     observers: tuple[Option, ...] = ()
     """Who watches the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
     processors: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of logits processors for requests that do not say otherwise, as processors.NAME.FIELD=VALUE; a request's
-    own extra_args go before, field by field. python -m core.info NAME lists the fields."""
+    """Arguments of logits processors for requests that do not say otherwise, as processors.NAME.FIELD=VALUE; a
+    request's own extra_args go before, field by field. python -m core.info NAME lists the fields."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and limits of the engine."""
 

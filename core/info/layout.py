@@ -99,7 +99,11 @@ def _fields_title(option: dict[str, Any]) -> str:
     """Also where else than under their keys the fields can be set."""
     if not option["key"]:
         return f"fields, as in observers='[{{name: {option['name']}, FIELD: VALUE}}]'"
-    return f"fields; for all requests of an engine: {option['engine_key']}.FIELD=VALUE" if option["engine_key"] else "fields"
+    return (
+        f"fields; for all requests of an engine: {option['engine_key']}.FIELD=VALUE"
+        if option["engine_key"]
+        else "fields"
+    )
 
 
 def _title(option: dict[str, Any]) -> str:

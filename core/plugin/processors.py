@@ -27,7 +27,7 @@ class Stage:
         with self.blaming:
             self.defaults = self.arguments()
         self.setting = setting
-        """What the engine's configuration says: the arguments of requests that do not say otherwise; None if nothing."""
+        """Arguments of requests that do not say otherwise, from the engine's configuration; None if it has none."""
         fields = dataclasses.fields(self.arguments)
         self.field_names = [field.name for field in fields]
         self.columns = {name: float for name in self._of_type(float)} | {

@@ -36,7 +36,7 @@ class Line(NamedTuple):
     error: str = ""
 
     def refused(self, error: Exception) -> Line:
-        """This line as one that is refused."""
+        """The line as one that is refused."""
         text = str(error)
         return self._replace(error=text if text.startswith(self.place) else f"{self.place}: {text}")
 

@@ -91,7 +91,9 @@ def test_in_an_engine_a_greedy_request_repeats_less_and_others_are_as_before() -
     assert plain == alone.token_ids and len({tuple(ids) for ids in (plain, unbroken, broken)}) == 3
     assert num_repeated(unbroken) < num_repeated(plain)
     with LLM(device="cpu", engine=sizes, processors={"dry": {**dry, "sequence_breakers": []}}) as llm:
-        crowd = llm.generate([prompt] * 3, [params(multiplier=0.0), params(), params(sequence_breakers=["\n", ":", '"', "*"])])
+        crowd = llm.generate(
+            [prompt] * 3, [params(multiplier=0.0), params(), params(sequence_breakers=["\n", ":", '"', "*"])]
+        )
     assert [output.token_ids for output in crowd] == [plain, unbroken, broken]
 
 

@@ -1,4 +1,4 @@
-"""Whatever a plugin on the host does wrong in one call: its name in one line, everybody else served, the engine whole."""
+"""Whatever a plugin on the host does wrong in one call: it is named, everybody else is served, the engine whole."""
 
 import pytest
 from hypothesis import given, settings
@@ -100,7 +100,12 @@ def make_engine(overlap):
     backend = Entry(GRAMMARS, "theirs", "hookline.core.testing.plain_grammar:PlainGrammars", ORIGIN)
     grammars = StructuredOutput(lambda: GrammarChoice(backend), VOCAB_SIZE, vocabulary=lambda: VOCABULARY)
     follower = entry(PROCESSOR, "follows", "Follows", config=PlainProcessorArguments)
-    options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "overlap": overlap, "observers": watched_by(Watches())}
+    options = {
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": [STOP],
+        "overlap": overlap,
+        "observers": watched_by(Watches()),
+    }
     engine = fake_engine(Schedules(), policy="theirs", structured_output=grammars, **options)
     object.__setattr__(engine.limits, "processing", Processing.of([follower]))
     return engine

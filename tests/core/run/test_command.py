@@ -452,7 +452,10 @@ def test_a_bad_line_is_refused_alone_with_its_number(
 def test_a_line_whose_processor_s_arguments_cannot_be_is_refused_alone(
     llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"prompt": "a", "extra_args": {"dry": {"lenght": 3}}}, {"prompt": "b", "extra_args": {"dry": {"length": 3}}}]
+    rows = [
+        {"prompt": "a", "extra_args": {"dry": {"lenght": 3}}},
+        {"prompt": "b", "extra_args": {"dry": {"length": 3}}},
+    ]
     Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert main([*CHOSEN, "prompts_file=p.jsonl"]) == 2
     assert llm.calls[0][0] == ["b"]

@@ -47,11 +47,10 @@ TEMPLATES = st.recursive(
 )
 VALUES = st.one_of(st.none(), st.text(max_size=9), st.integers(), st.lists(st.text(max_size=3), max_size=2))
 MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "reasoning", "x"]), VALUES, max_size=4), max_size=3
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "reasoning", "x"]), VALUES, max_size=4),
+    max_size=3,
 )
-DOUBLING = (
-    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
-)
+DOUBLING = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -151,7 +151,10 @@ def test_any_text_and_any_ids_are_answered_or_refused_in_one_line(sound, text, i
 def test_a_run_of_spaces_costs_no_more_for_each_token_the_longer_it_is(sound):
     """With pieces, a space alone has no text at the beginning of what is decoded, so the window must hold two."""
     ids, lengths = sound.encode("a" + " " * 400 + "a"), []
-    decode, sound.decode = sound.decode, lambda tokens, **options: lengths.append(len(tokens)) or decode(tokens, **options)
+    decode, sound.decode = (
+        sound.decode,
+        lambda tokens, **options: lengths.append(len(tokens)) or decode(tokens, **options),
+    )
     try:
         reader = read(sound, ids, False)
     finally:
