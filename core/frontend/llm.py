@@ -258,5 +258,3 @@ def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count
     if len(each) != count:
         raise RequestError(f"{len(each)} sampling params for {count} prompts; pass one, or one for each prompt")
     return each
-
-
