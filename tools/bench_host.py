@@ -1,7 +1,8 @@
 """What one decode step costs the host: the real engine and policies over an executor that computes nothing.
 
 A script, not a test: microseconds per step of pure decodes, by number of running requests and policy, and with
-`--profile` where they go. The executor answers with prepared tokens, so model, device and sampler cost nothing.
+`--profile` where they go; with `--windows` for a model that has them on 29 of 34 layers. The executor answers with
+prepared tokens, so model, device and sampler cost nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
 from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
@@ -50,13 +52,16 @@ class NoWork(Executor):
         pass
 
 
-def decoding_engine(policy: str, num_running: int, num_waiting: int, *, ignore_eos: bool) -> Engine:
+def decoding_engine(
+    policy: str, num_running: int, num_waiting: int, *, ignore_eos: bool, groups: CacheGroups = ALL_TOKENS
+) -> Engine:
     """An engine whose `num_running` seats are all taken by requests that decode."""
-    limits = Limits(num_running, 16384, 4096, 64, num_running * 64)
+    limits = Limits(num_running, 16384, 4096, 64, num_running * 64 * groups.num_groups, groups.num_groups)
     entry = PluginHost.load().choose("scheduler", policy)
     scheduler = entry.load()(entry.config() if entry.config is not None else None)
     pool = BlockPool(limits.num_blocks, limits.block_size)
-    engine = Engine(scheduler, NoWork(num_running), pool, EngineLimits(limits, VOCAB_SIZE, 30.0, EOS, overlap=True))
+    engine_limits = EngineLimits(limits, VOCAB_SIZE, 30.0, EOS, overlap=True)
+    engine = Engine(scheduler, NoWork(num_running), pool, engine_limits, groups=groups)
     params = SamplingParams(max_tokens=2000, ignore_eos=ignore_eos, **UNTRUNCATED)
     for index in range(num_running + num_waiting):
         engine.add([index] * (100 + index % 64), params)
@@ -78,10 +83,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="also print the functions that take longest at 512")
+    parser.add_argument("--windows", action="store_true", help="layers as in Gemma3-4B: windows of 1,024, five full")
     options = parser.parse_args()
+    groups = CacheGroups.of_described({"windows": [None, *[1024] * 6]}) if options.windows else ALL_TOKENS
     for policy in ("prefill_first", "chunked"):
         for num_running, num_waiting in (1, 0), (16, 0), (64, 0), (256, 0), (512, 0), (512, 64):
-            engine = decoding_engine(policy, num_running, num_waiting, ignore_eos=False)
+            engine = decoding_engine(policy, num_running, num_waiting, ignore_eos=False, groups=groups)
             gc.collect()
             best = min(step_us(engine, options.steps) for _ in range(options.repeats))
             print(f"{policy:14} {num_running:4} decoding, {num_waiting:3} waiting: {best:8.1f} us a step")

@@ -160,6 +160,8 @@ class Kernels(Protocol):
     def prepare(self, batch: Batch) -> None:
         """Called once a step before the first layer; may put what `attend` needs into batch.scratch.
 
+        Where layers keep unlike things, all batches of a step are prepared before the first layer: what is left for
+        `attend` of one must not be overwritten for another, which has another window or other blocks.
         A captured step captures this call too, so what depends on lengths is derived on the device at each replay.
         """
         ...
