@@ -29,11 +29,12 @@ class GraphSuite(AttentionCases):
         """Each operation of a decode step by itself, so that the message names it."""
         for spec in self.specs(self.groups[:1]) if self.graph_safe else ():
             self._watch_operations(spec)
-            for batch in self._captured(spec):
+            batches = self._captured(spec)
+            for batch in batches:
                 self._watch_attention(spec, batch)
-                if self.attention:
-                    window, form = self.window(spec.block_size // 2 + 1), self.form(spec, *ATTENTION_FEATURES)
-                    self._watch_attention(spec, replace(batch, window=window), form)
+            if self.attention:
+                window, form = self.window(spec.block_size // 2 + 1), self.form(spec, *ATTENTION_FEATURES)
+                self._watch_attention(spec, replace(batches[-1], window=window), form)
 
     def test_attend_prefills_as_a_captured_graph_lays_them_out(self) -> None:
         """No lengths on the host, rows without queries, and the last row's queries in the scratch block."""

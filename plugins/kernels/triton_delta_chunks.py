@@ -24,7 +24,13 @@ CHUNK = 32
 """Its size and that of VALUES fill the registers of eight warps."""
 VALUES = 64
 """Columns of a state a program."""
+FEW_ROWS, MANY_ROWS = 32, 1024
 EPS = tl.constexpr(1e-6)
+
+
+def rows_in_a_block(num_rows: int) -> int:
+    """A power of two that the rows do not exceed: one of two, so that a new number of them hardly ever compiles."""
+    return FEW_ROWS if num_rows <= FEW_ROWS else max(MANY_ROWS, triton.next_power_of_2(num_rows))
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -155,7 +161,7 @@ def chunked_delta_rule(
     num_heads, value_dim = v_THF.shape[1:]
     key_dim, group, num_requests = q_TKE.shape[2], num_heads // q_TKE.shape[1], len(states.rows_B)
     first, num_tokens = states.num_decodes, len(q_TKE) - states.num_decodes
-    tiles_W2 = query_tiles_on_device(states.query_starts_B1, num_tokens, first, CHUNK)
+    tiles_W2 = query_tiles_on_device(states.query_starts_B1, num_tokens, first, CHUNK, rows_in_a_block(num_requests))
     inverse_WHNN = torch.empty((len(tiles_W2), num_heads, CHUNK, CHUNK), dtype=torch.float32, device=q_TKE.device)
     sizes: dict[str, Any] = {"NUM_HEADS": num_heads, "GROUP": group, "KEY_DIM": key_dim, "CHUNK": CHUNK}
     sizes["PRECISION"] = precision(q_TKE.dtype)
@@ -168,6 +174,6 @@ def chunked_delta_rule(
         q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, inverse_WHNN, state_RHEF, out_THF, states.rows_B,
         states.query_starts_B1, first, q_TKE.stride(0), k_TKE.stride(0), v_THF.stride(0), num_heads,
         state_RHEF.stride(0), state_RHEF.stride(1), key_dim**-0.5,
-        VALUE_DIM=value_dim, BLOCK_ROWS=triton.next_power_of_2(num_requests), BLOCK_E=block_e, BLOCK_F=VALUES,
+        VALUE_DIM=value_dim, BLOCK_ROWS=rows_in_a_block(num_requests), BLOCK_E=block_e, BLOCK_F=VALUES,
         num_warps=8, num_stages=1, **sizes,
     )  # fmt: skip

@@ -107,9 +107,13 @@ def _query_tiles_kernel(
     tl.store(tiles_ptr + tile * 2 + 1, first, mask=tile < num_tiles)
 
 
-def query_tiles_on_device(query_starts_B1: Tensor, num_tokens: int, first_row: int, tokens_a_tile: int) -> Tensor:
+def query_tiles_on_device(
+    query_starts_B1: Tensor, num_tokens: int, first_row: int, tokens_a_tile: int, block_rows: int | None = None
+) -> Tensor:
     """As `query_tiles`, from lengths on the device, row after row; tiles that no row needs have row -1.
 
+    block_rows: a power of two that the rows do not exceed; the least one if none is given, which compiles a kernel for
+    each.
     Shapes: query_starts_B1 (B + 1,) int32, whose rows from first_row on have num_tokens tokens at most; returns
     tiles_W2 int32 with W from sizes alone.
     Device: one launch, no host sync; safe in a CUDA graph.
@@ -119,7 +123,7 @@ def query_tiles_on_device(query_starts_B1: Tensor, num_tokens: int, first_row: i
     tiles_W2 = torch.empty((num_tiles, 2), dtype=torch.int32, device=query_starts_B1.device)
     _query_tiles_kernel[(triton.cdiv(num_tiles, TILES_PER_PROGRAM),)](
         query_starts_B1, tiles_W2, first_row, num_rows, num_tiles,
-        TOKENS=tokens_a_tile, BLOCK_ROWS=triton.next_power_of_2(num_rows), BLOCK_TILES=TILES_PER_PROGRAM,
+        TOKENS=tokens_a_tile, BLOCK_ROWS=block_rows or triton.next_power_of_2(num_rows), BLOCK_TILES=TILES_PER_PROGRAM,
     )  # fmt: skip
     return tiles_W2
 

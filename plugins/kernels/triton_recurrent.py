@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import StateRows
-from hookline.plugins.kernels.triton_delta_chunks import chunked_delta_rule
+from hookline.plugins.kernels.triton_delta_chunks import chunked_delta_rule, rows_in_a_block
 from hookline.plugins.kernels.triton_launch import launch_options
 
 CHANNELS = 256
@@ -140,7 +140,7 @@ def short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states
     _convolve_kernel[(triton.cdiv(num_tokens, TOKENS), num_blocks)](
         x_TC, weight_CW, state_RCP, out_TC, states.rows_B, states.query_starts_B1, x_TC.stride(0), row_stride,
         num_channels, num_tokens, num_requests,
-        WIDTH=width, BLOCK_ROWS=triton.next_power_of_2(num_requests), BLOCK_T=TOKENS, BLOCK_C=CHANNELS, num_warps=4,
+        WIDTH=width, BLOCK_ROWS=rows_in_a_block(num_requests), BLOCK_T=TOKENS, BLOCK_C=CHANNELS, num_warps=4,
         **options,
     )  # fmt: skip
     _keep_inputs_kernel[(num_requests, num_blocks)](
