@@ -29,6 +29,8 @@ TINY_POOLS = {
     "gpt_oss_window": 60,
 }
 """Blocks of four tokens that hold any of the requests and not all; of layers of unlike windows each takes its own."""
+SEEDS = {"llama_biased": 2, "qwen3_next": 1}
+"""Of checkpoints for which seed 0 leaves two tokens closer than float32 sums in another order may move them."""
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny_pool_in_chunks": dict(engine=dict(block_size=4, max_num_batched_tokens=8, max_num_seqs=4)),
@@ -75,7 +77,7 @@ def transformers_greedy(model: Any, prompt: list[int]) -> list[int]:
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[str, Path, list[list[int]]]]:
     """A model's name, its folder, and what transformers says to each prompt."""
     folder = tmp_path_factory.mktemp(request.param)
-    reference = save_checkpoint(CONFIGS[request.param], folder)
+    reference = save_checkpoint(CONFIGS[request.param], folder, SEEDS.get(request.param, 0))
     yield request.param, folder, [transformers_greedy(reference, prompt) for prompt in prompts()]
 
 

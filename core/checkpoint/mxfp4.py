@@ -47,8 +47,8 @@ class Mxfp4Slices:
     def __getitem__(self, index: Any) -> Tensor:
         """These ranges of the tensor, in bfloat16, which holds every value exactly."""
         given = index if isinstance(index, tuple) else (index,)
-        ranges = [one for one in given if one is not Ellipsis]
-        experts, inputs, outputs = [*ranges, *[slice(None)] * (3 - len(ranges))]
+        ranges = [*(one for one in given if one is not Ellipsis), *[slice(None)] * 3]
+        experts, inputs, outputs = ranges[0], ranges[1], ranges[2]
         return dequantise(self.blocks[experts, outputs], self.scales[experts, outputs]).mT[:, inputs]
 
 

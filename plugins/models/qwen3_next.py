@@ -183,7 +183,7 @@ class GatedDeltaNet:
         mixed_TC, z_TV = self.qkvz(x_TD).split_with_sizes([sum(self.widths[:3]), self.widths[3]], -1)
         mixed_TC = convolve(mixed_TC, self.conv_CW, states.tensors["conv"], states)
         q_TKE, k_TKE, v_THF = (
-            one.unflatten(-1, (-1, size))
+            one.reshape(len(one), -1, size)
             for one, size in zip(
                 mixed_TC.split_with_sizes(self.widths[:3], -1),
                 (sizes.key_dim, sizes.key_dim, sizes.value_dim),
