@@ -64,7 +64,9 @@ CASES = {
     "mixtral": Case("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": Case("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 24}),
     "olmoe": Case("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
-    "phimoe": Case("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}),
+    "phimoe": Case(
+        "phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}, has_plan=False
+    ),
     "gpt_oss": Case(
         "gpt_oss",
         {"head_dim": 8, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
