@@ -44,6 +44,13 @@ CASES = {
     "cohere": Case("cohere", {"logit_scale": 0.7}),
     "cohere_qk_norm": Case("cohere", {"use_qk_norm": True}, has_plan=False),
     "granite": Case("granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "falcon": Case("falcon", {"new_decoder_architecture": False, "alibi": False}, has_plan=False),
+    "falcon_groups": Case(
+        "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "bias": True}, has_plan=False
+    ),
+    "falcon_plain": Case(
+        "falcon", {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False}, has_plan=False
+    ),
     "starcoder2": Case("starcoder2"),
     "gpt_neox": Case("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "olmo": Case("olmo", {"clip_qkv": 1.5}),
@@ -57,7 +64,9 @@ CASES = {
     "mixtral": Case("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": Case("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 24}),
     "olmoe": Case("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
-    "phimoe": Case("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}),
+    "phimoe": Case(
+        "phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}, has_plan=False
+    ),
     "gpt_oss": Case(
         "gpt_oss",
         {"head_dim": 8, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},

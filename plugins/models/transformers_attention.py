@@ -88,13 +88,13 @@ def attach(model: nn.Module, attention: Callable[..., Tensor]) -> None:
         module.hookline_attention = attention  # type: ignore[assignment]
 
 
-def _attention(
+def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
     """What transformers calls."""
-    attention: Any = module.hookline_attention
+    attend: Any = module.hookline_attention
     sinks = options.get("s_aux")
-    return attention(query, key, value, sinks, module=module, mask=attention_mask, options=options), None
+    return attend(query, key, value, sinks, module=module, mask=attention_mask, options=options), None
 
 
 def _no_mask(*_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any) -> Mask:
@@ -112,5 +112,5 @@ def _no_mask(*_: Any, mask_function: Callable[..., Any], local_size: int | None 
 
 
 for _name in (SERVED, PROBED):
-    AttentionInterface.register(_name, _attention)
+    AttentionInterface.register(_name, attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(PROBED, _no_mask)

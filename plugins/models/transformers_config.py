@@ -39,6 +39,7 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
         values.refuse("is_encoder_decoder", "decoders alone")
     if hf_config.get("trust_remote_code"):
         values.refuse("trust_remote_code", "transformers' own models; code that comes with a checkpoint is never run")
+    values.only("alibi", False)
     if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
         values.refuse("model_type", "models that transformers has as a causal language model")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]

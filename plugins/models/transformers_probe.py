@@ -82,6 +82,8 @@ def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
     """
     if getattr(model_class, "is_remote_code", lambda: False)():
         refuse(config.model_type, "code that comes with a checkpoint is never run")
+    if config.model_type == "falcon":
+        import hookline.plugins.models.transformers_falcon  # noqa: F401 - puts its attention where transformers looks
     try:
         with torch.device("meta"):
             config._attn_implementation, config._experts_implementation = SERVED, SERVED_EXPERTS

@@ -42,7 +42,7 @@ def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({}, "its forward takes no position_ids, as batches of several sequences need"),
     "mpt": ({}, "its forward takes no position_ids"),
-    "falcon": ({"alibi": True}, "its attention does not go through transformers' attention interface"),
+    "falcon": ({"alibi": True}, "does not support alibi = True; supported: False"),
     "gptj": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
     "mamba": ({}, "its layers keep states, of which nothing is known here"),
