@@ -266,3 +266,30 @@ def test_a_pooler_that_fails_ends_its_requests_alone(tp, checkpoint):
     assert "class_logits" in failed.error and "does not have score.weight" in failed.error
     assert largest_difference([vector], [expected_vector(checkpoint[1], PROMPTS[1], WISHES["mean"])]) <= MAX_DIFFERENCE
     assert [len(delta.output.token_ids) for delta in deltas if delta.output is not None] == [12, 12]
+
+
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+FAMILIES = {
+    "Gemma3": dict(config="Gemma3TextConfig", head_dim=16, sliding_window=16, layer_types=WINDOWS, num_hidden_layers=3),
+    "GPTNeoX": dict(config="GPTNeoXConfig", num_hidden_layers=2),  # by model=transformers
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_with_windows_and_those_of_transformers_embed_alike(family, tmp_path):
+    import transformers
+
+    options = dict(FAMILIES[family])
+    config_class = getattr(transformers, options.pop("config"))
+    sizes = {key: value for key, value in SMALL.items() if key not in (*options, "rope_theta")}
+    torch.manual_seed(2)
+    config = config_class(**sizes, **options, initializer_range=0.2, attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        hidden = [model.base_model(torch.tensor([prompt])).last_hidden_state[0].numpy() for prompt in PROMPTS]
+    with LLM(str(tmp_path), device="cpu", engine=dict(max_num_batched_tokens=32, max_num_seqs=8, block_size=8)) as llm:
+        for _ in range(2):  # the second time from cached prefixes
+            assert largest_difference(llm.embed(PROMPTS, WISHES["last"]), [one[-1] for one in hidden]) <= MAX_DIFFERENCE
+        assert largest_difference(llm.embed(PROMPTS, WISHES["mean"]), [one.mean(0) for one in hidden]) <= MAX_DIFFERENCE
