@@ -73,7 +73,7 @@ def test_whatever_a_plugin_does_in_one_call_of_a_step_it_is_named_and_the_engine
 ):
     """What is returned is looked at in the first step of a kind: later, a wrong form is an error of any sort."""
     is_looked_at = is_first and call == 0
-    assume(is_looked_at or act != "far off")  # tokens that no vocabulary has, where nobody looks
+    assume(act != "far off" or (is_looked_at and place[0] == "sampler"))  # else it overflows, or nobody looks at it
     part, name = part_of(llm, place[0]), place[1]
     wanted = [output.token_ids for output in llm.generate(PROMPTS, [PENALISED, PLAIN])]
     if is_first:
@@ -92,4 +92,5 @@ def test_whatever_a_plugin_does_in_one_call_of_a_step_it_is_named_and_the_engine
         del part.__dict__[name]
     for line in lines:
         assert " of plugin '" in line and len(line) < 4000 and "\n" not in line and "Traceback" not in line
-    assert [output.token_ids for output in llm.generate(PROMPTS, [PENALISED, PLAIN])] == wanted
+    found = [output.token_ids for output in llm.generate(PROMPTS, [PENALISED, PLAIN])]
+    assert found == wanted, f"{act} in call {call} of {place} left its traces, looked at: {is_looked_at}"

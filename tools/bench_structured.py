@@ -30,6 +30,7 @@ from hookline.core.requests.structured_output import GrammarChoice, StructuredOu
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
+from hookline.core.step.timing import Clock
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
 from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
@@ -75,6 +76,9 @@ class DrawsByMasks(Executor):
         if self.is_profiled:
             self.profile.enable()
         return np.array(handle, dtype=np.int64)
+
+    def time_steps(self) -> Clock:
+        raise NotImplementedError("there is no device to time")
 
     def close(self) -> None:
         pass

@@ -52,7 +52,7 @@ def cached_on_disk(reference: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The error's class and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 

@@ -188,7 +188,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     defaults, given = default_options(), dict(tree)
     options: dict[str, Any] = {kind: _option(kind, given.pop(kind, None), defaults.get(kind), host) for kind in KINDS}
     engine = _mapping("engine", given.pop("engine", None) or {})
-    further = {
+    further: dict[str, Any] = {
         "observers": _observers(given.pop("observers", None), host),
         "processors": _processors(given.pop("processors", None), host),
     }

@@ -52,7 +52,7 @@ class ProcessorSpec:
 class FromSamplingParams:
     """Base of the arguments of a processor whose fields are SamplingParams' own, of the same names.
 
-    Other processors get theirs through `SamplingParams.extra_args[name]`, over what the engine's `processors.name` says.
+    Other processors get theirs through `SamplingParams.extra_args[name]`, over the engine's own, `processors.name`.
     """
 
 
