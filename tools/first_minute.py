@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     workload = WorkloadConfig(
         num_prompts=round(rate * seconds), prompt_len=(64, 1024), output_len=(16, 256), request_rate=rate
     )
-    with LLM.from_config(config, host, reads_text=False) as llm:
+    with LLM.from_config(config, host) as llm:
         recording = run_load(llm.engine, workload, 0)
         found = {
             "rate": rate,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hookline.core.assembly.rank_main import config_tree
+from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.util.child_python import python_command
 
