@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from hookline.core.serve.app import make_app
+from hookline.core.serve.http.app import make_app
 from hookline.core.serve.settings import ServeConfig
 
 PARSERS = ServeConfig(reasoning_parser="think", tool_parser="hermes", tokenizer_info=True)

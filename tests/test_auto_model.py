@@ -11,8 +11,8 @@ from hookline.core.config.compose import compose
 from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.settings import RunKeys
-from hookline.core.serve.front_main import codec_of
-from hookline.core.serve.messages import Facts
+from hookline.core.serve.processes.front_main import codec_of
+from hookline.core.serve.processes.messages import Facts
 from tests.test_parity import BUNDLED, greedy
 from tests.transformers_cases import CASES, make_checkpoint
 

@@ -15,8 +15,8 @@ from hookline.core.config.compose import compose
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
-from hookline.core.serve.gate import Life
-from hookline.core.serve.operations import operations
+from hookline.core.serve.http.gate import Life
+from hookline.core.serve.http.operations import operations
 from hookline.core.serve.settings import ServeKeys, validate_serve
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler

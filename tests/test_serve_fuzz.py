@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookline.core.serve.openapi import document
+from hookline.core.serve.http.openapi import document
 from hookline.core.serve.testing import FakeEngineClient
 from tests.live_server import PARSERS, LiveServer, live_server
 

@@ -8,7 +8,7 @@ pytest.importorskip("starlette", reason="needs the extra: pip install hookline[s
 
 from hookline.core.errors import RequestError
 from hookline.core.serve.engine_client import Load
-from hookline.core.serve.page import make_page
+from hookline.core.serve.http.page import make_page
 from hookline.core.serve.testing import FakeEngineClient
 from tests.browser import CHROMIUM, Browser
 from tests.live_server import live_server

@@ -96,7 +96,7 @@ async def answer_lines(client: EngineClient, run: BatchRun, lines: Iterator[Line
 
     from hookline.core.batch.endpoints import posting
     from hookline.core.batch.runner import run_rows
-    from hookline.core.serve.routes import routes
+    from hookline.core.serve.http.routes import routes
 
     is_shown = sys.stderr is not None and sys.stderr.isatty()
     bar: Any = tqdm(total=total, unit="row", dynamic_ncols=True, leave=False, file=sys.stderr, disable=not is_shown)

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from socket import socket
 
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.serve.api_keys import ApiKeys
+    from hookline.core.serve.http.api_keys import ApiKeys
     from hookline.core.serve.settings import ServeRun
 
     Announce = Callable[[Sequence[str], int], None]
 
 NEEDED = ("starlette", "uvicorn", "msgspec", "zmq")
 """What the extra brings."""
-ENGINE = "hookline.core.serve.engine_main:main"
+ENGINE = "hookline.core.serve.processes.engine_main:main"
 """What the engine's process runs."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine reaches."""
@@ -62,10 +62,10 @@ def _check_extra() -> None:
 
 
 def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
-    from hookline.core.serve.api_keys import read_keys
-    from hookline.core.serve.http_server import listening_sockets
+    from hookline.core.serve.http.api_keys import read_keys
+    from hookline.core.serve.http.server import listening_sockets
+    from hookline.core.serve.http.tls import check_tls
     from hookline.core.serve.settings import num_front_ends
-    from hookline.core.serve.tls import check_tls
 
     keys = read_keys(run.serve.api_key_file)  # a mistake here costs no start-up
     check_tls(run.serve)
@@ -88,7 +88,7 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
 def _serve_from_processes(run: ServeRun, sockets: list[socket], announce: Announce, engine: str) -> int:
     import asyncio
 
-    from hookline.core.serve.supervisor import Supervisor
+    from hookline.core.serve.processes.supervisor import Supervisor
 
     supervisor = Supervisor(run, sockets, lambda ready: announce(ready["names"], ready["max_model_len"]), engine)
     return asyncio.run(supervisor.serve())
@@ -101,11 +101,11 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     import time
 
     from hookline.core.frontend.async_llm import AsyncLLM
-    from hookline.core.serve.app import make_app
-    from hookline.core.serve.collecting import QuietCollector
-    from hookline.core.serve.front_main import run_loop
-    from hookline.core.serve.http_server import serve_http
+    from hookline.core.serve.http.app import make_app
+    from hookline.core.serve.http.collecting import QuietCollector
+    from hookline.core.serve.http.server import serve_http
     from hookline.core.serve.in_process import InProcessClient
+    from hookline.core.serve.processes.front_main import run_loop
     from hookline.core.serve.throughput import Throughput
 
     throughput = Throughput(time.monotonic)

@@ -24,7 +24,7 @@ from hookline.core.frontend.llm import LLM
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
-from hookline.core.serve.engine_main import run
+from hookline.core.serve.processes.engine_main import run
 from hookline.core.simulate.executor import BlankExecutor
 from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
@@ -103,7 +103,7 @@ def mock_llm(
 
 
 def engine_main() -> int:
-    """What the engine's process runs: `core.serve.engine_main` around a mock."""
+    """What the engine's process runs: `core.serve.processes.engine_main` around a mock."""
     return run(_load)
 
 

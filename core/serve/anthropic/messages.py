@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.answering import json_response
 from hookline.core.serve.anthropic.blocks import Blocks, event
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
-from hookline.core.serve.body import read
-from hookline.core.serve.chat_turn import Turn
-from hookline.core.serve.generation import Generation, Usage
-from hookline.core.serve.surface import Surface, new_id
+from hookline.core.serve.chat.turn import Turn
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.generation import Generation, Usage
+from hookline.core.serve.endpoints.surface import Surface, new_id
 
 
 class Messages:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat_template import ChatPrompt, checked_messages, text_of
-from hookline.core.serve.chat_turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.chat.template import ChatPrompt, checked_messages, text_of
+from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.endpoints.fields import SamplingFields, at_least
+from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
-from hookline.core.serve.fields import SamplingFields, at_least
-from hookline.core.serve.surface import Surface
 
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 

@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.body import read
-from hookline.core.serve.chat_turn import Turn
+from hookline.core.serve.chat.turn import Turn
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.generation import Generation, Usage, finish_reason
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from hookline.core.serve.settings import REASONING_FIELDS
-from hookline.core.serve.surface import Surface, new_id, now_s
 
 
 def new_call_id() -> str:

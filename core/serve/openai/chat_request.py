@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat_template import ChatPrompt, checked_arguments, checked_messages
-from hookline.core.serve.chat_turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages
+from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.endpoints.fields import SamplingFields, at_least
+from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
-from hookline.core.serve.fields import SamplingFields, at_least
-from hookline.core.serve.surface import Surface
 
 
 class ChatRequest(SamplingFields, kw_only=True):

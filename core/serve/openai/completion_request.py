@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from hookline.core.errors import shown
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.endpoints.fields import SamplingFields, at_least, max_new_tokens, sampling_params
+from hookline.core.serve.endpoints.structured import structured_outputs
 from hookline.core.serve.errors import invalid
-from hookline.core.serve.fields import SamplingFields, at_least, max_new_tokens, sampling_params
-from hookline.core.serve.structured import structured_outputs
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.body import read
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.generation import Generation, Usage, finish_reason
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from hookline.core.serve.surface import Surface, new_id, now_s
 
 
 class Completions:

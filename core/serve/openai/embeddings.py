@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from hookline.core.errors import shown
 from hookline.core.outputs import RequestOutput
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.body import read
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.pooling import pooled, pooling_params
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
 from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.serve.pooling import pooled, pooling_params
-from hookline.core.serve.surface import Surface, new_id, now_s
 
 FLOAT, BASE64 = "float", "base64"
 

@@ -7,8 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.surface import Surface
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.surface import Surface
 
 
 class Models:

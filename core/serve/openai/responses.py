@@ -10,15 +10,15 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Reasoning, Text
 from hookline.core.outputs import Delta, FinishReason
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.body import read
-from hookline.core.serve.chat_turn import Turn
+from hookline.core.serve.chat.turn import Turn
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.generation import Generation, Usage
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.generation import Generation, Usage
 from hookline.core.serve.openai.logprobs import chat_logprobs
 from hookline.core.serve.openai.response_items import Events, ResponseItems
 from hookline.core.serve.openai.responses_request import ResponsesRequest
-from hookline.core.serve.surface import Surface, new_id, now_s
 
 
 class Responses:

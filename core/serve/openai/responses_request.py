@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat_template import ChatPrompt, checked_arguments, checked_messages, text_of
-from hookline.core.serve.chat_turn import Turn, checked_tools, prepared
+from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages, text_of
+from hookline.core.serve.chat.turn import Turn, checked_tools, prepared
+from hookline.core.serve.endpoints.fields import SamplingFields, at_least
+from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.serve.fields import SamplingFields, at_least
 from hookline.core.serve.openai.chat_request import tool_choice
-from hookline.core.serve.surface import Surface
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"

@@ -21,12 +21,12 @@ from hookline.core.frontend.relevance import (
     scoring_params,
 )
 from hookline.core.outputs import RequestOutput
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.body import read
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.generation import check_end
+from hookline.core.serve.endpoints.pooling import pooled
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
 from hookline.core.serve.errors import invalid
-from hookline.core.serve.generation import check_end
-from hookline.core.serve.pooling import pooled
-from hookline.core.serve.surface import Surface, new_id, now_s
 
 
 class _Scoring(msgspec.Struct, kw_only=True):

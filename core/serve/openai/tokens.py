@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.errors import RequestError, one_short_line, shown
-from hookline.core.serve.answering import json_response
-from hookline.core.serve.body import read
-from hookline.core.serve.chat_template import ChatPrompt, checked_arguments, checked_messages
+from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages
+from hookline.core.serve.endpoints.answering import json_response
+from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import ApiError, invalid
 from hookline.core.serve.openai.chat_request import ChatRequest
-from hookline.core.serve.surface import Surface
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hookline.core.serve.api_keys import ApiKeys
-from hookline.core.serve.app import make_app
+from hookline.core.serve.http.api_keys import ApiKeys
+from hookline.core.serve.http.app import make_app
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.testing import FakeEngineClient
 

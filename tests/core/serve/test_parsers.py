@@ -11,7 +11,7 @@ from hookline.core.contracts import Arguments, OutputParser, ParsedPart, ParserC
 from hookline.core.errors import PluginError
 from hookline.core.parsing import merged
 from hookline.core.plugin.registry import Entry, Origin
-from hookline.core.serve.forced_calls import NamedCall, RequiredCalls, required_schema
+from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, required_schema
 from hookline.core.serve.parsers import Parsers, PartsReader, chosen_parsers
 from tests.core.faulty_parsers import PlainParser
 

@@ -1,0 +1,1 @@
+"""What conversations share, whichever API they come by: the chat template, turns, forced calls of tools."""

@@ -1,0 +1,151 @@
+"""One turn of a chat, whatever API it came by: its prompt, the engine's parameters, and who reads the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.contracts import OutputParser
+from hookline.core.errors import shown
+from hookline.core.plugin.registry import Entry
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
+from hookline.core.serve.chat.template import ChatPrompt
+from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
+from hookline.core.serve.endpoints.structured import check_available, structured_outputs
+from hookline.core.serve.endpoints.surface import Surface
+from hookline.core.serve.errors import invalid
+from hookline.core.serve.parsers import Parser, PartsReader, parser_context
+
+Values = Mapping[str, Any]
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+MAX_TOOLS = 1024
+"""Most tools of a request."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Functions that a model may call: definitions with name, description and parameters, and which of them it calls.
+
+    choice: auto, none, required, or the name of a function behind `=`. calls_one: at most one call an answer.
+    """
+
+    functions: Sequence[Values] = ()
+    choice: str = AUTO
+    calls_one: bool = False
+
+    @property
+    def for_template(self) -> list[dict[str, Any]]:
+        """As chat templates know them."""
+        return [{"type": "function", "function": dict(function)} for function in self.functions]
+
+    @property
+    def forced_schema(self) -> Any:
+        """What the answer is held to; None if the model may choose."""
+        if self.choice.startswith("="):
+            return named_schema(self.functions, self.choice[1:])
+        return required_schema(self.functions, one_only=self.calls_one) if self.choice == REQUIRED else None
+
+    @property
+    def forced_parser(self) -> OutputParser | None:
+        """Who reads a forced answer."""
+        if self.choice.startswith("="):
+            return NamedCall(self.choice[1:])
+        return RequiredCalls() if self.choice == REQUIRED else None
+
+
+def checked_tools(functions: Sequence[Any], choice: str, *, calls_one: bool = False) -> Tools:
+    """Tools whose definitions and choice have been looked at.
+
+    Raises: ApiError with status 400 naming the tool.
+    """
+    if len(functions) > MAX_TOOLS:
+        raise invalid(f"tools holds {len(functions)} tools; at most {MAX_TOOLS} are allowed", "tools")
+    for index, function in enumerate(functions):
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not 0 < len(name) <= 256 or not name.isprintable() or {'"', "\\"} & set(name):
+            raise invalid(f"tools[{index}]={shown(function)} is not a function with a name", "tools")
+        if not isinstance(function.get("parameters") or {}, Mapping):
+            raise invalid(f"tools[{index}].parameters is not a JSON schema", "tools")
+    names = [function["name"] for function in functions]
+    if choice.startswith("=") and choice[1:] not in names:
+        raise invalid(f"tool_choice names {shown(choice[1:])}, which is not among the tools", "tool_choice")
+    if choice == REQUIRED and not functions:
+        raise invalid("tool_choice is 'required' and there are no tools", "tool_choice")
+    return Tools(functions, choice, calls_one)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that is ready to be generated."""
+
+    prompt: str
+    token_ids: list[int]
+    params: SamplingParams
+    tools: Tools
+    readers: Sequence[Parser]
+
+    def reader(self) -> PartsReader:
+        """A reader for one completion."""
+        context = parser_context(self.prompt, self.tools.functions)
+        made: list[tuple[OutputParser, Entry | None]] = [(one.make(context), one.entry) for one in self.readers]
+        forced = self.tools.forced_parser
+        return PartsReader([*made, (forced, None)] if forced is not None else made, calls_one=self.tools.calls_one)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the answer's text goes out as it comes."""
+        return not self.readers and self.tools.forced_parser is None
+
+
+async def prepared(
+    surface: Surface,
+    chat: ChatPrompt,
+    fields: SamplingFields,
+    tools: Tools,
+    *,
+    max_tokens: int | None,
+    add_special_tokens: bool = False,
+    **further: Any,
+) -> Turn:
+    """A turn from its messages, its tools and what it says of sampling.
+
+    max_tokens: as asked for; None takes what there is room for. further: fields of SamplingParams.
+    Raises: RequestError or ApiError for what cannot be served.
+    """
+    codec = surface.codec
+    size = sum(len(str(message.get("content"))) for message in chat.messages) + 200 * len(tools.functions)
+    prompt = await surface.in_time(size, lambda: chat.render(codec))
+    (ids,) = await surface.encoded([prompt], add_special_tokens=add_special_tokens)
+    structured = structured_outputs(fields.response_format, fields.structured_outputs)
+    if (schema := tools.forced_schema) is not None:
+        if structured is not None:
+            raise invalid("tool_choice forces a call, and response_format something else; give one", "tool_choice")
+        check_available("tool_choice")
+        structured = {"json": schema}
+    readers = _readers(surface, tools)
+    if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:
+        structured = {"after": tag, **structured}
+    if any(reader.keeps_special_tokens for reader in readers):
+        further["skip_special_tokens"] = False
+    most = max_new_tokens(max_tokens, None, len(ids), surface.facts.max_model_len)
+    params = sampling_params(fields, most, structured_outputs=structured, **further)
+    return Turn(prompt, ids, params, tools, readers)
+
+
+def _closing_tag(surface: Surface, prompt: str) -> str | None:
+    """The tag behind which the answer begins, if the model is about to reason."""
+    parser = surface.parsers.reasoning
+    tag = None if parser is None else parser.cls.closing_tag
+    template = getattr(surface.codec.tokenizer, "chat_template", None)
+    return tag if tag and tag in str(template) and not prompt.rstrip().endswith(tag) else None
+
+
+def _readers(surface: Surface, tools: Tools) -> list[Parser]:
+    found = [surface.parsers.reasoning] if surface.parsers.reasoning is not None else []
+    if tools.functions and tools.choice == AUTO:
+        if surface.parsers.tools is None:
+            raise invalid("tool_choice='auto' needs a tool parser; the server has none: serve.tool_parser", "tools")
+        found.append(surface.parsers.tools)
+    return found

@@ -1,0 +1,1 @@
+"""What the endpoints of all APIs share: bodies, fields, the engine's completions of a request, answers."""

@@ -1,0 +1,45 @@
+"""What the endpoints share that pool prompts: their parameters, and one output for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from hookline.core.errors import RequestError
+from hookline.core.frontend.pooling_calls import NOT_SAMPLED
+from hookline.core.outputs import RequestOutput
+from hookline.core.pooling_params import PoolingParams
+from hookline.core.serve.endpoints.surface import Surface
+from hookline.core.serve.errors import invalid
+
+FIELDS = ("pooler", "normalize", "dimensions")
+
+
+def pooling_params(fields: Any) -> PoolingParams:
+    """The parameters that a request's fields say.
+
+    Raises: ApiError naming the field.
+    """
+    for name in FIELDS:
+        try:
+            PoolingParams(**{name: getattr(fields, name)})
+        except RequestError as error:
+            raise invalid(str(error).replace("pooling.", ""), name) from None
+    return PoolingParams(**{name: getattr(fields, name) for name in FIELDS})
+
+
+async def pooled(
+    surface: Surface, prompts: Sequence[list[int]], params: PoolingParams, fields: Any, headers: Headers
+) -> list[RequestOutput]:
+    """One output with its vector for each prompt.
+
+    Raises: RequestError or ApiError if one of them cannot be served; the others are ended then.
+    """
+    asked = [(token_ids, NOT_SAMPLED) for token_ids in prompts]
+    generation = await surface.open(asked, fields, headers, pooling=params)
+    try:
+        return [output for (output,) in await generation.outputs()]
+    finally:
+        await generation.aclose()

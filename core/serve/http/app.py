@@ -1,0 +1,43 @@
+"""The ASGI application: all routes around one `EngineClient`, behind the gate. Knows no sockets and no processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Router
+
+from hookline.core.serve.engine_client import EngineClient
+from hookline.core.serve.http.api_keys import ApiKeys
+from hookline.core.serve.http.gate import Asgi, Gate, Life
+from hookline.core.serve.http.operations import operations
+from hookline.core.serve.http.page import page_routes
+from hookline.core.serve.http.routes import routes
+from hookline.core.serve.settings import ServeConfig
+
+
+@dataclass(frozen=True)
+class Served:
+    """An application, what guards it, and the engine behind it."""
+
+    app: Asgi
+    gate: Gate
+    life: Life
+    client: EngineClient
+
+
+def make_app(client: EngineClient, settings: ServeConfig, keys: ApiKeys | None = None) -> Served:
+    """The application around a client, which whoever made it closes. keys: those that clients must send."""
+    life = Life()
+    inner = Router([*routes(client, settings), *operations(client, life), *page_routes(client)])
+    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life)
+    app: Asgi = gate
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            gate,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    return Served(app, gate, life, client)

@@ -1,0 +1,212 @@
+"""What every request passes on its way to an endpoint: its id, its key, its size, its log line, and its end.
+
+Pure ASGI. Costs a stream nothing per chunk but a call: only the first message of a response is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from hookline.core.errors import clipped, one_short_line
+from hookline.core.serve.errors import ApiError, response
+from hookline.core.serve.http.api_keys import ApiKeys
+from hookline.core.serve.http.error_forms import form_of
+from hookline.core.serve.http.loop_watch import LoopWatch
+from hookline.core.serve.http.turns import Turns
+from hookline.core.serve.settings import ServeConfig
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Asgi: TypeAlias = Callable[[Scope, "Receive", "Send"], Awaitable[None]]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
+"""What can be asked for without a key: whether the server is there, and a page that knows nothing by itself."""
+MAX_BEGUN = 16
+"""Requests that begin at one turn of the event loop: each computes for some 0.3 ms before it first waits."""
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_log = logging.getLogger("hookline")
+_access = logging.getLogger("hookline.access")
+
+
+@dataclass
+class Life:
+    """Where a server is between its start and its end."""
+
+    is_draining: bool = False
+    """Whether it is about to end: what came before is answered, further requests to make something are not."""
+    watch: LoopWatch = field(default_factory=LoopWatch)
+    """How long its event loop was kept busy."""
+
+
+class Gate:
+    """The ASGI application around `app`. A client that leaves ends what its request runs.
+
+    keys: empty if none is needed.
+    """
+
+    def __init__(self, app: Asgi, settings: ServeConfig, keys: ApiKeys, life: Life) -> None:
+        self._app, self._settings, self._keys, self._life = app, settings, keys, life
+        self.num_open = 0
+        """Requests that have not been answered whole."""
+        self._turns = Turns(MAX_BEGUN)
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        scope["app"] = self  # has routes raise what they cannot answer
+        passage = _Passage(scope, receive, send, self._settings.max_body_bytes)
+        self.num_open += 1
+        self._is_idle.clear()
+        try:
+            await self._turns.take()
+            refusal = self._refusal(scope)
+            app = self._app if refusal is None else refusal
+            await passage.run(app)
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self._is_idle.set()
+            if self._settings.access_log:
+                passage.log()
+
+    async def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until every request has been answered; returns whether that came before the time was up."""
+        try:
+            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _refusal(self, scope: Scope) -> Asgi | None:
+        """Why a request is not let in, as what answers it; None if it is."""
+        if len(self._keys) and scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
+            return _response(scope, _unauthorized())
+        if self._life.is_draining and scope["method"] == "POST":
+            headers = {"Connection": "close"}
+            error = ApiError(503, "the server is stopping", "server_error", code="stopping", headers=headers)
+            return _response(scope, error)
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._settings.max_body_bytes:
+                return _response(scope, _too_large(self._settings.max_body_bytes))
+        return None
+
+
+class _Passage:
+    """One request on its way through the gate."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self._scope, self._receive, self._send, self._max_body_bytes = scope, receive, send, max_body_bytes
+        self._started_s = time.monotonic()
+        self._num_bytes, self._status = 0, 0
+        self._is_complete = self._is_answered = False
+        self._has_left = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self.id = _request_id(scope["headers"])
+        scope.setdefault("state", {})["request_id"] = self.id.decode()
+
+    async def run(self, app: Asgi) -> None:
+        """Let an application answer; its faults end here."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            if not self._has_left.is_set():
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+        except HTTPException as error:
+            failure = ApiError(error.status_code, error.detail, headers=error.headers)
+            await _response(self._scope, failure)(self._scope, self.receive, self.send)
+        except Exception as error:
+            await self._answer_fault(error)
+        finally:
+            watch, self._watch = self._watch, None  # no circle of references is left for Python to find
+            if watch is not None:
+                watch.cancel()
+
+    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        """ASGI's send, with our headers on what comes first."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id)]
+        elif not message.get("more_body", False):
+            self._is_answered = True
+        return self._send(message)
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """ASGI's receive; counts, and once the body is there watches for the client to leave."""
+        if self._is_complete:
+            await self._has_left.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._is_complete = True
+            task = asyncio.current_task()
+            assert task is not None
+            self._watch = asyncio.get_running_loop().create_task(self._watch_for_end(task))
+        return message
+
+    async def _watch_for_end(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_answered:  # else it says only that nothing more can be sent
+            self._has_left.set()
+            task.cancel()
+
+    async def _answer_fault(self, error: Exception) -> None:
+        """A bug of ours: the log gets where it is, the client its number."""
+        shown = "".join(traceback.format_exception(error)[-3:])
+        _log.error("request %s failed: %s\n%s", self.id.decode(), one_short_line(error), shown)
+        if not self._status:
+            message = f"an error of the server; its log has more under request id {self.id.decode()}"
+            failure = ApiError(500, message, "server_error", code="internal_error")
+            await _response(self._scope, failure)(self._scope, self.receive, self.send)
+
+    def log(self) -> None:
+        """Write the request's line: who, what, how it ended; nothing of what it says."""
+        client = (self._scope.get("client") or ("-",))[0]
+        status = "left" if self._has_left.is_set() else self._status or "-"
+        seconds = time.monotonic() - self._started_s
+        path = clipped(self._scope["path"])
+        _access.info("%s %s %s %s %.3f s %s", client, self._scope["method"], path, status, seconds, self.id.decode())
+
+
+def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value
+    return uuid.uuid4().hex.encode()
+
+
+def _response(scope: Scope, error: ApiError) -> Response:
+    """An error in the form of the API that was asked."""
+    return response(error, form_of(scope["path"]))
+
+
+def _unauthorized() -> ApiError:
+    message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
+
+
+def _too_large(max_body_bytes: int) -> ApiError:
+    message = f"the body is larger than serve.max_body_bytes={max_body_bytes}"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

@@ -1,0 +1,56 @@
+"""The endpoints for whoever runs a server: is it alive, is it ready, how busy is it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hookline.core.errors import HooklineError
+from hookline.core.serve.engine_client import EngineClient
+from hookline.core.serve.errors import response_of
+from hookline.core.serve.http.gate import Life
+
+
+def operations(client: EngineClient, life: Life) -> list[Route]:
+    """/health, /ping: 200 while the engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=503 if client.is_dead else 200)
+
+    async def ready(request: Request) -> Response:
+        return Response(status_code=200 if client.is_ready and not life.is_draining else 503)
+
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": client.facts.version})
+
+    async def load(request: Request) -> Response:
+        now = client.load()
+        return JSONResponse(
+            {
+                "server_load": now.num_running + now.num_waiting,
+                "num_running": now.num_running,
+                "num_waiting": now.num_waiting,
+                "num_free_blocks": now.num_free_blocks,
+                "num_blocks": now.num_blocks,
+                "prompt_tokens_s": round(now.prompt_tokens_s, 1),
+                "tokens_s": round(now.tokens_s, 1),
+                "event_loop_blocked_s": round(life.watch.longest_s, 4),
+            }
+        )
+
+    async def metrics(request: Request) -> Response:
+        try:
+            text = await client.metrics()
+        except HooklineError as error:
+            return response_of(error)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/load", load, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]

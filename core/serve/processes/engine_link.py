@@ -1,0 +1,72 @@
+"""A front end's end of the socket to the engine's process. Knows messages, and nothing of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from hookline.core.errors import EngineError
+from hookline.core.serve.processes.messages import FromEngine, Hello, Message, decode_from_engine, encode
+
+MAX_UNSENT = 10_000
+"""Messages that wait for an engine that does not read: far more than requests can be open."""
+MAX_RECEIVED = 16
+"""Most messages taken before others have their turn on the event loop."""
+
+
+class EngineLink:
+    """Connected on the running event loop; `take` gets what comes, in order.
+
+    name: tells front ends apart, and is never used again.
+    """
+
+    def __init__(self, address: str, name: str, take: Callable[[list[FromEngine]], None]) -> None:
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.ROUTING_ID, name.encode())
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.SNDHWM, MAX_UNSENT)
+        self._socket.connect(address)
+        self._fd = int(self._socket.get(zmq.FD))
+        self._is_closed = False
+        self._loop.add_reader(self._fd, self._receive)
+        self.send(Hello())
+
+    def send(self, message: Message) -> None:
+        """Send a message, without waiting.
+
+        Raises: EngineError if the engine's process has read nothing for long; what encoding it raises.
+        """
+        if self._is_closed:
+            return
+        data = encode(message)
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineError("the engine's process takes no more requests") from None
+        self._loop.call_soon(self._receive)  # sending may take the mark off the descriptor that says there is news
+
+    def close(self) -> None:
+        """Send and hear nothing more; a second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._fd)
+            self._context.destroy(linger=0)
+
+    def _receive(self) -> None:
+        """Take what is there: the descriptor says only once that there is something."""
+        if self._is_closed:
+            return
+        messages: list[FromEngine] = []
+        try:
+            while len(messages) < MAX_RECEIVED:
+                messages.append(decode_from_engine(self._socket.recv(zmq.NOBLOCK)))
+            self._loop.call_soon(self._receive)
+        except zmq.Again:
+            pass
+        if messages:
+            self._take(messages)

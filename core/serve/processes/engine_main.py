@@ -1,0 +1,98 @@
+"""What the engine's process of a server runs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.cli.command import PATIENT, logging_to_stderr
+from hookline.core.serve.processes.child_process import Parent, die_with_parent
+
+if TYPE_CHECKING:
+    from hookline.core.errors import HooklineError
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.serve.processes.messages import Facts
+
+    Load = Callable[[dict[str, Any]], LLM]
+
+DEAD = 3
+"""Exit code of a process whose engine was ended by a fault."""
+
+
+def main() -> int:
+    """Serve the engine of the task that comes over the inherited socket; returns the exit code."""
+    return run(_load)
+
+
+def run(load: Load) -> int:
+    """The same with what `load` makes of the engine's configuration."""
+    os.environ.setdefault(*PATIENT)
+    die_with_parent()
+    parent = Parent(int(sys.argv[1]))
+    with logging_to_stderr():
+        return _serve(parent, load)
+
+
+def _load(tree: dict[str, Any]) -> LLM:
+    from hookline.core.config.settings import validate
+    from hookline.core.frontend.llm import LLM
+    from hookline.core.plugin.host import PluginHost
+
+    host = PluginHost.load()
+    return LLM.from_config(validate(tree, host), host)
+
+
+def facts_of(llm: LLM) -> Facts:
+    """What front ends must know of a loaded model."""
+    from hookline.core.serve.processes.messages import Facts
+
+    limits, folder = llm.engine.limits, llm.tokenizer_folder
+    return Facts(
+        root=llm.engine.model_name,
+        folder=None if folder is None else str(folder),
+        max_model_len=limits.max_len,
+        vocab_size=limits.vocab_size,
+        generation_defaults=dict(limits.sampling_defaults),
+        created_s=int(time.time()),
+        scored_by=limits.poolers.defaults.scored_by,
+        no_embeddings=limits.poolers.defaults.refusal,
+        model=llm.config.model.name,
+    )
+
+
+def _serve(parent: Parent, load: Load) -> int:
+    from hookline.core.errors import HooklineError, show_traceback
+    from hookline.core.serve.processes.engine_server import EngineServer
+
+    def give_up(error: HooklineError) -> None:
+        """From another thread than the engine's, which is stuck in a call that never ends."""
+        parent.tell(dead=str(error))
+        os._exit(DEAD)
+
+    task = parent.task
+    try:
+        llm = load(task["config"])
+    except HooklineError as error:
+        show_traceback(error)
+        parent.tell(failed=str(error))
+        return DEAD
+    try:
+        llm.engine.tell_if_stuck(give_up)
+        server = EngineServer(llm, task["address"], task["max_requests"], lambda: parent.is_gone)
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking through it again would hold up steps
+        parent.tell(ready=True, facts=asdict(facts_of(llm)))
+        server.run()
+    finally:
+        llm.close()
+    if server.death is not None:
+        logging.getLogger("hookline").error("the engine is dead: %s", server.death)
+        parent.tell(dead=server.death)
+        return DEAD
+    return 0

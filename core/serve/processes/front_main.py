@@ -1,0 +1,190 @@
+"""What a front end's process runs: HTTP on one side, the engine's process on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.cli.command import logging_to_stderr
+from hookline.core.serve.futures import first_of
+from hookline.core.serve.processes.child_process import Parent
+
+if TYPE_CHECKING:
+    from hookline.core.serve.engine_client import ServedModel
+    from hookline.core.serve.processes.engine_link import EngineLink
+    from hookline.core.serve.processes.messages import Facts, FromEngine, Message
+    from hookline.core.serve.processes.remote_client import RemoteClient
+    from hookline.core.tokenizer.codec import Codec
+
+ORPHANED_S = 1.0
+"""For last frames, once the supervisor is gone."""
+
+
+def main() -> int:
+    """Serve HTTP as the task says that comes over the inherited socket; returns the exit code."""
+    from hookline.core.errors import HooklineError, show_traceback
+
+    parent = Parent(int(sys.argv[1]))
+    with logging_to_stderr():
+        try:
+            return run_loop(_FrontEnd(parent).serve())
+        except HooklineError as error:
+            show_traceback(error)
+            parent.tell(failed=str(error))
+            return 2
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run a coroutine on the fastest event loop there is."""
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if find_spec("uvloop") is not None:
+        import uvloop
+
+        make_loop = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        return runner.run(main)
+
+
+class _FrontEnd:
+    def __init__(self, parent: Parent) -> None:
+        from hookline.core.config.schema import build
+        from hookline.core.serve.settings import ServeConfig
+
+        self._parent, self._task = parent, parent.task
+        self._settings: ServeConfig = build(ServeConfig, self._task["serve"], "serve")
+        self._client: RemoteClient | None = None
+        self._link: EngineLink | None = None
+        self._death: str | None = None
+
+    async def serve(self) -> int:
+        """Wait for the engine, then serve until told to stop."""
+        from hookline.core.serve.http.api_keys import read_keys
+        from hookline.core.serve.http.app import make_app
+        from hookline.core.serve.http.collecting import QuietCollector
+        from hookline.core.serve.http.server import serve_http
+
+        loop = asyncio.get_running_loop()
+        self._stopping: asyncio.Future[float] = loop.create_future()
+        self._facts: asyncio.Future[Facts] = loop.create_future()
+        keys = read_keys(self._settings.api_key_file)
+        self._parent.follow(self._obey)
+        await first_of(self._facts, self._stopping)
+        if self._stopping.done():
+            return 0
+        client = self._make_client(self._facts.result())
+        served = make_app(client, self._settings, keys)
+        QuietCollector(lambda: served.gate.num_open).start()
+        facts, sockets = client.facts, [socket.socket(fileno=self._task["socket"])]
+
+        def announce() -> None:
+            self._parent.tell(ready=True, names=facts.names, max_model_len=facts.max_model_len)
+
+        await serve_http(served, sockets, self._settings, self._stopping, announce)
+        if self._link is not None:
+            self._link.close()
+        return 0
+
+    def _make_client(self, facts: Facts) -> RemoteClient:
+        from hookline.core.serve.processes.remote_client import RemoteClient
+
+        model = served_model(facts, self._settings.names, codec_of(facts, self._task["config"]))
+        self._client = RemoteClient(model, self._send, self._settings)
+        if self._death is not None:
+            self._client.break_off(self._death, is_dead=True)
+        return self._client
+
+    def _send(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _take(self, messages: list[FromEngine]) -> None:
+        if self._client is not None:
+            self._client.receive(messages)
+
+    def _obey(self, order: dict[str, Any] | None) -> None:
+        """An order of the supervisor; None if it is gone."""
+        if order is None:
+            shutil.rmtree(self._task["folder"], ignore_errors=True)  # nobody else is left to do it
+            self._die("the server was killed")
+            self._stop(ORPHANED_S)
+        elif "drain" in order:
+            self._stop(float(order["drain"]))
+        elif "dead" in order:
+            self._die(order["dead"])
+        elif "engine" in order:
+            self._connect(**order["engine"])
+
+    def _connect(self, address: str, name: str, facts: dict[str, Any]) -> None:
+        """There is an engine, the first one or another."""
+        from hookline.core.serve.processes.engine_link import EngineLink
+        from hookline.core.serve.processes.messages import Facts
+
+        if self._link is not None:
+            self._link.close()
+        self._link, self._death = EngineLink(address, name, self._take), None
+        if self._client is not None:
+            self._client.revive()
+        if not self._facts.done():
+            self._facts.set_result(Facts(**facts))
+
+    def _die(self, reason: str) -> None:
+        """The engine is gone."""
+        self._death = reason
+        if self._client is not None:
+            self._client.break_off(reason, is_dead=True)
+        if self._link is not None:
+            self._link.close()
+
+    def _stop(self, drain_s: float) -> None:
+        if not self._stopping.done():
+            self._stopping.set_result(drain_s)
+        elif self._client is not None:
+            self._client.end_all()  # told again: at once
+
+
+def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:
+    """What endpoints know of the model."""
+    import hookline
+    from hookline.core.serve.engine_client import ServedModel
+
+    return ServedModel(
+        names=names or (facts.root.removeprefix("package:"),),
+        root=facts.root,
+        max_model_len=facts.max_model_len,
+        codec=codec,
+        generation_defaults=facts.generation_defaults,
+        eos_text=getattr(codec.tokenizer, "eos_token", None),
+        created_s=facts.created_s,
+        version=hookline.__version__,
+        vocab_size=facts.vocab_size,
+        scored_by=facts.scored_by,
+        no_embeddings=facts.no_embeddings,
+    )
+
+
+def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:
+    """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
+    from pathlib import Path
+
+    from hookline.core.config.settings import option_with, validate
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.tokenizer.codec import Codec
+
+    host = PluginHost.load()
+    option = validate({key: tree[key] for key in tree if key != "observers"}, host).model
+    if option.entry is None:  # model=auto, which the engine's process has decided
+        option = option_with(host.choose("model", facts.model), option.config)
+    source = None
+    if facts.folder is None and option.entry is not None:
+        model_class = option.entry.load()
+        source = model_class.open_checkpoint(option.config) if hasattr(model_class, "open_checkpoint") else None
+    folder = None if facts.folder is None else Path(facts.folder)
+    codec = Codec(folder, source=source, chat=option.config.chat, max_len=facts.max_model_len)
+    if codec.tokenizer is not None:
+        codec.encode("")  # the first use may still write to the tokenizer, which several threads will read
+    return codec

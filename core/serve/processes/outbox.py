@@ -1,0 +1,89 @@
+"""What the engine's process has for one front end: the tokens of a step gathered, packed and sent. Knows no engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hookline.core.outputs import FinishReason, TokenLogprob
+from hookline.core.serve.processes.messages import End, Message, Step, encode, packed, scored
+
+Send = Callable[[bytes, bytes], bool]
+"""Send a message to a name without waiting; False if there is no room now. Raises: LookupError if it is gone."""
+
+
+class Outbox:
+    """Of one front end. Completions' watchers add to it during a step; `flush` sends what is there.
+
+    While a front end does not read, what steps bring is gathered for as long as `stuck_s` says.
+    """
+
+    def __init__(self, name: bytes, send: Send) -> None:
+        self.name, self._send = name, send
+        self.handles: list[int] = []
+        self.token_ids: list[int] = []
+        self.last: dict[int, str] = {}
+        self.scored: dict[int, list[TokenLogprob]] = {}
+        self.ends: list[End] = []
+        self._messages: list[bytes] = []
+        self._stuck_since_s: float | None = None
+
+    def post(self, message: Message) -> None:
+        """Send a message with the next flush, before the step's."""
+        self._messages.append(encode(message))
+
+    def flush(self) -> None:
+        """Send all there is, or as much as there is room for.
+
+        Raises: LookupError if the front end is gone.
+        """
+        while self._messages:
+            if not self._sent(self._messages[0]):
+                return
+            self._messages.pop(0)
+        if self.handles or self.ends:
+            if self._sent(encode(self._step())):
+                self.clear()
+
+    def clear(self) -> None:
+        """Forget what the step brought."""
+        self.handles.clear()
+        self.token_ids.clear()
+        self.last, self.scored, self.ends = {}, {}, []
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds for which the front end has not taken anything."""
+        return 0.0 if self._stuck_since_s is None else time.monotonic() - self._stuck_since_s
+
+    def _sent(self, data: bytes) -> bool:
+        if self._send(self.name, data):
+            self._stuck_since_s = None
+            return True
+        self._stuck_since_s = self._stuck_since_s or time.monotonic()
+        return False
+
+    def _step(self) -> Step:
+        rows = {handle: [scored(one) for one in ones] for handle, ones in self.scored.items()}
+        return Step(packed(self.handles), packed(self.token_ids), self.last, rows, self.ends)
+
+
+class Completion:
+    """`core.requests.request.Watcher` that hands a request's tokens to its front end's outbox."""
+
+    __slots__ = ("_add_handle", "_add_token", "handle", "num_scored", "outbox", "request_id")
+
+    def __init__(self, handle: int, outbox: Outbox) -> None:
+        self.handle, self.outbox = handle, outbox
+        self._add_handle, self._add_token = outbox.handles.append, outbox.token_ids.append
+        self.request_id = -1
+        self.num_scored = 0
+        """Tokens whose log-probabilities were handed over."""
+
+    def see(self, token_id: int, reason: FinishReason | None) -> str | None:
+        """See Watcher. Stop strings are the front end's to find."""
+        self._add_handle(self.handle)
+        self._add_token(token_id)
+        if reason is not None:
+            self.outbox.last[self.handle] = reason.value
+        return None

@@ -1,0 +1,316 @@
+"""The engine in another process, for endpoints: an `EngineClient` of a front end, which makes the tokens and the text.
+
+A stream keeps what came for it until somebody reads: tokens in the order they came, text as one piece. So a slow reader
+gets fewer and larger Deltas, holds up nobody, and takes no more memory than its completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    one_short_line,
+)
+from hookline.core.outputs import FinishReason, TokenLogprob
+from hookline.core.pooling_params import PoolingParams
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
+from hookline.core.serve.errors import ApiError
+from hookline.core.serve.processes.messages import (
+    AskMetrics,
+    Broken,
+    Cancel,
+    End,
+    Finish,
+    FromEngine,
+    LoadReport,
+    Message,
+    Metrics,
+    Refused,
+    Step,
+    Submit,
+    packed,
+    unpacked_list,
+)
+from hookline.core.serve.processes.remote_stream import RemoteCompletion, RemoteStream
+from hookline.core.tokenizer.codec import snapshot, with_word_ids
+from hookline.core.tokenizer.duration import takes_long
+
+if TYPE_CHECKING:
+    from hookline.core.serve.settings import ServeConfig
+    from hookline.core.tokenizer.codec import Prompt
+
+TOKENIZER_THREADS = 2
+"""Long prompts that a front end tokenizes at once."""
+SLICE = 128
+"""Tokens of a step that are looked at and sent at one turn of the event loop: some 3 ms."""
+METRICS_S = 5.0
+"""Longest wait for the engine's metrics."""
+DEFAULTS = vars(SamplingParams())
+
+
+class RemoteClient:
+    """`EngineClient` over messages. send: to the engine; what comes from it is handed to `receive`.
+
+    The engine holds all front ends together to the limits that each keeps here.
+    """
+
+    def __init__(self, facts: ServedModel, send: Callable[[Message], None], settings: ServeConfig) -> None:
+        self.facts, self._send, self._settings = facts, send, settings
+        self.death: str | None = None
+        self.is_accepting = True
+        """Whether requests are taken while the engine lives."""
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[int, RemoteCompletion] = {}
+        self._next_handle = 1
+        self._load = Load()
+        self._slices: deque[tuple[list[int], list[int], Mapping[int, str], Iterable[End]]] = deque()
+        self._is_slicing = False
+        self._metrics: dict[int, asyncio.Future[str]] = {}
+        self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
+
+    # ------------------------------------------------------------------------------------------- EngineClient
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+        pooling: PoolingParams | None = None,
+    ) -> RemoteStream:
+        """See EngineClient."""
+        self._check_open(params.n)
+        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
+        given = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "timeout_s": timeout_s}
+        options = {"priority": priority, **{name: value for name, value in given.items() if value is not None}}
+        handle, self._next_handle = self._next_handle, self._next_handle + params.n
+        stream = RemoteStream(self, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options)
+        self._open.update((one.handle, one) for one in stream.completions)
+        arrival_s = time.monotonic()
+
+        def submit(prepared: tuple[list[int], SamplingParams]) -> None:
+            token_ids, params = prepared
+            stream.begin(token_ids, params, self.facts.codec)
+            try:
+                self._send(_submit_message(handle, token_ids, params, options, arrival_s, pooling))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RequestError(f"the request cannot be told to the engine: {one_short_line(error)}") from None
+
+        if not takes_long(prompt, params):
+            try:
+                submit(self._prepare(prompt, params))
+            except BaseException:
+                self.forget(stream.completions)
+                raise
+            return stream
+        prompt = snapshot(prompt)
+
+        def prepared(done: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
+            done.exception()  # whoever has left need not hear it, and asyncio not complain
+            if not stream.is_open:
+                return
+            try:
+                submit(done.result())
+            except HooklineError as error:
+                self._refuse(stream, error)
+            except Exception as error:
+                self._refuse(stream, RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
+
+        future = self._loop.run_in_executor(self._tokenizing, self._prepare_if_open, stream, prompt, params)
+        future.add_done_callback(prepared)
+        return stream
+
+    def load(self) -> Load:
+        """See EngineClient."""
+        return self._load
+
+    async def metrics(self) -> str:
+        """See EngineClient."""
+        if self.death is not None:
+            raise EngineError(self.death)
+        number, self._next_handle = self._next_handle, self._next_handle + 1
+        self._metrics[number] = self._loop.create_future()
+        self._send(AskMetrics(number))
+        try:
+            return await asyncio.wait_for(self._metrics[number], METRICS_S)
+        except TimeoutError:
+            raise EngineError(f"the engine has not told its metrics for {METRICS_S:g} s") from None
+        finally:
+            del self._metrics[number]
+
+    @property
+    def is_ready(self) -> bool:
+        """See EngineClient."""
+        return self.is_accepting and self.death is None
+
+    @property
+    def is_dead(self) -> bool:
+        """See EngineClient."""
+        return self.death is not None
+
+    async def aclose(self) -> None:
+        """See EngineClient."""
+        self.is_accepting = False
+        self.end_all()
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------- from the engine
+
+    def receive(self, messages: Iterable[FromEngine]) -> None:
+        """Take what came from the engine."""
+        for message in messages:
+            match message:
+                case Step():
+                    self._take_step(message)
+                case LoadReport():
+                    self._load = Load(*message.values)
+                case Refused():
+                    completion = self._open.get(message.handle)
+                    if completion is not None:
+                        self._refuse(completion.stream, _error_of(message))
+                case Broken():
+                    self.break_off(message.reason, is_dead=message.is_dead)
+                case Metrics():
+                    waiting = self._metrics.get(message.number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(message.text)
+
+    def end_all(self) -> None:
+        """End all streams since the server is about to end."""
+        self._fail_all(lambda: ApiError(503, "the server is stopping", "server_error", code="stopping"))
+
+    def break_off(self, reason: str, *, is_dead: bool) -> None:
+        """End all streams with an error. is_dead: the engine serves nothing more, until `revive`."""
+        if is_dead:
+            self.death = reason
+            self._load = Load()
+        self._fail_all(lambda: EngineError(reason))
+
+    def _fail_all(self, error: Callable[[], HooklineError]) -> None:
+        """error: makes one for each, since tracebacks are not shared."""
+        streams = {id(one.stream): one.stream for one in self._open.values()}
+        handles, self._open = list(self._open), {}
+        for stream in streams.values():
+            stream.fail(error())
+        for waiting in self._metrics.values():
+            if not waiting.done():
+                waiting.set_exception(error())
+        if self.death is None and handles:
+            self._send(Cancel(handles))
+
+    def revive(self) -> None:
+        """Another engine has taken the dead one's place."""
+        self.death = None
+
+    def _take_step(self, step: Step) -> None:
+        """Take a step's tokens, a large step's in slices, between which others have their turn on the event loop."""
+        for handle, rows in step.scored.items():
+            if handle in self._open:
+                self._open[handle].add_logprobs([TokenLogprob(*row) for row in rows])
+        handles, token_ids = unpacked_list(step.handles), unpacked_list(step.token_ids)
+        for start in range(0, max(1, len(handles)), SLICE):
+            part = slice(start, start + SLICE)
+            ends = step.ends if start + SLICE >= len(handles) else []
+            self._slices.append((handles[part], token_ids[part], step.last, ends))
+        if not self._is_slicing:
+            self._take_slice()
+
+    def _take_slice(self) -> None:
+        self._is_slicing = False
+        if self._slices:
+            self._push(*self._slices.popleft())
+        if self._slices:
+            self._is_slicing = True
+            self._loop.call_soon(self._take_slice)
+
+    def _push(self, handles: list[int], token_ids: list[int], last: Mapping[int, str], ends: Iterable[End]) -> None:
+        open_, stopped = self._open, []
+        for handle, token_id in zip(handles, token_ids, strict=True):
+            completion = open_.get(handle)
+            if completion is None:
+                continue
+            reason = last.get(handle) if last else None
+            if completion.push(token_id, None if reason is None else FinishReason(reason)) and reason is None:
+                stopped.append(handle)
+        for end in ends:
+            completion = open_.pop(end.handle, None)
+            if completion is not None:
+                completion.end(end)
+        if stopped:
+            self._send(Finish(stopped))
+
+    # ------------------------------------------------------------------------------------------------ streams
+
+    def forget(self, completions: Iterable[RemoteCompletion], *, cancel: bool = False) -> None:
+        """Nobody reads these any more. cancel: end their requests, too."""
+        handles = [one.handle for one in completions if self._open.pop(one.handle, None) is not None]
+        if cancel and handles and self.death is None:
+            self._send(Cancel(handles))
+
+    @property
+    def num_open(self) -> int:
+        """Completions that are served or wait."""
+        return len(self._open)
+
+    def _check_open(self, num_requests: int) -> None:
+        if self.death is not None:
+            raise EngineError(self.death)
+        if not self.is_accepting:
+            raise EngineError("the server is stopping")
+        if len(self._open) + num_requests > self._settings.max_requests:
+            raise QueueFullError("serve.max_requests", self._settings.max_requests, len(self._open), 0)
+
+    def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
+        self.forget(stream.completions)
+        stream.fail(error)
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        codec = self.facts.codec
+        token_ids, params = codec.encode(prompt), with_word_ids(params, codec)
+        if params.stop:
+            if codec.tokenizer is None:
+                raise RequestError("sampling.stop needs a tokenizer and the checkpoint has none")
+            _ = params.stop_strings  # made ready here, in a thread of its own if that takes long
+        return token_ids, params
+
+    def _prepare_if_open(
+        self, stream: RemoteStream, prompt: Prompt, params: SamplingParams
+    ) -> tuple[list[int], SamplingParams]:
+        return self._prepare(prompt, params) if stream.is_open else ([], params)
+
+
+def _submit_message(
+    handle: int,
+    token_ids: list[int],
+    params: SamplingParams,
+    options: dict[str, Any],
+    arrival_s: float,
+    pooling: PoolingParams | None,
+) -> Submit:
+    given = {name: getattr(params, name) for name, default in DEFAULTS.items()}
+    changed = {name: value for name, value in given.items() if value != DEFAULTS[name] and name != "stop"}
+    return Submit(handle, packed(token_ids), changed, options, arrival_s, None if pooling is None else asdict(pooling))
+
+
+def _error_of(refused: Refused) -> HooklineError:
+    if refused.queue is not None:
+        return QueueFullError(*refused.queue)
+    known = (PromptTooLongError, RequestError)
+    kind = next((one for one in known if one.__name__ == refused.error), EngineError)
+    return kind(refused.message)

@@ -1,0 +1,262 @@
+"""The application around a fake engine client: what every request passes, and the endpoints of operators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from hookline.core.errors import HooklineError
+from hookline.core.serve.engine_client import Load
+from hookline.core.serve.http.api_keys import ApiKeys, read_keys
+from hookline.core.serve.http.app import Served, make_app
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.testing import FakeEngineClient
+from tests.core.serve.conftest import Ask
+
+KEY = "sk-right"
+
+
+def test_health_is_empty_and_200_while_the_engine_lives(ask: Ask) -> None:
+    response = ask(FakeEngineClient(), "GET", "/health")
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
+def test_a_dead_engine_is_503(ask: Ask, path: str) -> None:
+    client = FakeEngineClient(death="it broke", is_ready=False)
+    assert ask(client, "GET", path).status_code == 503
+
+
+def test_ready_is_503_while_the_server_drains_and_health_is_not() -> None:
+    served = make_app(FakeEngineClient(), ServeConfig())
+    served.life.is_draining = True
+    assert [status(served, "GET", path) for path in ("/ready", "/health")] == [503, 200]
+
+
+def test_a_request_that_comes_while_the_server_drains_is_told_to_come_again() -> None:
+    served = make_app(FakeEngineClient(), ServeConfig())
+    served.life.is_draining = True
+    assert status(served, "POST", "/v1/completions") == 503
+
+
+def test_the_load_is_the_engine_s(ask: Ask) -> None:
+    client = FakeEngineClient(now=Load(3, 2, 10, 20, 5.0, 7.5))
+    found = ask(client, "GET", "/load").json()
+    assert (found["server_load"], found["num_running"], found["num_free_blocks"]) == (5, 3, 10)
+    assert found["tokens_s"] == 7.5
+
+
+def test_metrics_are_the_engine_s_as_text(ask: Ask) -> None:
+    response = ask(FakeEngineClient(), "GET", "/metrics")
+    assert response.text.startswith("# HELP")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize(("method", "path", "code"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+def test_what_is_not_there_is_an_error_in_json(ask: Ask, method: str, path: str, code: int) -> None:
+    response = ask(FakeEngineClient(), method, path)
+    assert response.status_code == code and response.json()["error"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------------------ keys
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"X-API-Key": ""}])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/load", "/version"])
+def test_without_its_key_a_request_learns_nothing(ask: Ask, headers: dict[str, str], path: str) -> None:
+    response = ask(FakeEngineClient(), "GET", path, keys=(KEY, "other"), headers=headers)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": f"bearer {KEY}"}, {"X-API-Key": KEY}])
+def test_a_request_with_one_of_the_keys_is_let_in(ask: Ask, headers: dict[str, str]) -> None:
+    assert ask(FakeEngineClient(), "GET", "/v1/models", keys=("other", KEY), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
+def test_probes_need_no_key(ask: Ask, path: str) -> None:
+    assert ask(FakeEngineClient(), "GET", path, keys=(KEY,)).status_code == 200
+
+
+def test_keys_come_from_a_file_and_from_the_environment(tmp_path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# for the office\n\n one \ntwo\n")
+    path.chmod(0o600)
+    keys = read_keys(str(path), {"HOOKLINE_API_KEY": "three"})
+    accepted = [keys.accept([(b"x-api-key", one)]) for one in (b"one", b"two", b"three", b"# for the office", b"")]
+    assert accepted == [True, True, True, False, False]
+
+
+def test_a_file_without_keys_is_refused(tmp_path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# none yet\n")
+    with pytest.raises(HooklineError, match="holds no key"):
+        read_keys(str(path), {})
+
+
+def test_a_file_of_keys_that_everybody_can_read_is_worth_a_warning(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one\n")
+    path.chmod(0o644)
+    read_keys(str(path), {})
+    assert "chmod 600" in caplog.text and "one\n" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind", "options"),
+    [
+        ("POST", "/v1/messages", 401, "authentication_error", {"keys": (KEY,)}),
+        ("POST", "/v1/messages", 413, "request_too_large", {"content": b"x" * 101}),
+        ("POST", "/v1/messages/count_tokens", 413, "request_too_large", {"content": b"x" * 101}),
+        ("GET", "/v1/messages", 405, "invalid_request_error", {}),
+        ("POST", "/v1/messages/nowhere", 404, "not_found_error", {}),
+    ],
+)
+def test_errors_before_the_endpoint_have_anthropics_form_below_v1_messages(
+    ask: Ask, method: str, path: str, status: int, kind: str, options: dict[str, Any]
+) -> None:
+    response = ask(FakeEngineClient(), method, path, ServeConfig(max_body_bytes=100), **options)
+    body = response.json()
+    assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert body["error"]["message"]
+
+
+# ---------------------------------------------------------------------------------------------------- ids and limits
+
+
+def test_a_request_id_is_echoed(ask: Ask) -> None:
+    assert (
+        ask(FakeEngineClient(), "GET", "/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    )
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "two words", ""])
+def test_a_request_id_that_would_spoil_a_log_is_replaced(ask: Ask, given: str) -> None:
+    found = ask(FakeEngineClient(), "GET", "/health", headers={"X-Request-Id": given}).headers["x-request-id"]
+    assert found != given and len(found) == 32
+
+
+def test_the_access_log_has_the_id_and_nothing_of_the_prompt(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    body = {"prompt": "my secret", "max_tokens": 2}
+    with caplog.at_level(logging.INFO, "hookline.access"):
+        ask(FakeEngineClient(), "POST", "/v1/completions?key=secret", headers={"X-Request-Id": "abc-1"}, json=body)
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "hookline.access"]
+    assert "POST /v1/completions 200" in line and line.endswith("abc-1") and "secret" not in line
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_unread(ask: Ask) -> None:
+    settings = ServeConfig(max_body_bytes=100)
+    response = ask(FakeEngineClient(), "POST", "/v1/completions", settings, content=b"x" * 101)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_body_that_turns_out_too_large_is_refused(ask: Ask) -> None:
+    async def pieces():
+        for _ in range(3):
+            yield b"x" * 50
+
+    response = ask(FakeEngineClient(), "POST", "/v1/completions", ServeConfig(max_body_bytes=100), content=pieces())
+    assert response.status_code == 413
+
+
+def test_a_bug_of_ours_shows_the_client_a_number_and_the_log_the_rest(
+    ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = FakeEngineClient()
+    client.load = lambda: 1 // 0  # type: ignore[assignment]
+    response = ask(client, "GET", "/load", headers={"X-Request-Id": "abc-1"})
+    assert response.status_code == 500 and "ZeroDivision" not in response.text and "abc-1" in response.text
+    assert "ZeroDivisionError" in caplog.text and "abc-1" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------------ cors
+
+
+def test_other_origins_are_told_nothing_by_default(ask: Ask) -> None:
+    response = ask(FakeEngineClient(), "GET", "/v1/models", headers={"Origin": "https://example.org"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_an_origin_that_is_allowed_may_ask_without_its_key_what_it_may_send(ask: Ask) -> None:
+    settings = ServeConfig(cors_origins=("https://example.org",))
+    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    response = ask(FakeEngineClient(), "OPTIONS", "/v1/completions", settings, keys=(KEY,), headers=asked)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://example.org"
+
+
+# ---------------------------------------------------------------------------------------------------------- leaving
+
+
+def test_a_client_that_leaves_ends_what_its_request_runs() -> None:
+    client = FakeEngineClient(pause_s=0.001)
+    assert leave(client, b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}') == [True]
+    assert client.num_open == 0
+
+
+def test_a_client_that_leaves_a_stream_ends_what_its_request_runs() -> None:
+    client = FakeEngineClient(pause_s=0.001)
+    assert leave(client, b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true, "stream": true}') == [True]
+    assert client.num_open == 0
+
+
+def leave(client: FakeEngineClient, body: bytes) -> list[bool]:
+    """Send a request, go once the engine has it, and return for each of its calls whether it was cancelled."""
+
+    async def run() -> list[bool]:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            while not client.asked:
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
+
+        async def send(message) -> None:
+            pass
+
+        await asyncio.wait_for(make_app(client, ServeConfig()).app(scope("POST", "/v1/completions"), receive, send), 5)
+        return [one.is_cancelled for one in client.asked]
+
+    return asyncio.run(run())
+
+
+def status(served: Served, method: str, path: str) -> int:
+    """The status of a request without a body."""
+    found = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.start":
+            found.append(message["status"])
+
+    asyncio.run(served.app(scope(method, path), receive, send))
+    return found[0]
+
+
+def scope(method: str, path: str) -> dict:
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "scheme": "http",
+        "root_path": "",
+        "http_version": "1.1",
+    }
+
+
+def test_all_keys_are_compared_whichever_fits() -> None:
+    assert len(ApiKeys(["a", "b", "c"])) == 3

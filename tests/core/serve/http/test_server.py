@@ -1,0 +1,198 @@
+"""The HTTP server on a real socket, around a fake engine client: limits that only a connection knows, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline.core.errors import ConfigError
+from hookline.core.serve.http.app import Served, make_app
+from hookline.core.serve.http.server import listening_sockets, serve_http
+from hookline.core.serve.http.tls import check_tls
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.testing import FakeEngineClient
+from tests.core.serve.http.certificates import ENCRYPTED, ONE, TWO
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]
+STREAM = {"prompt": "x", "stream": True, "ignore_eos": True}
+
+
+def serve(client: FakeEngineClient, settings: ServeConfig, talk: Callable[..., Awaitable[Any]]) -> Any:
+    """Serve while `talk` runs, which gets the port, the served application and what ends it with a drain."""
+
+    async def run() -> Any:
+        sockets = listening_sockets(settings, 1)
+        stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        listens = asyncio.Event()
+        served = make_app(client, settings)
+        running = asyncio.ensure_future(serve_http(served, sockets, settings, stopping, listens.set))
+        await listens.wait()
+        try:
+            return await asyncio.wait_for(talk(sockets[0].getsockname()[1], served, stopping), 20)
+        finally:
+            if not stopping.done():
+                stopping.set_result(0.0)
+            await asyncio.wait_for(running, 20)
+
+    return asyncio.run(run())
+
+
+def request(body: dict[str, Any], **headers: str) -> bytes:
+    data = json.dumps(body).encode()
+    given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{given}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+async def exchange(port: int, data: bytes) -> bytes:
+    """Send bytes, and read until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("head", ["GET / HTTP/1.1\r\nA: {}", "GET /{} HTTP/1.1\r\n\r\n"])
+def test_a_head_that_is_too_large_is_refused(head: str) -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, head.format("x" * 3000).encode())
+
+    answer = serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)
+    assert answer.startswith(b"HTTP/1.1 431 ") and b"serve.max_header_bytes=2000" in answer
+
+
+def test_a_head_that_is_too_large_is_refused_in_the_form_of_the_api_that_was_asked() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, b"POST /v1/messages?beta=true HTTP/1.1\r\nA: " + b"x" * 3000)
+
+    answer = serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert b'"type":"error"' in answer
+
+
+def test_a_large_body_is_no_large_head() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, request({"prompt": "x " * 1500, "max_tokens": 1}, Connection="close"))
+
+    assert serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("data", [b"", b"POST /v1/comp", request({"prompt": "x"})[:-3]])
+def test_who_does_not_finish_a_request_is_not_waited_for(data: bytes) -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, data)
+
+    assert serve(FakeEngineClient(), ServeConfig(port=0, receive_s=0.1), talk) in (b"", b"reset")
+
+
+def test_who_reads_nothing_loses_its_request() -> None:
+    client = FakeEngineClient(" a rather long word" * 20)
+    client.facts = client.facts.__class__(**{**vars(client.facts), "max_model_len": 200_000})
+
+    async def talk(port: int, served: Served, stopping: Any) -> None:
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
+        await asyncio.get_running_loop().sock_sendall(one, request({**STREAM, "max_tokens": 190_000}))
+        while not client.asked or client.num_open:
+            await asyncio.sleep(0.01)
+        one.close()
+
+    serve(client, ServeConfig(port=0, unread_s=0.1), talk)
+    assert client.asked[0].is_cancelled
+
+
+def test_a_drain_answers_what_runs_and_refuses_what_comes() -> None:
+    client = FakeEngineClient(pause_s=0.005)
+
+    async def talk(port: int, served: Served, stopping: asyncio.Future[float]) -> tuple[bytes, bytes]:
+        running = asyncio.ensure_future(exchange(port, request({**STREAM, "max_tokens": 60}, Connection="close")))
+        while not client.asked:
+            await asyncio.sleep(0.005)
+        stopping.set_result(10.0)
+        await asyncio.sleep(0)
+        while not served.life.is_draining:
+            await asyncio.sleep(0.005)
+        refused = await exchange(port, request(STREAM))
+        return await running, refused
+
+    answer, refused = serve(client, ServeConfig(port=0), talk)
+    assert b"data: [DONE]" in answer and b'"finish_reason":"length"' in answer
+    assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after" in refused.lower()
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serve.port={port} cannot be listened on: Address already in use"):
+            listening_sockets(ServeConfig(port=port), 2)
+
+
+def test_front_ends_share_a_free_port() -> None:
+    sockets = listening_sockets(ServeConfig(port=0), 3)
+    assert len({one.getsockname()[1] for one in sockets}) == 1
+    for one in sockets:
+        one.close()
+
+
+def test_a_certificate_that_cannot_be_used_costs_no_start_up(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"serve\.tls_certificate=.* cannot be used"):
+        check_tls(ServeConfig(tls_certificate=str(tmp_path / "none.pem")))
+    with pytest.raises(ConfigError, match=r"needs serve\.tls_certificate"):
+        check_tls(ServeConfig(tls_key="key.pem"))
+
+
+def test_a_key_that_wants_a_password_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "both.pem").write_text(ENCRYPTED)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_tls(ServeConfig(tls_certificate=str(tmp_path / "both.pem")))
+
+
+async def certificate(port: int) -> str:
+    """Who the server says it is, to a connection that is made now."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return ssl.DER_cert_to_PEM_cert(found)
+
+
+def test_new_connections_get_the_certificate_that_the_file_holds_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hookline.core.serve.http.tls.LOOK_S", 0.01)
+    path = tmp_path / "both.pem"
+    path.write_text(ONE)
+
+    async def talk(port: int, served: Served, stopping: Any) -> list[str]:
+        async def until(ends: Callable[[], bool]) -> None:
+            while not ends():
+                await asyncio.sleep(0.01)
+
+        found = [await certificate(port)]
+        path.write_text("half a cer")
+        await until(lambda: "stays as it was" in caplog.text)
+        found.append(await certificate(port))
+        path.write_text(TWO)
+        await until(lambda: "was loaded again" in caplog.text)
+        return [*found, await certificate(port)]
+
+    with caplog.at_level(logging.INFO, "hookline"):
+        found = serve(FakeEngineClient(), ServeConfig(port=0, tls_certificate=str(path)), talk)
+    assert [one in ONE for one in found] == [True, True, False] and found[2] in TWO

@@ -1,0 +1,228 @@
+"""A front end's client and the engine's process, talking over real sockets in one process, around a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hookline.core.errors import EngineError, PromptTooLongError, QueueFullError, RankError, RequestError
+from hookline.core.outputs import Delta, FinishReason
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.engine_client import ServedModel
+from hookline.core.serve.errors import ApiError
+from hookline.core.serve.processes.engine_link import EngineLink
+from hookline.core.serve.processes.engine_server import EngineServer
+from hookline.core.serve.processes.remote_client import RemoteClient
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.testing import tiny_model
+from hookline.core.testing.fakes import completion, fake_engine
+from hookline.core.testing.plain_scheduler import PlainScheduler
+
+MODEL = tiny_model(max_model_len=128)
+Talk = Callable[[RemoteClient], Awaitable[Any]]
+
+
+class Running:
+    """An EngineServer in a thread, and clients of it."""
+
+    def __init__(self, folder: Any, settings: ServeConfig, **options: Any) -> None:
+        self.engine = fake_engine(PlainScheduler(), max_num_seqs=16, max_num_batched_tokens=64, **options)
+        self.address, self.settings = f"ipc://{folder}/engine", settings
+        llm: Any = SimpleNamespace(
+            engine=self.engine, observers={"one": SimpleNamespace(text=lambda: "some metrics\n")}
+        )
+        llm.device_works = lambda: True
+        self.is_over = False
+        self.server = EngineServer(llm, self.address, settings.max_requests, lambda: self.is_over)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+
+    def talk(self, what: Talk, model: ServedModel = MODEL) -> Any:
+        """Run a coroutine function with a client."""
+
+        async def run() -> Any:
+            link = EngineLink(self.address, f"front-{time.monotonic_ns()}", lambda messages: client.receive(messages))
+            client = RemoteClient(model, link.send, self.settings)
+            try:
+                return await asyncio.wait_for(what(client), 20)
+            finally:
+                await client.aclose()
+                link.close()
+
+        return asyncio.run(run())
+
+    def close(self) -> None:
+        self.server._is_stopping = self.is_over = True  # it looks once a second, or with the next message
+        self.talk(noop)
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+async def noop(client: RemoteClient) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    found = Running(tmp_path_factory.mktemp("s"), ServeConfig(max_requests=8), max_queued_requests=4)
+    yield found
+    found.close()
+
+
+async def deltas(client: RemoteClient, prompt: Any, params: SamplingParams, **options: Any) -> list[Delta]:
+    return [delta async for delta in client.stream(prompt, params, **options)]
+
+
+async def idle(running: Running) -> None:
+    while running.engine.has_work:
+        await asyncio.sleep(0.005)
+
+
+def test_a_stream_brings_every_token_once_and_its_text(running: Running) -> None:
+    params = SamplingParams(max_tokens=20, seed=5)
+    found = running.talk(lambda client: deltas(client, [3, 1, 4], params))
+    ids = [one for delta in found for one in delta.token_ids]
+    output = found[-1].output
+    assert ids == output.token_ids == completion(5, [3, 1, 4], 20, 50)
+    assert "".join(delta.text for delta in found) == output.text == MODEL.codec.decode(ids)
+    assert (output.finish_reason, output.prompt_token_ids) == (FinishReason.LENGTH, [3, 1, 4])
+    assert output.timings.time_to_first_token_s is not None
+
+
+def test_the_completions_of_a_prompt_keep_their_indices(running: Running) -> None:
+    params = SamplingParams(max_tokens=5, seed=5, n=3)
+    found = running.talk(lambda client: deltas(client, [3, 1, 4], params))
+    outputs = {delta.index: delta.output for delta in found if delta.output is not None}
+    expected = [completion(one.seed, [3, 1, 4], 5, 50) for one in params.each()]
+    assert [outputs[index].token_ids for index in range(3)] == expected
+
+
+def test_a_stop_string_ends_a_completion_at_once_and_the_engine_s_request_soon(running: Running) -> None:
+    text = MODEL.codec.decode(completion(5, [3, 1, 4], 30, 50))
+    stop = text[10:12]
+    params = SamplingParams(max_tokens=100, seed=5, stop=(stop,))
+
+    async def talk(client: RemoteClient) -> list[Delta]:
+        found = await deltas(client, [3, 1, 4], params)
+        await idle(running)
+        return found
+
+    output = running.talk(talk)[-1].output
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
+    assert output.text == text[: text.index(stop)]
+    assert len(output.token_ids) < 100 and running.engine.num_free_blocks == running.engine.num_blocks
+
+
+def test_who_reads_late_gets_one_delta_of_all(running: Running) -> None:
+    async def talk(client: RemoteClient) -> list[Delta]:
+        stream = client.stream([3, 1, 4], SamplingParams(max_tokens=20, seed=5))
+        while client.num_open:
+            await asyncio.sleep(0.005)
+        return [delta async for delta in stream]
+
+    (only,) = running.talk(talk)
+    assert only.token_ids == completion(5, [3, 1, 4], 20, 50) and only.output is not None
+
+
+def test_a_stream_that_is_left_frees_its_blocks(running: Running) -> None:
+    async def talk(client: RemoteClient) -> None:
+        stream = client.stream([3, 1, 4], SamplingParams(max_tokens=100, seed=5))
+        await anext(stream)
+        await stream.aclose()
+        await idle(running)
+
+    running.talk(talk)
+    assert running.engine.num_free_blocks == running.engine.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "options", "error"),
+    [
+        ([3, 99], {}, {}, RequestError),
+        ([], {}, {}, RequestError),
+        ([1] * 200, {}, {}, PromptTooLongError),
+        ("word " * 3000, {}, {}, PromptTooLongError),
+        ([3, 2**70], {}, {}, RequestError),
+        (["x"], {}, {}, RequestError),
+        ([3], {"n": 9}, {}, QueueFullError),
+        ([3], {"n": 7}, {}, QueueFullError),
+        ([3], {}, {"timeout_s": -1}, RequestError),
+        ([3], {}, {"tags": {"A": "b"}}, RequestError),
+        ([3], {"extra_args": {"none": {"a": 1}}}, {}, RequestError),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_alone(
+    running: Running, prompt: Any, params: dict[str, Any], options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        running.talk(lambda client: deltas(client, prompt, SamplingParams(**params), **options))
+    assert not running.engine.has_work
+
+
+def test_tags_and_priority_reach_the_engine_and_come_back(running: Running) -> None:
+    options = {"priority": 3, "tags": {"tenant": "a"}}
+    found = running.talk(lambda client: deltas(client, [3], SamplingParams(max_tokens=2), **options))
+    assert (found[-1].output.priority, found[-1].output.tags) == (3, {"tenant": "a"})
+
+
+def test_a_time_limit_ends_a_completion_with_its_reason(running: Running) -> None:
+    running.engine.sleep, before = (lambda seconds: None), running.engine.sleep
+    found = running.talk(lambda client: deltas(client, [3], SamplingParams(max_tokens=100), timeout_s=1e-6))
+    running.engine.sleep = before
+    assert found[-1].output.finish_reason is FinishReason.ABORT and "timeout_s" in found[-1].output.error
+
+
+def test_load_and_metrics_are_the_engine_s(running: Running) -> None:
+    async def talk(client: RemoteClient) -> tuple[Any, str]:
+        metrics = await client.metrics()
+        while not client.load().num_blocks:
+            await asyncio.sleep(0.005)
+        return client.load(), metrics
+
+    load, metrics = running.talk(talk)
+    assert (load.num_running, load.num_blocks, metrics) == (0, running.engine.num_blocks, "some metrics\n")
+
+
+def test_a_client_that_closes_ends_its_streams_with_a_word(running: Running) -> None:
+    async def talk(client: RemoteClient) -> None:
+        stream = client.stream([3, 1, 4], SamplingParams(max_tokens=100))
+        await client.aclose()
+        with pytest.raises(ApiError, match="stopping"):
+            [delta async for delta in stream]
+        with pytest.raises(EngineError, match="stopping"):
+            client.stream([3], SamplingParams())
+
+    running.talk(talk)
+
+
+def test_a_step_that_raises_ends_its_requests_and_a_lost_rank_the_engine(tmp_path: Any) -> None:
+    broken = Running(tmp_path, ServeConfig())
+    launch = broken.engine.executor.launch
+    errors = [RankError("rank 1 was lost"), RuntimeError("out of luck")]
+
+    def fail(step: Any) -> Any:
+        raise errors.pop()
+
+    async def talk(client: RemoteClient) -> None:
+        broken.engine.executor.launch = fail
+        with pytest.raises(EngineError, match="out of luck"):
+            await deltas(client, [3], SamplingParams(max_tokens=5))
+        broken.engine.executor.launch = launch
+        assert len(await deltas(client, [3], SamplingParams(max_tokens=5, seed=1))) >= 1
+        assert client.death is None and client.is_ready
+        broken.engine.executor.launch = fail
+        with pytest.raises(EngineError, match="rank 1 was lost"):
+            await deltas(client, [3], SamplingParams(max_tokens=5))
+        assert client.is_dead and not client.is_ready
+        with pytest.raises(EngineError, match="rank 1 was lost"):
+            client.stream([3], SamplingParams())
+
+    broken.talk(talk)
+    broken.thread.join(5)
+    assert broken.server.death == "rank 1 was lost"
