@@ -96,7 +96,7 @@ class ModelRunner:
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
-        """Drop the cache, the states, the weights, the kernels' scratch and what processors keep, whoever still refers to them.
+        """Drop the cache, states, weights, the kernels' scratch and what processors keep, whoever still refers to them.
 
         A step that broke off leaves views of the cache in its traceback, for as long as somebody keeps the error.
         """
