@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
     tree = compose(arguments, host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     rows = []
-    with LLM.from_config(config, host, reads_text=False) as llm, settled():
+    with LLM.from_config(config, host) as llm, settled():
         start_s = first_token_s(llm)
         for name in names:
             workload = build(

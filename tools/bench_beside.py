@@ -60,23 +60,22 @@ class Vllm:
     """The same of vLLM."""
 
     def __init__(self, shape: dict[str, Any], sizes: dict[str, int]) -> None:
-        from vllm import AsyncEngineArgs, AsyncLLMEngine
+        vllm: Any = importlib.import_module("vllm")
 
         self._folder = tempfile.TemporaryDirectory()
         (Path(self._folder.name) / "config.json").write_text(json.dumps(shape))
         names = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_num_batched_tokens"}
         limits = {theirs: sizes[ours] for ours, theirs in names.items()}
-        arguments = AsyncEngineArgs(
+        arguments = vllm.AsyncEngineArgs(
             model=self._folder.name, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
             max_model_len=sizes["max_model_len"], gpu_memory_utilization=0.9, **limits,
         )  # fmt: skip
-        self._engine, self._count = AsyncLLMEngine.from_engine_args(arguments), 0
+        self._params, self._count = vllm.SamplingParams, 0
+        self._engine = vllm.AsyncLLMEngine.from_engine_args(arguments)
 
     async def stream(self, prompt: list[int], num_tokens: int, seen: Any) -> None:
-        from vllm import SamplingParams
-
         self._count += 1
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.6, ignore_eos=True, detokenize=False)
+        params = self._params(max_tokens=num_tokens, temperature=0.6, ignore_eos=True, detokenize=False)
         so_far = 0
         async for output in self._engine.generate({"prompt_token_ids": prompt}, params, str(self._count)):
             count = len(output.outputs[0].token_ids)
@@ -189,9 +188,10 @@ def table(names: list[str], sides: dict[str, dict[str, Any]]) -> list[str]:
         records = [sides[side].get(name) for side in sides]
         kind = "prompt_tok_s" if name == "prefill" else "output_tok_s"
         cells = ["–" if one is None else f"{one['first'][kind]:,.0f}, {one['best'][kind]:,.0f}" for one in records]
+        theirs, ours = records
         ratio = "–"
-        if all(records):
-            ratio = ", ".join(f"{records[1][run][kind] / records[0][run][kind]:.2f}" for run in ("first", "best"))
+        if theirs is not None and ours is not None:
+            ratio = ", ".join(f"{ours[run][kind] / theirs[run][kind]:.2f}" for run in ("first", "best"))
         lines.append(f"| {name if name in WORKLOADS else name + '/s'} | {cells[0]} | {cells[1]} | {ratio} |")
         if name not in WORKLOADS:
             for what, key in (("first token", "ttft_ms"), ("gap", "gap_ms")):

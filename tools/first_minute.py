@@ -42,9 +42,9 @@ def run(arguments: list[str]) -> int:
     tree = compose([one for one in arguments if "=" in one], host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     workload = WorkloadConfig(
-        num_prompts=round(rate * seconds), prompt_len=[64, 1024], output_len=[16, 256], request_rate=rate
+        num_prompts=round(rate * seconds), prompt_len=(64, 1024), output_len=(16, 256), request_rate=rate
     )
-    with LLM.from_config(config, host, reads_text=False) as llm:
+    with LLM.from_config(config, host) as llm:
         recording = run_load(llm.engine, workload, 0)
         found = {
             "rate": rate,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hookline.core.assembly.rank_main import config_tree
+from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.util.child_python import python_command
 
@@ -81,7 +81,7 @@ def start_build(resolved: ResolvedConfig) -> KernelBuild | None:
 
 def card_facts(device: torch.device) -> dict[str, Any]:
     """What `core.prebuild.pretended.Card` is made of."""
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     return {
         "compute_capability": [properties.major, properties.minor],
         "num_sms": properties.multi_processor_count,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
-from hookline.core.config.settings import Config
 from hookline.core.distributed.heartbeat import Heartbeat
 from hookline.core.executor.rank_loop import run_rank
-from hookline.core.plugin.registry import KINDS, Option
 from hookline.core.worker.worker import Worker
 
 MAIN = f"{__name__}:main"
@@ -21,22 +20,6 @@ MAIN = f"{__name__}:main"
 def task_of(resolved: ResolvedConfig) -> dict[str, Any]:
     """What a further rank builds its worker from, as plain data."""
     return {"config": config_tree(resolved.config, resolved.kernels.name), "plugins": resolved.plugins}
-
-
-def config_tree(config: Config, kernels: str) -> dict[str, Any]:
-    """The configuration as the plain tree that `config.settings.validate` reads again in another process; no observers.
-
-    kernels: the entry that was chosen, since one process chooses for all.
-    """
-    options: dict[str, Option] = {kind: getattr(config, kind) for kind in KINDS}
-    tree: dict[str, Any] = {kind: _option(option) for kind, option in options.items()}
-    tree["kernels"]["name"] = kernels
-    plain = {"tp": config.tp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
-    return {**tree, **plain, "engine": asdict(config.engine)}
-
-
-def _option(option: Option) -> dict[str, Any]:
-    return {"name": option.name, **({} if option.config is None else asdict(option.config))}
 
 
 def main() -> NoReturn:

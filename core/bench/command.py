@@ -132,7 +132,7 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     from hookline.core.frontend.llm import LLM
     from hookline.core.util.process import settled
 
-    with LLM.from_config(bench.config, host, reads_text=False) as llm, settled():
+    with LLM.from_config(bench.config, host) as llm, settled():
         start_s, encode = first_token_s(llm), encoder(llm)
         runs = [run_load(llm.engine, bench.workload, repetition, encode) for repetition in range(bench.repeats)]
         best = min(runs, key=lambda run: run.seconds)

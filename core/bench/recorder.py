@@ -116,6 +116,11 @@ class StepRecorder:
         """Pass it on."""
         return self._executor.progress
 
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """Pass it on."""
+        return self._executor.late_work
+
     def launch(self, step: Step) -> Any:
         """Pass a step on and note what it computes, for whom."""
         started = self.now()

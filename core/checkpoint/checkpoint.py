@@ -7,9 +7,7 @@ core/checkpoint/locate.py finds the folder. The tokenizer's library is imported 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -122,19 +120,6 @@ def load_tokenizer(folder: Path) -> Any:
         return _tokenizer_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
-
-
-def import_tokenizers_aside() -> None:
-    """Import what `load_tokenizer` needs in a thread, while an engine starts: it takes longer than the rest of it.
-
-    What goes wrong is found out about, and told, by who loads a tokenizer.
-    """
-    threading.Thread(target=_import_tokenizers, name="import of tokenizers", daemon=True).start()
-
-
-def _import_tokenizers() -> None:
-    with suppress(Exception):
-        from transformers import PreTrainedTokenizerFast  # noqa: F401
 
 
 def _tokenizer_class(folder: Path) -> Any:

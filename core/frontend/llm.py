@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from hookline.core.assembly.engine import build_engine
-from hookline.core.checkpoint.checkpoint import import_tokenizers_aside
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
@@ -73,14 +72,9 @@ class LLM:
         self._start(config, host)
 
     @classmethod
-    def from_config(cls, config: Config, host: PluginHost, *, reads_text: bool = True) -> LLM:
-        """An LLM from a validated configuration, as a command makes it: the process is the engine's own.
-
-        reads_text: whether there will be texts from the first request on, and not only tokens.
-        """
+    def from_config(cls, config: Config, host: PluginHost) -> LLM:
+        """An LLM from a validated configuration, as a command makes it: the process is the engine's own."""
         llm = cls.__new__(cls)
-        if reads_text:
-            import_tokenizers_aside()
         llm._start(config, host, is_command=True)
         return llm
 

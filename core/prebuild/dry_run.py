@@ -6,6 +6,7 @@ What it launches is what an engine of this configuration launches on such a card
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def num_unlike_layers(config: Config, least: int) -> int | None:
 
 _UNLIKE = ("layer_types", "mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace", "sliding_window_pattern")
 """Keys of a config.json by which its layers may differ."""
-_ALIKE = (None, [], 0, 1)
+_ALIKE: tuple[Any, ...] = (None, [], 0, 1)
 """Values of these keys with which they do not."""
 
 

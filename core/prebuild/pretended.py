@@ -55,7 +55,7 @@ def card_named(name: str) -> Card:
 
 def card_here(device: torch.device) -> Card:
     """The card behind a CUDA device."""
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
     return Card((major, minor), properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
@@ -78,7 +78,7 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
         yield
 
 
-class _FakeTensors(FakeTensorMode):
+class _FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors on CUDA devices that torch cannot start, whatever torch.cuda says meanwhile."""
 
     avoid_device_init = True

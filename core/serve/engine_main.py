@@ -45,7 +45,7 @@ def _load(tree: dict[str, Any]) -> LLM:
     from hookline.core.plugin.host import PluginHost
 
     host = PluginHost.load()
-    return LLM.from_config(validate(tree, host), host, reads_text=False)
+    return LLM.from_config(validate(tree, host), host)
 
 
 def facts_of(llm: LLM) -> Facts:

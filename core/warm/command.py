@@ -25,7 +25,6 @@ def _run(arguments: list[str]) -> int:
     from hookline.core.config.settings import ENGINE_KEYS, validate
     from hookline.core.errors import ConfigError
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.run.settings import RUN_KEYS
     from hookline.core.util.ranges import check_ranges
     from hookline.core.warm.settings import WarmKeys
 
@@ -37,7 +36,7 @@ def _run(arguments: list[str]) -> int:
     if not jobs:
         return 0
     tree = jobs[0].tree
-    check_keys(tree, (*RUN_KEYS, "card", "processes"))
+    check_keys(tree, (*ENGINE_KEYS, "card", "processes"))
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     processes = tree.get("processes")
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int)):

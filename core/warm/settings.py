@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookline.core.run.settings import RunKeys
+from hookline.core.config.settings import EngineKeys
 from hookline.core.util.ranges import bounded
 
 
 @dataclass(frozen=True)
-class WarmKeys(RunKeys):
-    """Root keys, beside the kinds. Those of prompts and their sampling have no effect."""
+class WarmKeys(EngineKeys):
+    """Root keys, beside the kinds."""
 
     card: str | None = None
     """What to compile for: a100, h100, h200, l4 or l40s. None: the first GPU here."""

@@ -1,0 +1,25 @@
+"""A configuration as a plain tree, for another process that builds from the same."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from hookline.core.config.settings import Config
+from hookline.core.plugin.registry import KINDS, Option
+
+
+def config_tree(config: Config, kernels: str) -> dict[str, Any]:
+    """The configuration as the plain tree that `config.settings.validate` reads again in another process; no observers.
+
+    kernels: the entry that was chosen, since one process chooses for all.
+    """
+    options: dict[str, Option] = {kind: getattr(config, kind) for kind in KINDS}
+    tree: dict[str, Any] = {kind: _option(option) for kind, option in options.items()}
+    tree["kernels"]["name"] = kernels
+    plain = {"tp": config.tp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
+    return {**tree, **plain, "engine": asdict(config.engine)}
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {"name": option.name, **({} if option.config is None else asdict(option.config))}
