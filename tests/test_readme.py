@@ -52,6 +52,8 @@ ELSEWHERE = {
     "python -m core.bench -m hydra/launcher=ray scheduler=prefill_first,chunked",
     "python -m core.bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
     "'engine.max_num_seqs=range(1,8)'",
+    # compiles for a minute; tests/plugins/test_prebuild.py compiles a few kernels in the same way
+    "hookline warm model=qwen3_0_6b model.weights=random card=h200",
     # part of what .ci/run runs
     'python -m pytest -m "not slow"',
 }

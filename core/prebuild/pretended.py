@@ -71,6 +71,7 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
     with ExitStack() as stack:
         for name, value in _torch_cuda(card, num_devices).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(patch.object(torch.version, "cuda", None))  # so that nobody loads CUDA's own libraries
         stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
         stack.enter_context(_recorded_launches(card, seen))
         stack.enter_context(mode)

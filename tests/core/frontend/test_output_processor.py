@@ -321,7 +321,7 @@ def test_time_limits_of_ended_requests_are_forgotten_and_those_of_live_ones_kept
     late = engine.add(PROMPT, params(), timeout_s=1000.0)
     for _ in range(300):
         engine.abort([engine.add(PROMPT, params(), timeout_s=2000.0)])
-    assert len(engine._deadlines) < 100
+    assert len(engine.time_limits) < 100
     now_s = engine.clock()
     engine.clock = lambda: now_s + 1500.0
     assert [output.request_id for output in engine.step()] == [late]
