@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hookline.core.contracts import Plan, Scheduler, SchedulerView, StepStats, TappedStates
+from hookline.core.contracts import Scheduler, StepStats, TappedStates
 from hookline.core.engine.dispatch import Dispatcher
-from hookline.core.engine.feedback import PolicyFeedback, prefilled
+from hookline.core.engine.draws import advance_grammars, keep_scores
+from hookline.core.engine.ends import end_with, fault_of
+from hookline.core.engine.feedback import prefilled
+from hookline.core.engine.in_flight import InFlight, step_stats
 from hookline.core.engine.lost_step import concerned, starting_again
-from hookline.core.engine.plan_check import CheckedPlan, check_plan
-from hookline.core.engine.served import ServedCounts
-from hookline.core.engine.step_builder import Dispatched, scored_chunks, tokens_of
+from hookline.core.engine.plan_check import CheckedPlan
+from hookline.core.engine.planning import Planner
+from hookline.core.engine.step_builder import tokens_of
+from hookline.core.engine.time_limits import TimeLimits
 from hookline.core.errors import (
-    PASSES,
     HooklineError,
     LostStep,
     PlanError,
@@ -40,46 +39,18 @@ from hookline.core.kv_cache.group_manager import GroupedCacheManager
 from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
-from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.observers import Observers
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
 from hookline.core.requests.request import Request, Watcher
-from hookline.core.requests.request_queue import RequestQueue, Views
+from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
 from hookline.core.util.arrays import BoolArray, IntArray, no_ints
 from hookline.core.util.process import Home
-
-MAX_FRUITLESS_PLANS = 1000
-"""Plans in a row that bring no request further than it ever was, after which a policy counts as stuck."""
-MIN_DEADLINES_DROPPED = 64
-"""Time limits of ended requests are dropped once this many more are kept than two for each live request."""
-MAX_IDLE_S = 1.0
-"""Longest single wait a plan can ask for."""
-PARTS = ("plan", "dispatch", "launch", "wait", "commit")
-"""The parts of a step on the host."""
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    """A launched step whose tokens are not known yet.
-
-    started is on the engine's clock; host_s: seconds of the parts of its step so far. num_context_tokens: that its
-    decodes read, if the policy wants to know.
-    """
-
-    plan: CheckedPlan
-    dispatched: Dispatched
-    handle: Any
-    started: float
-    host_s: dict[str, float]
-    num_context_tokens: int = 0
-    tapped: tuple[IntArray, IntArray] | None = None
-    """Of each of its tokens, whose it is and where; None unless its hidden states are observed."""
 
 
 class Engine:
@@ -104,9 +75,6 @@ class Engine:
         self.groups = groups
         self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
         self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
-        self._scheduler_name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
-        self.feedback = PolicyFeedback(scheduler, self._scheduler_name)
-        self.served = ServedCounts()
         self._last_end_s = 0.0
         self.observers = observers
         hears = observers.hears if observers is not None else lambda hook: False
@@ -120,6 +88,17 @@ class Engine:
         self.sleep: Callable[[float], None] = time.sleep
         """How to wait when a policy asks to; replaced where the engine's driver has other things to do meanwhile."""
         self.cache = self._make_cache()
+        self.planner = Planner(
+            scheduler,
+            limits,
+            self.queue,
+            policy=policy,
+            origin=origin,
+            ledger=self.ledger,
+            now=self._now,
+            sleep=lambda seconds: self.sleep(seconds),
+        )
+        self.feedback, self.served = self.planner.feedback, self.planner.served
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=self._now
         )
@@ -128,15 +107,12 @@ class Engine:
         self.last_stats: StepStats | None = None
         self.watch = StepWatch(self._now)
         self._next_id = 0
-        self._deadlines: list[tuple[float, int, float]] = []
-        """A heap of (when, request, its timeout_s)."""
+        self.time_limits = TimeLimits()
         self._ended: list[RequestOutput] = []
         """Outputs of requests that ended outside a commit; the next step returns them."""
-        self._in_flight: _InFlight | None = None
-        self._fruitless = 0
+        self._in_flight: InFlight | None = None
         self._lost_for_nobody = False
         """Whether the last lost step ended nobody; if the next one does no better, it ends all its requests."""
-        self._idle_s = 0.0
         self._is_closed = False
         self.home = Home()
         self._notify("on_engine_start", engine=self)
@@ -234,8 +210,7 @@ class Engine:
         if self._hears_begin:
             self._notify("on_request_begin", info=request.begin())
         if timeout_s is not None:
-            self._drop_met_deadlines()
-            heappush(self._deadlines, (arrival_s + timeout_s, request.id, timeout_s))
+            self.time_limits.add(arrival_s, request.id, timeout_s, self.queue.live)
         return request.id
 
     def _enqueue(self, request: Request) -> None:
@@ -263,12 +238,6 @@ class Engine:
                 self.queue.let_in(request)
         self._ended += refused
         self._notify_ends(refused)
-
-    def _drop_met_deadlines(self) -> None:
-        """Forget the time limits of requests that have ended, once these are most of all that is kept."""
-        if len(self._deadlines) > MIN_DEADLINES_DROPPED + 2 * len(self.queue.live):
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.queue.live]
-            heapify(self._deadlines)
 
     def _now(self) -> float:
         return self.clock()
@@ -334,7 +303,7 @@ class Engine:
         ended, with finish_reason "error". What fails for single requests ends them alone, and nothing is raised.
         """
         self.home.check()
-        if self._deadlines:
+        if self.time_limits:
             self._end_late_ones()
         outputs: list[RequestOutput] = []
         if self.queue.compiling:
@@ -346,12 +315,12 @@ class Engine:
         return ended + outputs
 
     def _end_late_ones(self) -> None:
-        late, now_s = [], self.clock()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, id_, timeout_s = heappop(self._deadlines)
-            request = self.queue.live.get(id_)
-            if request is not None:
-                late.append(self._end(request, FinishReason.ABORT, f"timeout_s={timeout_s} passed before it was done"))
+        live = self.queue.live
+        late = [
+            self._end(live[id_], FinishReason.ABORT, f"timeout_s={timeout_s} passed before it was done")
+            for id_, timeout_s in self.time_limits.passed(self.clock())
+            if id_ in live
+        ]
         self._ended += late
         self._notify_ends(late)
         self._tell_ended()
@@ -422,11 +391,11 @@ class Engine:
             self._abandon(error)
             raise
 
-    def _launch(self, plan: CheckedPlan) -> _InFlight:
+    def _launch(self, plan: CheckedPlan) -> InFlight:
         started = self.clock()
         with self.watch.part("dispatch"):
             dispatched = self.dispatcher.carry_out(plan)
-            self._check_progress(dispatched)
+            self.planner.check_progress(got_further=dispatched.got_further)
         with self.watch.part("launch"):
             handle = self.executor.launch(dispatched.step) if plan.computes else None
             num_context_tokens = self._context_tokens(plan)
@@ -435,7 +404,7 @@ class Engine:
                 if dispatched.pooled:
                     self.dispatcher.finish_pooled(dispatched.pooled)
         tapped = tokens_of(self.queue.table, plan.decode, dispatched.chunks) if self._hears_states else None
-        return _InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens, tapped)
+        return InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens, tapped)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
         """Tokens that the decodes of a step read, if anybody wants to know."""
@@ -443,7 +412,7 @@ class Engine:
             return 0
         return int(self.queue.table.num_computed_tokens_S[plan.decode].sum())
 
-    def _release(self, launched: _InFlight) -> None:
+    def _release(self, launched: InFlight) -> None:
         """Give a launched step the masks that its draws wait for, all tokens before them being known by now.
 
         The device waits meanwhile, once its forward pass is over: nothing is done here that can be done later.
@@ -461,12 +430,12 @@ class Engine:
                 self.dispatcher.finish_pooled(launched.dispatched.pooled)
         launched.host_s["launch"] += self.watch.seconds.pop("release")
 
-    def _end_faulty(self, launched: _InFlight) -> list[RequestOutput]:
+    def _end_faulty(self, launched: InFlight) -> list[RequestOutput]:
         """End the requests that have no mask because of a fault; what is drawn for them is dropped."""
         ids = launched.dispatched.sampled.ids_N[launched.dispatched.step.masked_draws].tolist()
         requests = [request for id_ in ids if (request := self.queue.live.get(id_)) is not None]
-        faulty = [request for request in requests if _fault_of(request) is not None]
-        outputs = [self._end(request, FinishReason.ERROR, _fault_of(request)) for request in faulty]
+        faulty = [request for request in requests if fault_of(request) is not None]
+        outputs = [self._end(request, FinishReason.ERROR, fault_of(request)) for request in faulty]
         self._notify_ends(outputs)
         return outputs
 
@@ -486,9 +455,13 @@ class Engine:
                 tokens = self.executor.collect(launched.handle) if launched.plan.computes else no_ints()
             with self.watch.part("advance"):
                 if tokens.ndim == 2:
-                    tokens = self._keep_scores(launched.dispatched, tokens)
+                    tokens = keep_scores(self.queue.live, launched.dispatched, tokens)
                 entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
-                is_over_N = self._advance_grammars(entries_N, tokens_N) if table.num_constrained else None
+                is_over_N = (
+                    advance_grammars(self.structured_output, table, entries_N, tokens_N)
+                    if table.num_constrained
+                    else None
+                )
             if release is not None:
                 try:
                     release()
@@ -523,7 +496,7 @@ class Engine:
         """Whether the policy wants to know whose tokens a step was."""
         return self.feedback.is_wanted or self.served.is_wanted
 
-    def _tell_committed(self, launched: _InFlight, kept: Sequence[Request]) -> None:
+    def _tell_committed(self, launched: InFlight, kept: Sequence[Request]) -> None:
         """Tell the policy of a step. kept: the requests that keep a token of it, those that decoded first."""
         plan, dispatched, now_s = launched.plan, launched.dispatched, self.clock()
         if self.served.is_wanted:
@@ -544,7 +517,7 @@ class Engine:
             )
         self._last_end_s = now_s
 
-    def _end_pooled(self, launched: _InFlight) -> list[RequestOutput]:
+    def _end_pooled(self, launched: InFlight) -> list[RequestOutput]:
         """End the requests whose vectors a step brought, but for those that have left since."""
         vectors, ended = self.executor.collect_vectors(launched.handle), []
         for request, vector in zip(launched.dispatched.pooled, vectors, strict=True):
@@ -554,21 +527,7 @@ class Engine:
                 ended.append(self._end(request, FinishReason.ERROR if fault else FinishReason.STOP, fault))
         return ended
 
-    def _keep_scores(self, dispatched: Dispatched, rows: IntArray) -> IntArray:
-        """Give the requests their log-probabilities; returns the sampled tokens."""
-        ids = dispatched.sampled.ids_N.tolist()
-        for id_, row in zip(ids, rows, strict=False):
-            request = self.queue.live.get(id_)
-            if request is not None and request.scores is not None:
-                request.scores.add(row)
-        start = len(ids)
-        for _, request, first, count in scored_chunks(dispatched.chunks):
-            assert request.scores is not None
-            request.scores.add_prompt(first, rows[start : start + count])
-            start += count
-        return rows[: len(ids), 0]
-
-    def _note_first_tokens(self, launched: _InFlight) -> None:
+    def _note_first_tokens(self, launched: InFlight) -> None:
         """Only a prompt's last chunk samples a first token; among the sampled rows, chunks follow the decodes."""
         for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
             request = self.queue.live.get(id_)
@@ -620,69 +579,18 @@ class Engine:
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
         with self.watch.part("plan"):
-            plan, checked = self._ask()
-        if checked.computes or checked.preempt:
-            self._idle_s = 0.0
-        elif may_wait:
-            self._wait(plan.idle_s)
-        return checked
-
-    def _ask(self) -> tuple[Plan, CheckedPlan]:
-        queue, limits = self.queue, self.limits.plan
-        budget, prefilling = self.ledger(), queue.prefilling()
-        waiting, running = Views(queue.waiting), Views(queue.running)
-        num_steps = queue.num_steps_without_decode
-        view = SchedulerView(waiting, running, prefilling, limits, budget, self.clock(), num_steps, self.served.of)
-        try:
-            plan = self.scheduler.plan(view)
-        except (PlanError, *PASSES):
-            raise
-        except BaseException as error:
-            raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
-        self.feedback.planned(plan)
-        try:
-            return plan, check_plan(plan, queue, self.ledger(), limits, self.policy)
-        except BaseException as error:
-            self._give_up()
-            if isinstance(error, (PlanError, *PASSES)):
+            try:
+                plan, checked = self.planner.ask()
+            except PlanError:
                 raise
-            raise PlanError(f"{self._scheduler_name} fails in plan: {with_place(error)}") from error
-
-    def _check_progress(self, dispatched: Dispatched) -> None:
-        """Let a policy preempt and recompute for a while, but not for ever."""
-        self._fruitless = 0 if dispatched.got_further else self._fruitless + 1
-        if self._fruitless > MAX_FRUITLESS_PLANS:
-            raise self._stuck(f"after {MAX_FRUITLESS_PLANS} plans in a row no request has got any further")
-
-    def _wait(self, idle_s: float) -> None:
-        if not idle_s > 0:
-            waiting, running = len(self.queue.waiting), len(self.queue.running)
-            load = f"{waiting} requests waiting and {running} running"
-            raise self._stuck(f"plans nothing with {load}; set idle_s to wait")
-        if self._idle_s > self.limits.stall_timeout_s:
-            raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
-        idle_s = min(idle_s, MAX_IDLE_S)
-        self._idle_s += idle_s
-        self.sleep(idle_s)
-
-    def _stuck(self, message: str) -> PlanError:
-        return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
-
-    def _advance_grammars(self, entries_N: IntArray, tokens_N: IntArray) -> BoolArray:
-        """Have the grammars know the new tokens of their requests; says which requests end with theirs."""
-        assert self.structured_output is not None
-        table, is_over_N = self.queue.table, np.zeros(len(entries_N), dtype=np.bool_)
-        (places,) = table.is_constrained_S[entries_N].nonzero()
-        tokens = tokens_N[places].tolist()
-        for place, request, token_id in zip(places, table.requests(entries_N[places]), tokens, strict=True):
-            constraint = request.constraint
-            assert constraint is not None
-            if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:
-                constraint.end = FinishReason.STOP
-            else:
-                self.structured_output.take(constraint, token_id)
-            is_over_N[place] = constraint.end is not None
-        return is_over_N
+            except PluginError as error:  # the policy failed when it was told that its plan came to nothing
+                self._abandon(error)
+                raise
+        if checked.computes or checked.preempt:
+            self.planner.computes()
+        elif may_wait:
+            self.planner.wait(plan.idle_s)
+        return checked
 
     def _commit(
         self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None
@@ -695,44 +603,8 @@ class Engine:
         self.cache.cache_filled_blocks(entries_N)
         places = table.to_look_at(entries_N, tokens_N, is_over_N)
         looked_at = zip(list(table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
-        ends = [(request, self._seen_end_of(request, token_id)) for request, token_id in looked_at]
-        return [self._end(request, reason, _fault_of(request)) for request, reason in ends if reason is not None]
-
-    def _seen_end_of(self, request: Request, token_id: int) -> FinishReason | None:
-        """Why a request ends with this token, after its processors and its watcher saw it."""
-        reason = self._end_of(request, token_id)
-        if request.constraint is not None:
-            reason = request.constraint.end or reason
-            if reason is FinishReason.ERROR:
-                request.num_known_tokens -= 1  # the token that does not fit is not part of the answer
-                return reason
-        if request.followers is not None and reason is None:
-            reason = self._followed_end_of(request, token_id)
-        if request.watcher is None:
-            return reason
-        stop = request.watcher.see(token_id, reason)
-        if stop is None or reason is FinishReason.ERROR:
-            return reason
-        request.stop_string = stop
-        return FinishReason.STOP
-
-    def _followed_end_of(self, request: Request, token_id: int) -> FinishReason | None:
-        assert request.followers is not None
-        try:
-            text = request.followers.see(token_id, None if request.scores is None else request.scores.last_logprob)
-        except HooklineError as error:
-            show_traceback(error)
-            request.fault = f"request {request.id}: {error}"
-            return FinishReason.ERROR
-        if text is None or request.num_known_outputs < request.params.min_tokens:
-            return None
-        request.stop_string = text
-        return FinishReason.STOP
-
-    def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
-        if token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
+        ends = [(request, end_with(request, token_id)) for request, token_id in looked_at]
+        return [self._end(request, reason, fault_of(request)) for request, reason in ends if reason is not None]
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
         if request.id in self.queue.compiling and self.structured_output is not None:
@@ -752,30 +624,8 @@ class Engine:
         if len(gaps_s):
             self._notify("on_token_gaps", gaps_s=gaps_s)
 
-    def _report(self, launched: _InFlight, num_generated_tokens: int) -> None:
-        plan, dispatched = launched.plan, launched.dispatched
-        # launched.host_s comes last: it replaces the time of a plan ahead that was not launched.
-        parts = {**self.watch.take(), **launched.host_s}
-        parts["commit"] += parts.pop("advance")
-        clock = self.watch.clock
-        device = clock.read() if clock is not None and plan.computes else None
-        self.last_stats = StepStats(
-            num_running=len(self.queue.running),
-            num_waiting=len(self.queue.waiting),
-            num_free_blocks=self.pool.num_free,
-            num_blocks=self.pool.num_blocks,
-            num_prefill_tokens=dispatched.num_prefill_tokens,
-            num_decode_tokens=len(plan.decode),
-            num_cached_tokens=dispatched.num_cached_tokens,
-            num_preemptions=len(plan.preempt),
-            num_prompt_tokens=dispatched.num_prompt_tokens,
-            num_generated_tokens=num_generated_tokens,
-            step_s=self.clock() - launched.started,
-            host_s=sum(parts.values()) - parts["wait"] - (device.device_s if device and device.on_host else 0.0),
-            **{f"{part}_s": parts[part] for part in PARTS},
-            device_s=None if device is None else device.device_s,
-            idle_s=None if device is None else device.idle_s,
-        )
+    def _report(self, launched: InFlight, num_generated_tokens: int) -> None:
+        self.last_stats = step_stats(launched, num_generated_tokens, self.queue, self.pool, self.watch, self.clock())
         self._notify("on_step_end", stats=self.last_stats)
 
     # ------------------------------------------------------------------------------------------------------------ end
@@ -806,8 +656,3 @@ class Engine:
     def _notify(self, hook: str, **arguments: Any) -> None:
         if self.observers is not None:
             self.observers.notify(hook, **arguments)
-
-
-def _fault_of(request: Request) -> str | None:
-    """The error that a request ends with, if its processors, its grammar or the plugin behind that caused one."""
-    return request.fault if request.constraint is None else request.fault or request.constraint.fault
