@@ -73,7 +73,7 @@ class Engine:
         groups: CacheGroups = ALL_TOKENS,
     ) -> None:
         self.groups = groups
-        self.scheduler, self.executor, self.pool, self.limits = scheduler, executor, pool, limits
+        self.executor, self.pool, self.limits = executor, pool, limits
         self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
         self._last_end_s = 0.0
         self.observers = observers
@@ -116,6 +116,15 @@ class Engine:
         self._is_closed = False
         self.home = Home()
         self._notify("on_engine_start", engine=self)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The policy; another one may take its place between steps."""
+        return self.planner.scheduler
+
+    @scheduler.setter
+    def scheduler(self, policy: Scheduler) -> None:
+        self.planner.scheduler = policy
 
     def _make_cache(self) -> KVCacheManager:
         if self.groups.is_plain:
@@ -457,11 +466,9 @@ class Engine:
                 if tokens.ndim == 2:
                     tokens = keep_scores(self.queue.live, launched.dispatched, tokens)
                 entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
-                is_over_N = (
-                    advance_grammars(self.structured_output, table, entries_N, tokens_N)
-                    if table.num_constrained
-                    else None
-                )
+                is_over_N = None
+                if table.num_constrained:
+                    is_over_N = advance_grammars(self.structured_output, table, entries_N, tokens_N)
             if release is not None:
                 try:
                     release()
