@@ -114,6 +114,13 @@ def private_imports(tree: ast.AST, public: Set[str]) -> list[str]:
     return [name for name in names if not any(is_of(name, one) for one in public)]
 
 
+def private_attributes(tree: ast.AST) -> list[str]:
+    """Attributes that begin with one underscore, of anything but the code's own classes; `os._exit` is documented."""
+    own = {"self", "cls", "os", *(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr)]
+    return [ast.unparse(node) for node in found if ast.unparse(node.value) not in own]
+
+
 def is_of(name: str, public: str) -> bool:
     """Whether an imported name is a public module, a name in it, or below one that is public whole (`x.**`)."""
     if public.endswith(".**"):
@@ -237,7 +244,10 @@ def test_contracts_import_torch_for_type_checkers_alone(path: Path) -> None:
     "path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT / "examples"))
 )
 def test_examples_use_the_public_names(path: Path) -> None:
-    assert private_imports(parsed(path), public_names()) == []
+    tree = parsed(path)
+    assert private_imports(tree, public_names()) == private_attributes(tree) == []
+    built_in = {name for name in imports_in(tree) if name.startswith("hookline.plugins")}
+    assert built_in <= {"hookline.plugins.kernels.TritonKernels"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -260,6 +270,7 @@ def test_a_private_import_would_be_found() -> None:
     )
     found = ["core.layers.Linear", "hookline.core.distributed.ranks", "hookline.core.engine.engine.Engine"]
     assert sorted(private_imports(ast.parse(code), public_names())) == found
+    assert private_attributes(ast.parse("self._a = self.b._c + __name__.d")) == ["self.b._c"]
 
 
 FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"

@@ -39,7 +39,7 @@ def test_hookline_and_every_distribution_come_from_their_wheels(environment: Fre
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     installed = {plugin["distribution"] for plugin in facts["plugins"]}
-    wanted = {path.name for path in EXAMPLES} | {f"hookline-new-{kind}" for kind in NAMES}
+    wanted = {path.name for path in EXAMPLES} | {f"hookline-new-{kind.replace('_', '-')}" for kind in NAMES}
     assert (facts["problems"], wanted - installed) == ([], set())
     outside = [one for one in facts["plugins"] if not Path(one["file"]).is_relative_to(environment.site)]
     assert outside == []

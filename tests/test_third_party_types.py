@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hookline.core.new.command import kinds, write_skeleton
-from tests.fresh_environment import FreshEnvironment
+from tests.fresh_environment import ROOT, FreshEnvironment
 
 pytestmark = [
     pytest.mark.slow,
@@ -114,6 +115,7 @@ def test_third_party_plugins_of_every_kind_pass_mypy_strict(installed: FreshEnvi
         skeleton = write_skeleton(kind, f"new_{kind}", tmp_path / "skeletons" / kind)
         (skeleton / f"hookline_new_{kind}").rename(tmp_path / f"hookline_new_{kind}")
         (skeleton / "tests" / f"test_new_{kind}.py").rename(tmp_path / f"test_new_{kind}.py")
+    shutil.copytree(ROOT / "examples" / "hookline-olmo3" / "hookline_olmo3", tmp_path / "hookline_olmo3")
     (tmp_path / "public.py").write_text(PUBLIC)
     (tmp_path / "suites.py").write_text(SUITES)
     code, text = strictly_checked(installed, tmp_path)

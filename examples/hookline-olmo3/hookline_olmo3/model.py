@@ -1,0 +1,120 @@
+"""OLMo 3 (Ai2, 2025): windows on three of four layers, norms behind each part, q/k norm over all heads.
+
+Layers that see everything may have a YaRN rope, those with a window keep the plain one. Knows its weights' names; not
+how attention is computed, what a request is, or where weights lie.
+Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
+V vocabulary (of this rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget, wanted_rows
+from hookline.core.layers import (
+    GatedMLP,
+    ParallelHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    WholeQKNorm,
+    empty_parameter,
+    rope_table,
+)
+from hookline_olmo3.config import Shape, read_config
+
+
+class Olmo3:
+    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        shape = read_config(hf_config)
+        length = shape.rope.max_position
+        tables = [rope_table(one, shape.head_dim, length) for one in (shape.rope, shape.sliding_rope)]
+        rope, sliding_rope = (Rope(table_PE.to(runtime.device)) for table_PE in tables)
+        self.kernels, self.eps = runtime.kernels, shape.eps
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.layers = [
+            Olmo3Layer(index, shape, sliding_rope if is_sliding else rope, runtime)
+            for index, is_sliding in enumerate(shape.is_sliding)
+        ]
+        self.norm_D = empty_parameter(runtime, shape.hidden_size)
+        tied_to = self.embed if shape.is_tied else None
+        self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model. Core reads the windows here; no layer is told of its own."""
+        shape = read_config(hf_config)
+        return ModelSpec(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            max_position=shape.rope.max_position,
+            layers=shape.layers,
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
+        hidden_TD = self.embed(token_ids_T)
+        for layer in self.layers:
+            hidden_TD = layer(hidden_TD, attend)
+        return self.kernels.rms_norm(hidden_TD, self.norm_D, self.eps)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
+        return self.head(hidden_ND)
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
+        targets = {
+            **self.embed.targets("model.embed_tokens"),
+            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.head.targets("lm_head"),
+        }
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        return targets
+
+
+class Olmo3Layer:
+    """Attention and a gated feed-forward of the hidden states as they are; each result is normalised, then added."""
+
+    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+        self.index, self.is_last, self.rope = index, index == shape.num_layers - 1, rope
+        self.kernels, self.eps = runtime.kernels, shape.eps
+        hidden, bias = shape.hidden_size, shape.attention_bias
+        self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim, runtime, bias=bias)
+        self.qk_norm = WholeQKNorm(self.qkv, runtime, shape.eps)
+        self.output = RowParallelLinear(shape.num_heads * shape.head_dim, hidden, runtime, bias=bias)
+        self.attention_norm_D = empty_parameter(runtime, hidden)
+        self.mlp = GatedMLP(hidden, shape.intermediate_size, runtime)
+        self.mlp_norm_D = empty_parameter(runtime, hidden)
+
+    def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
+        """Attention, norm, add; feed-forward, norm, add. Behind the last attention only wanted rows go on."""
+        attended_TC = attend(self.index, self.qk_norm(self.qkv(hidden_TD)), self.rope)
+        rows_N = wanted_rows(attend) if self.is_last else None
+        if rows_N is not None:
+            attended_TC, hidden_TD = attended_TC.index_select(0, rows_N), hidden_TD.index_select(0, rows_N)
+        hidden_TD = hidden_TD + self.kernels.rms_norm(self.output(attended_TC), self.attention_norm_D, self.eps)
+        return hidden_TD + self.kernels.rms_norm(self.mlp(hidden_TD), self.mlp_norm_D, self.eps)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
+        layer = f"model.layers.{self.index}"
+        attention = f"{layer}.self_attn"
+        return {
+            **self.qkv.targets(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            **self.qk_norm.targets(f"{attention}.q_norm", f"{attention}.k_norm"),
+            **self.output.targets(f"{attention}.o_proj"),
+            f"{layer}.post_attention_layernorm.weight": WeightTarget.whole(self.attention_norm_D, init="ones"),
+            **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
+            f"{layer}.post_feedforward_layernorm.weight": WeightTarget.whole(self.mlp_norm_D, init="ones"),
+        }
