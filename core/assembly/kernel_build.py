@@ -26,6 +26,8 @@ from hookline.core.util.child_python import python_command
 CHILD = "hookline.core.prebuild.child:main"
 """What the child process runs; it is a layer above this one, so it is named and not imported."""
 PATIENCE_S = 300.0
+MOST_TOLD = 300
+"""Characters of what a failed child said."""
 logger = logging.getLogger("hookline")
 
 
@@ -37,13 +39,22 @@ class KernelBuild:
     stamp: Path
 
     def wait(self) -> str | None:
-        """Wait for it; what it came to, in a few words. If it fails the engine compiles what it needs by itself."""
+        """Wait for it; what it came to, in a few words. If it fails the engine compiles what it needs by itself.
+
+        A failure is remembered, too: the next start does not wait for it again.
+        """
+        why = f"nothing came of it in {PATIENCE_S:.0f} s"
         try:
-            told, _ = self.process.communicate(timeout=PATIENCE_S)
+            told, complaint = self.process.communicate(timeout=PATIENCE_S)
+            why = complaint.strip().rpartition("\n")[2][:MOST_TOLD] or f"exit code {self.process.returncode}"
             found: dict[str, Any] = json.loads(told.strip().rpartition("\n")[2])
         except (subprocess.TimeoutExpired, ValueError):
             self.end()
-            logger.info("kernels could not be compiled ahead, so they are compiled as they are needed")
+            mark_done(self.stamp, {"failed": [why]})
+            logger.warning(
+                "kernels could not be compiled ahead (%s), so they are compiled as they are needed; "
+                "remove %s to have it tried again", why, self.stamp,
+            )  # fmt: skip
             return None
         mark_done(self.stamp, found)
         for line in found["failed"]:
@@ -74,7 +85,7 @@ def start_build(resolved: ResolvedConfig) -> KernelBuild | None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU, and must not
     process = subprocess.Popen(
         python_command(CHILD, json.dumps(task)),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
     return KernelBuild(process, stamp)
 

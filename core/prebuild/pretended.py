@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -72,6 +73,8 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
         for name, value in _torch_cuda(card, num_devices).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.object(torch.version, "cuda", None))  # so that nobody loads CUDA's own libraries
+        if hasattr(fake_tensor, "init_gpu_context"):  # which puts a real tensor on the card before the first fake one
+            stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda *_: None))
         stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
         stack.enter_context(_recorded_launches(card, seen))
         stack.enter_context(mode)

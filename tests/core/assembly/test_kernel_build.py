@@ -16,7 +16,8 @@ FOUND = {"num_kernels": 3, "num_compiled": 2, "seconds": 1.25, "failed": []}
 
 
 def child(tmp_path, code):
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True)
     return KernelBuild(process, tmp_path / "cache" / "stamp.json")
 
 
@@ -26,9 +27,13 @@ def test_what_came_of_it_is_its_last_line_and_is_noted_beside_the_kernels(tmp_pa
     assert json.loads(build.stamp.read_text()) == FOUND
 
 
-def test_a_child_that_fails_is_no_reason_not_to_start(tmp_path):
-    build = child(tmp_path, "raise SystemExit(1)")
-    assert build.wait() is None and not build.stamp.exists()
+def test_a_child_that_fails_is_no_reason_not_to_start_and_is_said_and_remembered(tmp_path, caplog):
+    build = child(tmp_path, "raise RuntimeError('no compiler here')")
+    assert build.wait() is None and json.loads(build.stamp.read_text())["failed"] == ["RuntimeError: no compiler here"]
+    assert (
+        f"(RuntimeError: no compiler here), so they are compiled as they are needed; remove {build.stamp}"
+        in caplog.text
+    )
 
 
 @pytest.fixture
