@@ -186,7 +186,7 @@ def test_a_job_of_a_sweep_that_sees_other_plugins_is_refused(
 
 
 def test_a_machine_without_enough_memory_is_told_what_to_lower(monkeypatch):
-    def full(*arguments):
+    def full(*arguments, **named):
         torch.empty(1 << 60, dtype=torch.uint8)
 
     monkeypatch.setattr("hookline.core.assembly.worker.RequestTable", full)

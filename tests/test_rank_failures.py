@@ -204,9 +204,9 @@ def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
 def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, monkeypatch):
     given_back = []
 
-    def sharing(choice, processing):
+    def sharing(choice, *others):
         choice.ranks.shared.append(lambda: given_back.append(choice.ranks.rank))
-        return build_worker(choice, processing)
+        return build_worker(choice, *others)
 
     build_worker = assembly_engine.build_worker
     monkeypatch.setattr(assembly_engine, "build_worker", sharing)

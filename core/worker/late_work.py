@@ -12,6 +12,7 @@ import sys
 import time
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 logger = logging.getLogger("hookline")
 COMPILED, FETCHED, LOADED, CAPTURED, TRACED = "kernel_compiled", "kernel_fetched", "kernel_loaded", "graph", "inductor"
@@ -27,7 +28,7 @@ class LateWork:
     """
 
     def __init__(self, *, is_late: bool = True) -> None:
-        self._is_late = is_late
+        self.is_late = is_late
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._lock = Lock()
@@ -35,20 +36,17 @@ class LateWork:
     def begin(self) -> None:
         """The engine is ready: what comes from now on is late."""
         _install()
-        _LISTENING.append(self)
+        _LISTENING.add(self)
 
     def end(self) -> None:
         """Count no more."""
-        if self in _LISTENING:
-            _LISTENING.remove(self)
+        _LISTENING.discard(self)
 
-    def add(self, kind: str, what: str, seconds: float) -> None:
+    def add(self, kind: str, seconds: float) -> None:
         """Something of this kind was done late."""
         with self._lock:
             self.counts[kind] += 1
             self.seconds[kind] += seconds
-        if self._is_late:
-            logger.warning("%s after the engine was ready: %s, %.3f s", _TOLD[kind], what, seconds)
 
     def __str__(self) -> str:
         done = [f"{_SHORT[kind]} {self.counts[kind]} in {self.seconds[kind]:.1f} s" for kind in _SHORT]
@@ -63,15 +61,18 @@ _TOLD = {
     CAPTURED: "a CUDA graph was captured",
     TRACED: "torch.compile compiled a function",
 }
-_LISTENING: list[LateWork] = []
-"""Engines of this process that are ready; empty while none is, and then every hook returns at once."""
+_LISTENING: WeakSet[LateWork] = WeakSet()
+"""Those of this process's engines that are ready and still there; empty while none is, and every hook returns at once."""
 _MICRO = 1e-6
 
 
 def note(kind: str, what: str, seconds: float) -> None:
-    """Tell every engine that is ready of something that was done late."""
-    for one in tuple(_LISTENING):
-        one.add(kind, what, seconds)
+    """Tell every engine that is ready of something that was done late; the log hears of it once."""
+    listening = tuple(_LISTENING)
+    for one in listening:
+        one.add(kind, seconds)
+    if any(one.is_late for one in listening):
+        logger.warning("%s after the engine was ready: %s, %.3f s", _TOLD[kind], what, seconds)
 
 
 _HOOKED: set[str] = set()
