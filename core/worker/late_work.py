@@ -62,7 +62,7 @@ _TOLD = {
     TRACED: "torch.compile compiled a function",
 }
 _LISTENING: WeakSet[LateWork] = WeakSet()
-"""Those of this process's engines that are ready and still there; empty while none is, and every hook returns at once."""
+"""Engines of this process that are ready and still there; empty while none is, and then every hook returns at once."""
 _MICRO = 1e-6
 
 
