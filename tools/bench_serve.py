@@ -1,8 +1,8 @@
 """Streamed chunks a second of one front end, with an engine that only makes tokens up: `python tools/bench_serve.py`.
 
 The front end is pinned to one core, the engine's process and this client to another. The figure by the wall is the
-smaller of what either core can do. Where other programs use the cores as well, look at the chunks per second of each
-core's own time. Linux only.
+smaller of what either core can do, as long as the engine's steps are short enough to keep the front end busy. Where
+other programs use the cores as well, look at the chunks per second of each core's own time. Linux only.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument(
-        "--step-s", type=float, default=0.0012, help="seconds of a step, which brings each stream a token"
+        "--step-s", type=float, default=0.0004, help="seconds of a step, which brings each stream a token"
     )
     arguments = parser.parse_args()
     print(json.dumps(measure(arguments.streams, arguments.seconds, arguments.step_s)))
