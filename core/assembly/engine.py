@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
@@ -58,12 +57,12 @@ class Built:
 
 
 def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) -> Built:
-    """Make the engine a configuration describes. is_command: the process is ours, and so is its number of threads.
+    """Make the engine a configuration describes, which names its model. is_command: the process is ours, and so is its
+    number of threads.
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
     phases = StartPhases("imports and configuration" if is_command else None)
-    config = with_model(config, host)
     with Blaming(chosen_entries(config, host), "while starting"):
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))

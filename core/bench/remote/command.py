@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import sys
@@ -25,6 +24,7 @@ from hookline.core.bench.remote.body import Bodies
 from hookline.core.bench.remote.connection import ConnectionPool
 from hookline.core.bench.remote.driver import drive
 from hookline.core.bench.remote.recording import failures, lateness
+from hookline.core.util.process import settled
 
 LATE_S = 0.02
 """A client that sends one in a hundred requests later than this is too slow for the load."""
@@ -89,11 +89,10 @@ async def _serve(
 
 
 async def _timed(pool: ConnectionPool, bodies: Bodies, load: Load) -> tuple[Recording, float]:
-    gc.freeze()  # what is there stays: looking through it again would delay tokens
-    busy_s, wall_s = time.process_time(), time.perf_counter()
-    recording = await drive(pool, bodies, load)
-    busy_s, wall_s = time.process_time() - busy_s, time.perf_counter() - wall_s
-    gc.unfreeze()
+    with settled():  # else searches for garbage would delay tokens
+        busy_s, wall_s = time.process_time(), time.perf_counter()
+        recording = await drive(pool, bodies, load)
+        busy_s, wall_s = time.process_time() - busy_s, time.perf_counter() - wall_s
     percent = round(100 * busy_s / wall_s, 1)
     _warn(recording, percent, load)
     return recording, percent
