@@ -6,16 +6,20 @@ which are folders here, and to the names of `hookline`. Everything else has one 
 
 import sys
 from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from typing import Any
 
 COMMANDS = ("run", "serve", "batch", "bench", "report", "simulate", "warm", "info", "new")
-_PUBLIC_NOW = {
-    **dict.fromkeys(("batch", "contracts", "hookspecs", "parallel", "peer_memory", "rows", "weights"), "contracts"),
-    **dict.fromkeys(("expert_layers", "layers", "rope", "rope_settings", "vocab_layers"), "layers"),
-    "moves": "scheduling",
-    "sampling": "sampling_params",
+_CONTRACTS = ("hookspecs", "needs", "observers", "parallel", "peer_memory", "rows", "weights")
+_MOVED = {
+    **dict.fromkeys(("async_llm", "llm"), "hookline"),
+    **dict.fromkeys(_CONTRACTS, "hookline.core.contracts"),
+    **dict.fromkeys(("expert_layers", "rope", "rope_settings", "vocab_layers"), "hookline.core.layers"),
+    "logprobs": "hookline.core.outputs",
+    "moves": "hookline.core.scheduling",
+    "sampling": "hookline.core.sampling_params",
 }
-"""Where the public names of plugin interface 1 are now."""
+"""Where the names are now that plugin interface 1 had in modules of `core`."""
 
 
 class _OneName(MetaPathFinder):
@@ -28,8 +32,17 @@ class _OneName(MetaPathFinder):
         """
         package, _, name = fullname.partition(".")
         if package == "core" and name and name.removesuffix(".__main__") not in COMMANDS:
-            public = _PUBLIC_NOW.get(name.partition(".")[0], name)
-            raise ImportError(f"there is no module {fullname}; import hookline.core.{public}", name=fullname)
+            raise ImportError(f"there is no module {fullname}; {_instead(name)}", name=fullname)
+
+
+def _instead(name: str) -> str:
+    """What to do in place of importing `core.NAME`."""
+    first = name.partition(".")[0]
+    if first in _MOVED:
+        return f"import {_MOVED[first]}"
+    if PathFinder.find_spec(f"hookline.core.{first}", __path__):
+        return f"import hookline.core.{name}"
+    return "what plugins may import is in hookline.core.contracts, layers, scheduling, parsing and testing"
 
 
 if __name__ != "hookline.core":

@@ -52,6 +52,7 @@ class QueueFullError(RequestError):
     reason = "queue_full"
 
     def __init__(self, key: str, limit: int, num_waiting_requests: int, num_waiting_tokens: int) -> None:
+        """Say in the message what waits, and what the limit is."""
         waiting = f"{num_waiting_requests} requests with {num_waiting_tokens} prompt tokens wait already"
         super().__init__(f"the queue is full: {waiting} and {key}={limit}; try again later")
         self.key, self.limit = key, limit
@@ -73,8 +74,8 @@ class CapacityError(HooklineError):
 class LostStep(HooklineError):
     """A step that broke off before anything of it was kept: its requests end, and the engine goes on with the others.
 
-    ended: ids of the requests that it ended. ends_engine: whoever computes the steps cannot compute another one, so all
-    requests end.
+    ended: ids of the requests that it ended. ends_engine: the executor cannot compute another step, so all requests
+    end.
     """
 
     ended: frozenset[int] = frozenset()
@@ -96,6 +97,7 @@ class RequestFault(StepFault):
     """
 
     def __init__(self, message: str, *, rows: Iterable[int] = (), processors: int = 0) -> None:
+        """`message` names the plugin, the method and the step, in one line."""
         super().__init__(message)
         self.rows, self.processors = frozenset(rows), processors
 
@@ -111,7 +113,7 @@ def show_traceback(error: BaseException) -> None:
 
 
 class Interrupted(BaseException):
-    """Raised inside code that is being broken off. It is no Exception, so that no `except Exception` there stops it."""
+    """Raised inside code that is being broken off. No `except Exception` catches it."""
 
 
 PASSES = (KeyboardInterrupt, Interrupted)
@@ -119,7 +121,7 @@ PASSES = (KeyboardInterrupt, Interrupted)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory did not suffice, on the host or on a GPU."""
+    """Whether the error says that memory did not suffice, on the host or on a GPU. Imports no torch."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True

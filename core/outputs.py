@@ -1,4 +1,4 @@
-"""What a caller gets back: finished requests, the Deltas of running ones, usage and times. Plain values; no engine."""
+"""What a caller gets back: finished requests, the Deltas of running ones, usage and times. Plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class TokenLogprob:
     """A token with its log-probability (natural) under the model, and the most likely tokens with theirs.
 
-    The model's own distribution: before bias, penalties, temperature, top_k, top_p and min_p. top: (token id,
+    The model's own distribution: before bias, penalties, temperature, top_k, top_p and min_p. token_id: the token that
+    was drawn, or the prompt's. logprob: at most 0. top: (token id,
     log-probability), most likely first, as many as asked for; the token itself may be among them.
     """
 
@@ -27,14 +28,22 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
+    """By an end-of-sequence or stop token, a stop string, a complete grammar, or with its vector."""
     LENGTH = "length"
+    """By max_tokens, or at the longest sequence that the engine serves."""
     ABORT = "abort"
+    """By its caller or a time limit; RequestOutput.error says more where it was not the caller."""
     ERROR = "error"
+    """Refused, or broken off by a fault; RequestOutput.error says which."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request. num_cached_tokens counts those of the prompt that the prefix cache held."""
+    """Tokens of a request.
+
+    num_prompt_tokens: once, however many completions. num_cached_tokens: those of the prompt that the prefix cache
+    held. num_completion_tokens: of all completions, the tokens that stopped them included.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -50,8 +59,8 @@ class Usage:
 class Timings:
     """Moments of a request's life in seconds on the engine's clock (time.monotonic's); None for what never happened.
 
-    arrival: it was handed in. scheduled: its first step was planned. first_token: that token's value was known.
-    finished: it ended, for whatever reason.
+    arrival_s: it was handed in. scheduled_s: its first step was planned. first_token_s: that token's value was known.
+    finished_s: it ended, for whatever reason.
     """
 
     arrival_s: float
@@ -79,6 +88,9 @@ class Timings:
 class RequestOutput:
     """What a caller gets back for one prompt; with n > 1 this is the first completion, and `others` are the rest.
 
+    request_id: unique in the engine, one for each completion. prompt: the text, None if it came as tokens.
+    prompt_token_ids: the prompt as the model saw it. num_preemptions: how often it lost its blocks and computed its
+    tokens again. timings: None for a request that never reached the engine.
     token_ids holds every generated token, the one that stopped it included; text leaves out special tokens (unless
     asked otherwise), a token that stopped it and what follows a stop string, and is empty without a tokenizer.
     stop_reason is the stop string or the token of stop_token_ids that ended it. num_cached_tokens counts prompt tokens
@@ -133,6 +145,7 @@ class RequestOutput:
 class Delta:
     """What was added to one completion since its last Delta.
 
+    request_id is that of the output. prompt_index counts the prompts of the call, index the completions of a prompt.
     text is what was added, or all of it so far if the caller asked for cumulative text: whole characters, and nothing
     that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind, and logprobs
     theirs, if they were asked for. output is the whole result, in the last Delta of a completion, and None before.
@@ -153,7 +166,9 @@ class Delta:
 
 
 def merge_completions(completions: list[RequestOutput]) -> RequestOutput:
-    """One output from the completions of a prompt, in the order of their index."""
+    """One output from the completions of a prompt, at least one, in any order: the first of them, which is changed to
+    hold the rest as `others`, in the order of their index.
+    """
     first, *others = sorted(completions, key=lambda output: output.index)
     first.others = others
     return first

@@ -33,6 +33,7 @@ class JsonEnd:
     """Finds where a JSON object or array ends, in text that comes in pieces. Checks nothing beside brackets."""
 
     def __init__(self) -> None:
+        """Begin in front of a value's first bracket."""
         self._depth, self._is_text, self._is_escaped = 0, False, False
 
     def push(self, text: str) -> int | None:
@@ -55,7 +56,7 @@ class JsonEnd:
         return None
 
     def arguments(self, text: str) -> tuple[list[ParsedPart], str | None]:
-        """`push` for the arguments of a call: what there is of them in this piece, and the text behind their end."""
+        """`push` for a call's arguments: what this piece has of them, and the text behind their end, None before it."""
         end = self.push(text)
         parts: list[ParsedPart] = [Arguments(text[:end])] if text[:end] else []
         return parts, None if end is None else text[end:]

@@ -25,11 +25,12 @@ class PoolingParams:
     normalize: bool | None = None
     """Scale the vector to length 1; None does as the checkpoint's modules.json says, and so without one."""
     dimensions: int | None = None
-    """Keep so many of the first numbers, for models trained with Matryoshka loss; the scaling comes after it."""
+    """Keep this many of the first numbers, for models trained with Matryoshka loss; the scaling comes after it."""
     task: str = EMBED
     """embed, classify or score: which pooler it is, if none is named."""
 
     def __post_init__(self) -> None:
+        """Check every field."""
         name: Any = self.pooler
         normalize: Any = self.normalize
         size: Any = self.dimensions

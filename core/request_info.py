@@ -55,7 +55,7 @@ class RequestInfo:
         cache_salt: Any = None,
         tag_keys: Collection[str] | None = None,
     ) -> Self:
-        """Check what a caller gave. None is as good as nothing; tag_keys: the only keys that are known, None for any.
+        """Check what a caller gave. None counts as not given. tag_keys: the keys that tags may have; None: any.
 
         Raises: RequestError in one line, with the value and the limit.
         """
@@ -94,7 +94,7 @@ class RequestInfo:
 
 
 PLAIN = RequestInfo()
-"""Of a request that says nothing."""
+"""Of a request that gives none of it."""
 
 
 def check_tag_key(key: object) -> None:

@@ -18,7 +18,9 @@ from hookline.core.util.stop_strings import StopStrings
 from hookline.core.util.text import near_miss
 
 MAX_SEED = 2**63 - 1
+"""Largest seed: what an int64 holds."""
 MAX_COMPLETIONS = 1024
+"""Largest n."""
 MAX_LOGPROBS = 20
 """Most alternatives whose log-probabilities a request may ask for."""
 MAX_WHOLE = 2**63 - 1
@@ -46,7 +48,10 @@ _MAX_ID_DIGITS = 20
 
 
 def number(name: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> float:
-    """A finite number of [low, high], or of (low, high] if `above`; as a float32 too, which the device gets."""
+    """A finite number of [low, high], or of (low, high] if `above`; as a float32 too, which the device gets.
+
+    Raises: RequestError for anything else, naming sampling.`name`, the value and the range. So do all checks below.
+    """
     found = as_float(value)
     is_inside = low <= found <= high and not (above and found == low)
     single = c_float(found).value
@@ -75,7 +80,7 @@ def _allowed(low: float, high: float, above: bool) -> str:
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """A whole number of at least `low`, and at most `high` or what an int64 holds."""
+    """A whole number of at least `low`, and at most `high` or what an int64 holds. Raises: RequestError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"sampling.{name}={shown(value)} must be a whole number")
     if low <= value <= (MAX_WHOLE if high is None else high):
@@ -85,13 +90,13 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
 
 
 def flag(name: str, value: object) -> None:
-    """A bool, and nothing that only looks like one."""
+    """Accept a bool, and nothing that only looks like one, as 0 and "true" do. Raises: RequestError."""
     if not isinstance(value, bool):
         raise RequestError(f"sampling.{name}={shown(value)} is not a bool")
 
 
 def texts(name: str, values: object, most: int, most_characters: int) -> tuple[str, ...]:
-    """One text or several, none of them empty, and no more than allowed."""
+    """One text or several, none of them empty; at most `most`, of most_characters in all. Raises: RequestError."""
     found = (values,) if isinstance(values, str) else values
     if isinstance(found, list | tuple):
         _at_most(name, len(found), most, "texts")
@@ -107,7 +112,7 @@ def _at_most(name: str, count: int, most: int, what: str) -> None:
 
 
 def token_ids(name: str, values: object, most: int) -> tuple[int, ...]:
-    """At most this many token ids of at least 0; the engine checks that the vocabulary has them."""
+    """At most this many token ids of at least 0; the engine checks them by its vocabulary. Raises: RequestError."""
     ids = _items(values, most)
     if ids is None:
         raise RequestError(f"sampling.{name}={shown(values)} must be a list of token ids")
@@ -130,7 +135,10 @@ def _items(values: object, most: int) -> tuple[Any, ...] | None:
 
 
 def biases(name: str, values: object) -> dict[int, float]:
-    """Token id -> finite number added to its logit. JSON knows keys that are texts only, so those may hold the id."""
+    """Token id -> finite number added to its logit. JSON's keys are texts, so a text may hold the id.
+
+    Raises: RequestError for another type, a negative id, a number that no float32 holds, or more than MAX_BIASES.
+    """
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -145,7 +153,7 @@ def biases(name: str, values: object) -> dict[int, float]:
 
 
 def words(name: str, values: object) -> tuple[str | tuple[int, ...], ...]:
-    """Texts, or their token ids; none of them empty, and no more than allowed."""
+    """Texts, or their token ids; none of them empty, and no more than the limits on bad_words. Raises: RequestError."""
     items = None if isinstance(values, Mapping) else _items(values, MAX_BAD_WORDS)
     if items is None:
         raise RequestError(f"sampling.{name}={shown(values)} must be a list of texts or of lists of token ids")
@@ -160,7 +168,10 @@ def words(name: str, values: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def extra_args(name: str, values: object) -> dict[str, dict[str, Any]]:
-    """Processor name -> its arguments; their names and types are the engine's matter."""
+    """Processor name -> its arguments. The engine checks the names and the types, which only its processors know.
+
+    Raises: RequestError for anything but a mapping of texts to mappings.
+    """
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -185,7 +196,7 @@ UNTRUNCATED: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items()
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """The seed of the `number`th among those that share one seed."""
+    """The seed of completion `number` of a request with this seed: the same on every machine, at most MAX_SEED."""
     return xxhash.xxh64_intdigest(f"{seed}:{number}".encode()) & MAX_SEED
 
 
@@ -259,6 +270,7 @@ class SamplingParams:
     will do."""
 
     def __post_init__(self) -> None:
+        """Check every field, and keep its normal form: tuples, dicts, floats, -1 as 0."""
         whole("max_tokens", self.max_tokens, 1)
         whole("min_tokens", self.min_tokens, 0)
         if self.min_tokens > self.max_tokens:

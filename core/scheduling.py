@@ -27,7 +27,7 @@ least. The captured steps of prompts and decodes have a multiple of it, or max_n
 
 
 def decodes_are_due(view: SchedulerView, max_prompt_steps: int = MAX_PROMPT_STEPS) -> bool:
-    """Whether somebody can decode and nobody has for so many steps; then the next step should, whoever else waits.
+    """Whether somebody can decode and nobody has for so many steps; then the next step should, before any prompt.
 
     A policy that puts prompts first and heeds this gives every running request its next token at most
     max_prompt_steps + 1 steps after the last one. The moves here heed it by themselves.
@@ -42,7 +42,8 @@ class PlanDraft:
     watermark: fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions.
     max_prompt_steps: as of `decodes_are_due`; then `continue_prompts` and `admit_waiting` do nothing until somebody is
     to decode. rank: of a running request; when blocks run out, those of highest rank make room, of equal ones the
-    newest. None: the newest. tokens_left: of the step's budget.
+    newest. None: the newest. view: what the policy was asked with; moves count against its budget. tokens_left: of the
+    step's budget. prefill, decode, preempt: what the moves have decided so far, as in Plan.
     """
 
     view: SchedulerView
@@ -55,6 +56,7 @@ class PlanDraft:
     preempt: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Begin with the whole token budget of a step."""
         self.tokens_left = self.view.limits.max_num_batched_tokens
         self.candidates = self._last_first()
         """Running requests that may still be preempted, those to be preempted first before the others."""
@@ -213,10 +215,11 @@ class Arrivals:
     """
 
     def __init__(self) -> None:
+        """Know nobody yet: the first `new` shows all that wait."""
         self._known: set[int] = set()
 
     def new(self, waiting: Sequence[RequestView]) -> list[RequestView]:
-        """Those that stand before and behind the known ones, in queue order: preempted ones, and arrivals.
+        """Those that wait before the known ones (they were preempted) and behind them (they arrived), in queue order.
 
         Each is shown once, and again only if it is preempted.
         """

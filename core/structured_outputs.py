@@ -67,6 +67,7 @@ class StructuredOutputs:
     """Leave the completion free until it holds this text, or this token id; "</think>" lets a model reason first."""
 
     def __post_init__(self) -> None:
+        """Check form and size, and keep the normal form: JSON as text, choices as a tuple without repetitions."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
@@ -95,7 +96,7 @@ class StructuredOutputs:
 
     @property
     def num_characters(self) -> int:
-        """How large it is."""
+        """Length of `value`; of all its texts together for a choice."""
         return sum(map(len, self.value)) if self.kind == "choice" else len(self.value)
 
     @classmethod

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.relevance import PairTemplate
     from hookline.core.outputs import Delta, FinishReason, RequestOutput
     from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
@@ -17,6 +18,7 @@ _HOME = {
     "LLM": "frontend.llm",
     "Delta": "outputs",
     "FinishReason": "outputs",
+    "PairTemplate": "frontend.relevance",
     "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
@@ -27,6 +29,7 @@ __all__ = [
     "AsyncLLM",
     "Delta",
     "FinishReason",
+    "PairTemplate",
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",

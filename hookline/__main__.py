@@ -6,11 +6,26 @@ from importlib import import_module
 
 from hookline.core import COMMANDS
 
+_PURPOSES = {
+    "run": "complete prompts, or make vectors of them",
+    "serve": "serve clients of OpenAI's and Anthropic's APIs over HTTP",
+    "batch": "answer files and folders of requests",
+    "bench": "measure the speed of an engine or a server under a load",
+    "report": "show what came out of a sweep as a page",
+    "simulate": "predict a benchmark, without a model or a GPU",
+    "warm": "compile the kernels of an engine ahead of its start",
+    "info": "list plugins, options, keys and presets",
+    "new": "write a plugin to start from",
+}
+_COMMANDS = "\n".join(f"  {name:<10}{_PURPOSES[name]}" for name in COMMANDS)
 USAGE = f"""\
-usage: hookline [COMMAND] [ARGUMENTS]     commands: {", ".join(COMMANDS)}
+usage: hookline COMMAND [ARGUMENTS]
        hookline COMMAND --help            what a command takes
        hookline key=value ...             the same as hookline run key=value ...
-       hookline --version"""
+       hookline --version
+commands:
+{_COMMANDS}"""
+"""What `hookline --help` prints."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,9 @@ from triton.runtime.jit import JITFunction
 
 from hookline.core.prebuild.build import compile_one
 from hookline.core.prebuild.pretended import CARDS, pretended
-from hookline.plugins.kernels import triton_experts, triton_ops
+from hookline.core.worker.late_work import variant_of
+from hookline.plugins.kernels.experts import triton_experts
+from hookline.plugins.kernels.norms import triton_ops
 
 
 def launch() -> None:
@@ -44,7 +46,10 @@ def main() -> None:
     def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
-    knobs.compilation.listener = lambda *, src, cache_hit, **_: heard.append((src.name, cache_hit))
+    def listen(*, src: Any, metadata: Any, cache_hit: bool, **_: Any) -> None:
+        heard.append((variant_of(src, metadata), cache_hit))
+
+    knobs.compilation.listener = listen
     with pretended(card, seen), patch.object(JITFunction, "run", only_compile):
         knobs.runtime.jit_cache_hook = None
         launch()

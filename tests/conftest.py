@@ -23,6 +23,12 @@ NUM_PROCESSES = 2
 """For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
 SLOW_S = 1.0
 """A test that takes longer should be marked slow."""
+SLOW_IN_SUITES = {
+    "test_every_request_gets_the_tokens_it_gets_alone",
+    "test_every_weight_changes_the_logits",
+    "test_several_ranks_give_what_one_does",
+}
+"""Tests of the suites in core/testing that are slow in every class which takes them."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,7 +42,11 @@ def pytest_cmdline_main(config):
         option.numprocesses, option.dist, option.loadscopereorder = NUM_PROCESSES, "loadfile", False
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.originalname in SLOW_IN_SUITES:
+            item.add_marker(pytest.mark.slow)
     skip_where_it_cannot_run(config, items)
     if hasattr(config, "workerinput"):
         items.sort(key=long_files_first(items))

@@ -18,7 +18,7 @@ SPIN_CYCLES = 60_000_000_000
 
 class FaultyQwen3(Qwen3):
     def __init__(self, hf_config, runtime):
-        self.rank, self.num_forwards = runtime.ranks.rank, 0
+        self.rank, self.num_forwards = runtime.stage.index * runtime.ranks.size + runtime.ranks.rank, 0
         act(fault(self.rank, "0"))
         super().__init__(hf_config, runtime)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Kernels
 from hookline.core.distributed.peer_copies import own_rows
-from hookline.core.testing.thread_ranks import ThreadRanks
+from hookline.core.testing.model_suite.thread_ranks import ThreadRanks
 
 
 @dataclass(frozen=True)

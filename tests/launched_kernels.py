@@ -23,8 +23,11 @@ from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.step.message import Step
 
 
-def random_step(random: random.Random, spec: AttentionSpec, row: int) -> Step:
-    """Some decodes, some prompts or parts of them, anywhere in their contexts, within the limits."""
+def random_step(random: random.Random, spec: AttentionSpec, row: int, *, shares: bool) -> Step:
+    """Some decodes, some prompts or parts of them, anywhere in their contexts, within the limits.
+
+    shares: whether decodes may share a prefix.
+    """
     num_decodes = random.choice([0, 0, 1, 2, 3, random.randrange(spec.max_num_seqs)])
     left, longest = spec.max_num_batched_tokens - num_decodes, random.choice([4, 64, 512, 4096, 16384])
     lens: list[int] = []
@@ -43,7 +46,7 @@ def random_step(random: random.Random, spec: AttentionSpec, row: int) -> Step:
         sampled_chunks=np.array([one for one in range(len(lens)) if random.random() < 0.7], dtype=np.int64),
         max_context_len=max(contexts + [start + one for start, one in zip(starts, lens, strict=True)]),
         all_greedy=random.random() < 0.3,
-        shared_len=spec.block_size if num_decodes > 1 and random.random() < 0.3 else 0,
+        shared_len=spec.block_size if shares and num_decodes > 1 and random.random() < 0.3 else 0,
     )
 
 
@@ -59,7 +62,8 @@ def main(num_steps: int, arguments: list[str]) -> None:
         worker, resolved = dry_worker(config, host)
         num_ready = len(launched)
         for _ in range(num_steps):
-            worker.compute(random_step(generator, resolved.attention, worker.table.padding_row))
+            row, shares = worker.table.padding_row, resolved.shares_prefixes
+            worker.compute(random_step(generator, resolved.attention, row, shares=shares))
     print(json.dumps({"ready": num_ready, "late": launched[num_ready:]}))
 
 

@@ -20,14 +20,17 @@ from hookline.core.contracts import (
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
     ColumnParallelLinear,
+    FinalNorm,
     GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     Residual,
     RowParallelLinear,
+    StageLayers,
     VocabParallelEmbedding,
     rope_settings,
     rope_table,
+    stage_input,
 )
 
 EPS = 1e-6
@@ -53,14 +56,19 @@ def cache_of(kind, hidden_size):
 
 
 class LayeredModel:
+    runs_in_stages = True
+
     def __init__(self, hf_config, runtime):
         spec = self.spec(hf_config)
         settings = rope_settings(hf_config)
         rope = Rope(rope_table(settings, spec.head_dim, settings.max_position).to(runtime.device))
         self.embed = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, runtime)
-        mixers = [make_mixer(index, layer, spec, rope, runtime) for index, layer in enumerate(spec.layers)]
-        self.layers = [Layer(f"layers.{index}", spec, mixer, runtime) for index, mixer in enumerate(mixers)]
-        self.norm_D = torch.empty(spec.hidden_size, device=runtime.device, dtype=runtime.dtype)
+
+        def layer(index):
+            return Layer(f"layers.{index}", spec, make_mixer(index, spec.layers[index], spec, rope, runtime), runtime)
+
+        self.layers = StageLayers(layer, len(spec.layers), runtime)
+        self.norm = FinalNorm(spec.hidden_size, EPS, runtime)
         self.head = ParallelHead(spec.vocab_size, spec.hidden_size, runtime)
         self.runtime = runtime
 
@@ -79,20 +87,17 @@ class LayeredModel:
         )  # fmt: skip
 
     def forward(self, token_ids_T, positions_T, attend):
-        residual = Residual(self.embed(token_ids_T), EPS, self.runtime)
+        residual = Residual(stage_input(self.embed, token_ids_T, attend), EPS, self.runtime)
         for layer in self.layers:
             layer(residual, attend)
-        return residual.norm(self.norm_D)
+        return self.norm(residual)
 
     def logits(self, hidden_ND):
         return self.head(hidden_ND)
 
     def weight_targets(self):
-        targets = {**self.embed.targets("embed"), **self.head.targets("head")}
-        targets["norm.weight"] = WeightTarget.whole(self.norm_D, init="ones")
-        for layer in self.layers:
-            targets |= layer.weight_targets()
-        return targets
+        ends = {**self.embed.targets("embed"), **self.norm.targets("norm"), **self.head.targets("head")}
+        return ends | self.layers.targets("layers")
 
 
 class Layer:

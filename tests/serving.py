@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).parents[1]
-START_S = 60.0
+START_S = 200.0
 MOCK = "from hookline.core.testing.serving import main; main()"
 REAL = "import sys; from hookline.core.serve import main; sys.exit(main())"
 
@@ -141,7 +141,7 @@ def server(*arguments: str, mock: dict[str, Any] | None = None, **environ: str) 
                     pipe.close()
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """What a condition gives once it is true."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from hookline.core import COMMANDS
 from hookline.core.new.command import kinds, write_skeleton
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
+from tools.count_lines import lines_by_package
 
 ROOT = Path(__file__).parents[1]
 CORE = sorted(ROOT.glob("core/**/*.py"))
@@ -188,6 +190,18 @@ def test_the_entry_point_imports_the_standard_library_alone() -> None:
     assert_bare("import hookline.core.run", "omegaconf", "hydra", "pluggy", "numpy")
 
 
+def test_the_package_of_every_command_imports_the_standard_library_alone() -> None:
+    """Child processes import it again, and a mistake in an argument is answered before anything large is there."""
+    packages = [path.with_name("__init__.py") for path in sorted(ROOT.glob("core/*/__main__.py"))]
+    assert len(packages) == len(COMMANDS)
+    for path in packages:
+        top_level = ast.Module(
+            [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)], []
+        )
+        assert {name.partition(".")[0] for name in imports_in(top_level)} <= sys.stdlib_module_names, path
+
+
+@pytest.mark.slow
 def test_reading_the_command_line_imports_no_numpy() -> None:
     """A mistake in an argument is answered before anything large is imported."""
     assert_bare(
@@ -197,8 +211,22 @@ def test_reading_the_command_line_imports_no_numpy() -> None:
     )
 
 
+@pytest.mark.slow
 def test_listing_what_is_installed_imports_nothing_large() -> None:
-    assert_bare("from hookline.core.info import main\nassert main([]) == 0", "transformers", "hydra", "numpy")
+    assert_bare(
+        "from hookline.core.info import main\nassert main([]) == 0", "transformers", "hydra", "numpy", "asyncio"
+    )
+
+
+@pytest.mark.slow
+def test_text_in_and_out_of_an_engine_imports_no_transformers() -> None:
+    """Its import was a fifth of a start of the bundled checkpoint."""
+    code = (
+        "import sys\nfrom hookline.core.run import main\nassert main(['prompt=x', 'sampling.max_tokens=2']) == 0\n"
+        "assert 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def assert_bare(code: str, *further: str) -> None:
@@ -217,10 +245,12 @@ def test_each_kind_has_a_default_that_exists(kind: str) -> None:
     assert name == "auto" or PluginHost.load(environ={}).choose(kind, name).name == name
 
 
+@pytest.mark.slow
 def test_no_module_of_core_imports_itself_by_a_detour() -> None:
     assert circles(import_graph(ROOT)) == []
 
 
+@pytest.mark.slow
 def test_a_circle_would_be_found_even_if_it_is_for_type_checkers_alone(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "core", tmp_path / "core", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "core" / "errors.py").open("a") as file:
@@ -262,6 +292,20 @@ def test_what_core_new_writes_uses_the_public_names(kind: str, tmp_path: Path) -
     assert [name for path in folder.rglob("*.py") for name in private_imports(parsed(path), public_names())] == []
 
 
+OTHER_SPELLING = re.compile(
+    r"(?<![\w/.])core\.(contracts|layers|scheduling|parsing|testing|outputs|errors|sampling_params)\b"
+)
+
+
+def test_what_plugin_authors_read_names_modules_as_they_are_imported() -> None:
+    """`core.contracts`, as they are called inside the repository, cannot be imported."""
+    patterns = ("core/contracts/*.py", "core/testing/**/*.py", "core/layers/*.py", "core/new/templates/**/*.txt")
+    paths = [path for pattern in (*patterns, "examples/**/*.py", "examples/**/*.md") for path in ROOT.glob(pattern)]
+    pages = [page for page in PAGES if page.name != "log.md"]
+    found = [path for path in (*paths, *pages) if OTHER_SPELLING.search(path.read_text(encoding="utf-8"))]
+    assert len(paths) > 50 and found == []
+
+
 def test_a_private_import_would_be_found() -> None:
     code = (
         "from hookline import LLM\nfrom hookline.core.contracts import Plan\nfrom hookline.core import errors\n"
@@ -273,13 +317,29 @@ def test_a_private_import_would_be_found() -> None:
     assert private_attributes(ast.parse("self._a = self.b._c + __name__.d")) == ["self.b._c"]
 
 
+def test_the_sizes_that_are_quoted_are_those_of_the_tool_within_a_tenth() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = lines_by_package()
+    for row, counted in (("are plugins", sum(lines.values())), ("`core/serve`", lines["serve"])):
+        (quoted,) = re.findall(rf"^\| .*{row} \| ([\d,]+) \|$", page, re.M)
+        assert abs(int(quoted.replace(",", "")) - counted) <= counted / 10, f"{row}: {quoted}, counted {counted}"
+
+
 FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
 PLANTED = {
     "imports of core point down": ("core/errors.py", f"{FOR_TYPES}    from hookline.core.engine.engine import Engine"),
+    "imports of the server point down": (
+        "core/serve/errors.py",
+        f"{FOR_TYPES}    from hookline.core.serve import http",
+    ),
     "the host side of a step knows no torch": ("core/engine/engine.py", "import torch"),
     "plugins use the public names": ("plugins/schedulers/chunked.py", "from hookline.core.engine.engine import Engine"),
     "core knows no plugin": ("core/engine/engine.py", "from hookline.plugins.schedulers import chunked"),
     "the kinds do not know each other": ("plugins/schedulers/chunked.py", "from hookline.plugins import samplers"),
+    "imports of the kernels point down": (
+        "plugins/kernels/triton_launch.py",
+        f"{FOR_TYPES}    from hookline.plugins.kernels.norms import triton_ops",
+    ),
 }
 
 
@@ -293,10 +353,17 @@ def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.fixture(scope="module")
+def before_planting(copied_tree: Path) -> str:
+    return linted(copied_tree)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("contract", PLANTED)
-def test_the_contracts_hold_and_an_import_that_breaks_one_is_found(contract: str, copied_tree: Path) -> None:
-    assert f"{contract} KEPT" in linted(copied_tree)
+def test_the_contracts_hold_and_an_import_that_breaks_one_is_found(
+    contract: str, copied_tree: Path, before_planting: str
+) -> None:
+    assert f"{contract} KEPT" in before_planting
     name, line = PLANTED[contract]
     path = copied_tree / name
     before = path.read_text()

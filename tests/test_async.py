@@ -1,14 +1,16 @@
 """AsyncLLM on the bundled checkpoint: a crowd of thousands that comes and goes."""
 
 import asyncio
+import gc
 import random
 import time
 
 import pytest
 
-from hookline import AsyncLLM, SamplingParams
+from hookline import LLM, AsyncLLM, SamplingParams
 from hookline.core.outputs import FinishReason
 from hookline.core.testing.fakes import check_engine
+from hookline.core.util.garbage import _OURS
 
 NUM_REQUESTS = 5000
 PATIENCE_S = 120.0
@@ -72,3 +74,20 @@ def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():
     assert failures == []
     assert ends["generate"] + ends["stream"] == fates.count("generate") + fates.count("stream")
     assert len(last.token_ids) == 3
+
+
+@pytest.mark.slow
+def test_an_async_llm_freezes_the_heap_until_it_is_closed_and_an_llm_if_it_is_asked_to():
+    engines = set(_OURS.engines)  # of other tests
+    if not engines:
+        gc.unfreeze()
+    for start, engine, freezes in (
+        (AsyncLLM, {}, True),
+        (AsyncLLM, {"freeze_gc": False}, False),
+        (LLM, {}, False),
+        (LLM, {"freeze_gc": True}, True),
+    ):
+        llm = start(device="cpu", engine={"num_blocks": 64, **engine})
+        assert (_OURS.engines > engines) is freezes and (gc.get_freeze_count() > 0 or not freezes)
+        llm.close()
+        assert _OURS.engines == engines

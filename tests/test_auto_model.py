@@ -1,5 +1,6 @@
 """model=auto with our own plugins: which model serves a checkpoint, in this process and in a server's front end."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -7,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from hookline import LLM
+from hookline.core.checkpoint import checkpoint as checkpoints
 from hookline.core.config.compose import compose
 from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.settings import RunKeys
 from hookline.core.serve.processes.front_main import codec_of
 from hookline.core.serve.processes.messages import Facts
+from tests.hf_models import QWEN3
 from tests.test_parity import BUNDLED, greedy
 from tests.transformers_cases import CASES, make_checkpoint
 
@@ -33,6 +37,18 @@ def test_a_folder_alone_is_served_by_the_model_for_it(name, why, tmp_path, caplo
     with caplog.at_level(logging.INFO, "hookline"), LLM(str(tmp_path), device="cpu") as llm:
         assert len(llm.generate([[1, 2, 3]], greedy(4))[0].token_ids) == 4
     assert why in caplog.text
+
+
+def test_a_start_looks_for_the_checkpoint_and_cuts_its_layers_into_groups_once(tmp_path, monkeypatch):
+    config = {**QWEN3, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, cut, locate, of = [], [], checkpoints.locate, CacheGroups.of
+    monkeypatch.setattr(checkpoints, "locate", lambda reference: found.append(reference) or locate(reference))
+    monkeypatch.setattr(CacheGroups, "of", lambda *arguments: cut.append(arguments) or of(*arguments))
+    model = {"checkpoint": str(tmp_path), "weights": "random"}
+    with LLM(model=model, device="cpu", engine={"num_blocks": 20}) as llm:
+        assert llm.config.model.name == "qwen3"
+    assert found == [str(tmp_path)] and len(cut) == 1
 
 
 def test_without_a_checkpoint_the_bundled_one_is_served_as_by_its_own_name():

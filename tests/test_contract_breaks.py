@@ -8,6 +8,7 @@ import torch
 from hookline import LLM, SamplingParams
 from hookline.core.contracts import Plan
 from hookline.core.errors import CapacityError, EngineError, PlanError, StepFault
+from hookline.core.worker.step_checks import StepChecks
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 PROCESSED = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, repetition_penalty=1.5)
@@ -117,10 +118,38 @@ def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change
     )
 
 
-def test_after_the_first_step_of_a_kind_nothing_is_looked_at(llm, monkeypatch):
+def test_after_the_first_step_of_a_kind_no_value_is_looked_at(llm, monkeypatch):
     llm.generate(PROMPTS, [PROCESSED, PARAMS])
-    monkeypatch.setattr(llm.engine.executor.runner, "checks", None)
+    for name in ("_inside", "sampling", "kernels"):
+        monkeypatch.delattr(StepChecks, name)
     assert all(len(output.token_ids) == 3 for output in llm.generate(PROMPTS, [PROCESSED, PARAMS]))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "change"),
+    [
+        ("sampler", "sample", lambda tokens_N: tokens_N.tolist()),
+        ("sampler", "sample", lambda tokens_N: tokens_N.int()),
+        ("sampler", "sample", lambda tokens_N: tokens_N[:1]),
+        ("model", "logits", lambda logits_NV: logits_NV.tolist()),
+    ],
+)
+def test_a_wrong_form_is_named_in_a_later_step_too(llm, part, name, change):
+    llm.generate(PROMPTS, PARAMS)
+    replaced(getattr(llm.engine.executor.runner, part), name, lambda found, *_: change(found))
+    with pytest.raises(StepFault, match=f"^{part} '.*' of plugin .* breaks its contract in {name}: it re") as caught:
+        llm.generate(PROMPTS, PARAMS)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_processor_of_a_wrong_form_is_named_in_a_later_step_too(llm):
+    llm.generate(PROMPTS, PROCESSED)
+    pipeline = llm.engine.executor.runner.pipeline
+    (made,) = [one.processor for one in pipeline._processors.values() if one.stage.entry.name == "penalties"]
+    replaced(made, "process", lambda logits_NV, *_: logits_NV.tolist())
+    broken, done = llm.generate(PROMPTS, [PROCESSED, PARAMS])
+    del made.process
+    assert "processor 'penalties' of plugin 'samplers' (" in broken.error and len(done.token_ids) == 3
 
 
 @pytest.mark.parametrize("part", ["decode", "preempt"])

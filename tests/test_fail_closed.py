@@ -155,6 +155,7 @@ def test_a_default_that_is_blocked_stops_the_start(
     assert "no sampler named 'gumbel'" in last and "blocked by HOOKLINE_BLOCK" in last
 
 
+@pytest.mark.slow
 def test_none_of_them_stops_a_run_that_did_not_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(RUN) == 0
     shown = capsys.readouterr()
@@ -165,6 +166,7 @@ def test_none_of_them_stops_a_run_that_did_not_choose_it(capsys: pytest.CaptureF
     assert "kernels=auto takes 'torch'" in shown.err
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_that_sees_other_plugins_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import save_file
 
 from hookline import LLM, SamplingParams
-from hookline.core.testing.model_driver import ModelDriver
+from hookline.core.testing.model_suite.driver import ModelDriver
 from tests.layered_model import LAYERED_CONFIG, LayeredModel
 
 pytestmark = pytest.mark.gpu

@@ -26,6 +26,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.logits_processing import Processing
 from tests.faulty_rank import VARIABLE
+from tests.step_ends import on_step_end
 from tests.test_gpu_engine import EXTRAS, SHAPE, has_left_over, launches_of, load
 from tests.test_ranks import Borrowed, run
 
@@ -58,8 +59,8 @@ class Served:
         choice = replace(self.choice, attention=replace(self.choice.attention, **limits))
         processing = Processing.of(self.host.registry, choice.facts)
         engine = assemble(choice, Observers(self.host.manager), Borrowed(self.executor, num_blocks), processing)
-        steps, report = [], engine._report
-        engine._report = lambda *arguments: (report(*arguments), steps.append(engine.last_stats))
+        steps = []
+        on_step_end(engine, steps.append)
         return run(engine, prompts, params), steps
 
 

@@ -48,7 +48,7 @@ def check(out: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_delta_rule_equals_the_plain_one(step: str, dtype: torch.dtype) -> None:
-    from hookline.plugins.kernels.triton_recurrent import gated_delta_rule
+    from hookline.plugins.kernels.recurrent.triton_recurrent import gated_delta_rule
 
     states = step_of(*STEPS[step])
     _, given = inputs(sum(STEPS[step][0]), dtype)
@@ -63,7 +63,7 @@ def test_the_delta_rule_equals_the_plain_one(step: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_short_convolution_equals_the_plain_one(step: str, dtype: torch.dtype) -> None:
-    from hookline.plugins.kernels.triton_recurrent import short_convolution
+    from hookline.plugins.kernels.recurrent.triton_recurrent import short_convolution
 
     states = step_of(*STEPS[step])
     mixed, _ = inputs(sum(STEPS[step][0]), dtype)
@@ -76,7 +76,7 @@ def test_the_short_convolution_equals_the_plain_one(step: str, dtype: torch.dtyp
 
 
 def test_a_captured_step_with_prompts_follows_the_lengths_on_the_device() -> None:
-    from hookline.plugins.kernels.triton_recurrent import gated_delta_rule
+    from hookline.plugins.kernels.recurrent.triton_recurrent import gated_delta_rule
 
     states = step_of([1, 1, 300, 100], 2)
     _, given = inputs(402, torch.bfloat16)

@@ -45,6 +45,7 @@ def test_every_command_is_one_that_python_m_core_knows() -> None:
     assert set(COMMANDS) == folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["prompt=x", "--cfg", "job"], ["--cfg", "job", "prompt=x"]])
 def test_arguments_without_a_command_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
@@ -67,7 +68,7 @@ def test_its_version_is_hooklines_and_not_that_of_what_composes(
 def test_help_lists_the_commands(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([flag]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("usage: hookline ") and all(command in shown for command in COMMANDS)
+    assert shown.startswith("usage: hookline ") and all(f"\n  {command} " in shown for command in COMMANDS)
 
 
 def test_an_unknown_command_exits_with_2_and_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +90,7 @@ def test_a_mistake_exits_with_2_and_one_line(arguments: list[str], capsys: pytes
     assert captured.err.startswith("hookline: error: ") and captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["hookline", "core.run"])
 def test_the_exit_code_is_the_process_s(module: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

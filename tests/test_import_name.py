@@ -5,6 +5,7 @@ The wheel is installed in a fresh environment. Working folders hold modules of t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import hookline.core
 from tests.fresh_environment import ROOT, FreshEnvironment
 
 pytestmark = pytest.mark.slow
@@ -117,16 +119,27 @@ def test_the_older_spelling_works_in_a_clone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "public"),
-    [("engine", "engine"), ("hookspecs", "contracts"), ("layers", "layers"), ("moves", "scheduling")],
+    ("old", "instead"),
+    [
+        ("engine", "import hookline.core.engine"),
+        ("hookspecs", "import hookline.core.contracts"),
+        ("layers", "import hookline.core.layers"),
+        ("llm", "import hookline"),
+        ("moves", "import hookline.core.scheduling"),
+        ("desk", "what plugins may import is in hookline.core.contracts, layers, scheduling, parsing and testing"),
+    ],
 )
 def test_a_module_under_its_older_name_is_refused_with_the_public_one(
-    old: str, public: str, installed: FreshEnvironment
+    old: str, instead: str, installed: FreshEnvironment
 ) -> None:
     done = installed.run("-c", f"import core.{old}")
     assert done.returncode == 1
-    expected = f"ImportError: there is no module core.{old}; import hookline.core.{public}"
-    assert done.stderr.splitlines()[-1] == expected
+    assert done.stderr.splitlines()[-1] == f"ImportError: there is no module core.{old}; {instead}"
+
+
+def test_every_module_that_such_an_error_names_exists() -> None:
+    for name in hookline.core._MOVED.values():
+        assert importlib.util.find_spec(name), name
 
 
 def test_the_wheel_ships_its_types_and_its_version(installed: FreshEnvironment) -> None:
@@ -134,6 +147,7 @@ def test_the_wheel_ships_its_types_and_its_version(installed: FreshEnvironment) 
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"hookline/py.typed", "hookline/core/engine/engine.py", "hookline/conf/config.yaml"} <= names
+    assert "hookline/serve/ray.py" in names
     assert [name for name in names if name.startswith(("core/", "plugins/", "conf/"))] == ["core/__init__.py"]
     version = succeeded(installed.run("-c", "import hookline; print(hookline.__version__)")).strip()
     assert wheel.name.startswith(f"hookline-{version}-")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from hookline.core.config.hydra_errors import explain
+from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.results import read_results
 
@@ -21,7 +22,7 @@ SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hy
 LAUNCHERS = {
     "joblib": ["hydra.launcher.n_jobs=2"],
     "submitit_local": [],
-    "ray": ["+hydra.launcher.ray.init.include_dashboard=false", "+hydra.launcher.ray.init.num_cpus=2"],
+    "ray": [],
 }
 
 
@@ -36,11 +37,29 @@ def bench(folder, *arguments):
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.fixture
+def cluster(tmp_path_factory, monkeypatch):
+    """The argument that joins a Ray cluster, which was started in another folder than the sweep is.
+
+    It has a GPU as far as Ray is told: jobs get it, and find a CPU.
+    """
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.chdir(tmp_path_factory.mktemp("other"))
+    size = dict(num_cpus=2, num_gpus=1, object_store_memory=100 * 2**20, include_dashboard=False)
+    made = Cluster(initialize_head=True, head_node_args={**size, "temp_dir": str(tmp_path_factory.mktemp("r"))})
+    yield f"hydra.launcher.ray.init.address={made.address}"
+    made.shutdown()
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path):
+def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path, request):
     needs(f"hydra_{launcher.removesuffix('_local')}_launcher")
-    done = bench(tmp_path, f"hydra/launcher={launcher}", *LAUNCHERS[launcher], "engine.max_num_seqs=0,8")
+    more = [request.getfixturevalue("cluster")] if launcher == "ray" else LAUNCHERS[launcher]
+    done = bench(tmp_path, f"hydra/launcher={launcher}", *more, "engine.max_num_seqs=0,8")
     assert done.returncode == 1, done.stderr
     failed, finished = read_results(tmp_path / "sweep")
     assert failed["status"] == "failed" and failed["error"].startswith("engine.max_num_seqs=0 must be at least 1")
@@ -79,6 +98,21 @@ def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
     assert done.returncode == 2
     assert "hookline: 0 of 1 jobs succeeded" in done.stderr
     assert done.stderr.splitlines()[-1] == "hookline: error: no trial succeeded, so there is no best one"
+
+
+@pytest.mark.parametrize(
+    ("more", "is_told"),
+    [
+        ([], True),
+        (["hydra.launcher.ray.init.address=auto"], True),
+        (["hydra.launcher.ray.init.address=local"], False),
+        (["+hydra.launcher.ray.init.object_store_memory=9"], False),
+    ],
+)
+def test_a_cluster_that_runs_is_not_asked_for_memory_which_it_would_refuse(more, is_told):
+    told = let_join_ray(["hydra/launcher=ray", *more])
+    assert told[1 + len(more) :] == ["+hydra.launcher.ray.init.object_store_memory=null"] * is_told
+    assert let_join_ray(["tp=1,2", *more]) == ["tp=1,2", *more]
 
 
 @pytest.mark.parametrize(

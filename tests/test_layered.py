@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from hookline import LLM, SamplingParams
 from hookline.core.errors import CapacityError, RequestError
 from hookline.core.layers import rope_settings, rope_table
-from hookline.core.testing.model_driver import ModelDriver
+from hookline.core.testing.model_suite.driver import ModelDriver
 from hookline.core.worker.decode_graphs import DecodeGraphs, _Graph
 from tests.layered_model import DECAY, EPS, LAYERED_CONFIG, LayeredModel
 
@@ -25,6 +25,7 @@ KINDS = {
     "two windows": [3, "full", 9, 3],
     "all kinds": ["full", "state", 6, "none", "shared:2", "shared:0"],
     "states alone": ["state", "none", "state"],
+    "full and none": ["full", "none", "shared:0", "full"],
 }
 HAS_STATES = ("all kinds", "states alone")
 ENGINE = dict(block_size=4, num_blocks=400, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=64)
@@ -154,6 +155,7 @@ USUAL = {
     "two windows": ["overlap, tiny pool"],
     "all kinds": ["chunks", "overlap, tiny pool"],
     "states alone": ["plain"],
+    "full and none": ["chunks"],
 }
 """Kinds -> the ways that they are tried with in a usual run."""
 CASES = [

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hookline.core.contracts import NoCache
-from hookline.core.testing.model_driver import Chunk, ModelDriver
 from hookline.core.testing.model_suite import ModelSuite
+from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
 from tests.layered_model import LAYERED_CONFIG, LayeredModel, SharedAttention
 from tests.test_layered import KINDS
 

@@ -43,6 +43,7 @@ def check_scores(scores, tokens, expected_TV, num_top):
             assert found_id == id_ or abs(float(expected_V[found_id]) - value) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,6 +138,7 @@ def test_scores_do_not_depend_on_the_way_a_request_is_computed(folder, alone, sc
                     assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
+@pytest.mark.slow
 def test_scores_are_written_to_json(tmp_path):
     import json
 

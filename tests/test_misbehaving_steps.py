@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hookline import LLM, SamplingParams
 from hookline.core.errors import HooklineError
 from tests.fuzzing import examples
+from tests.hf_models import QWEN3
 from tests.misbehaviour import ACTS, Misbehaviour
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
@@ -44,12 +45,23 @@ TENSOR_ACTS = {
 """What may be wrong with a tensor; the same for None, which some calls return, is an error of the test's own act."""
 
 
+MODEL = {"name": "qwen3", "checkpoint": "", "weights": "random", "random_shape": QWEN3}
+
+
+def tokens(llm):
+    return [output.token_ids for output in llm.generate(PROMPTS, [PENALISED, PLAIN])]
+
+
 @pytest.fixture(scope="module")
 def llm():
     sizes = dict(num_blocks=50, overlap=True, max_num_seqs=4, max_model_len=64, prefix_caching=False)
-    with LLM(device="cpu", engine=sizes) as llm:
-        llm.generate(PROMPTS, [PENALISED, PLAIN])
+    with LLM(model=MODEL, device="cpu", engine=sizes) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def wanted(llm):
+    return tokens(llm)
 
 
 def part_of(llm, name):
@@ -61,7 +73,7 @@ def part_of(llm, name):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     place=st.sampled_from(PLACES),
     act=st.sampled_from(sorted({*ACTS, *TENSOR_ACTS} - {"change its input"})),  # which may be the weights
@@ -69,13 +81,12 @@ def part_of(llm, name):
     is_first=st.booleans(),
 )
 def test_whatever_a_plugin_does_in_one_call_of_a_step_it_is_named_and_the_engine_goes_on(
-    llm, place, act, call, is_first
+    llm, wanted, place, act, call, is_first
 ):
     """What is returned is looked at in the first step of a kind: later, a wrong form is an error of any sort."""
     is_looked_at = is_first and call == 0
     assume(act != "far off" or (is_looked_at and place[0] == "sampler"))  # else it overflows, or nobody looks at it
     part, name = part_of(llm, place[0]), place[1]
-    wanted = [output.token_ids for output in llm.generate(PROMPTS, [PENALISED, PLAIN])]
     if is_first:
         llm.engine.executor._checked.clear()
     wrong = Misbehaviour(act, call, acts={**ACTS, **TENSOR_ACTS})
@@ -92,5 +103,4 @@ def test_whatever_a_plugin_does_in_one_call_of_a_step_it_is_named_and_the_engine
         del part.__dict__[name]
     for line in lines:
         assert " of plugin '" in line and len(line) < 4000 and "\n" not in line and "Traceback" not in line
-    found = [output.token_ids for output in llm.generate(PROMPTS, [PENALISED, PLAIN])]
-    assert found == wanted, f"{act} in call {call} of {place} left its traces, looked at: {is_looked_at}"
+    assert tokens(llm) == wanted, f"{act} in call {call} of {place} left its traces, looked at: {is_looked_at}"

@@ -41,6 +41,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "overlap_tiny_pool": dict(engine=dict(overlap=True, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)),
     "longest_first": dict(scheduler="longest_first"),
     "tp_2": dict(tp=2),
+    "pp_2": dict(pp=2),
+    "pp_2_overlap_tiny_pool": dict(
+        pp=2, engine=dict(overlap=True, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
+    ),
 }
 
 

@@ -68,6 +68,7 @@ GRID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", GRID.values(), ids=GRID.keys())
 def test_greedy_tokens_equal_transformers(options, tmp_path):
     reference = make_qwen3(tmp_path, **options)
@@ -142,6 +143,7 @@ def test_a_crowd_gets_the_tokens_each_request_gets_alone(folder, alone, schedule
         assert sum(output.num_preemptions for output in outputs) >= 3
 
 
+@pytest.mark.slow
 def test_prefix_hits_give_the_same_tokens(folder, alone):
     prompts, params = mixed_load()
     with LLM(folder, device="cpu") as llm:
@@ -214,6 +216,7 @@ def test_an_interrupted_generate_leaves_nothing_for_the_next_one():
         assert len(llm.generate("class ", greedy(4))) == 1
 
 
+@pytest.mark.slow
 def test_two_engines_live_side_by_side(folder):
     with LLM(device="cpu") as one, LLM(folder, device="cpu", seed=3) as other:
         first = one.generate("import os\n", greedy(6))[0].token_ids
@@ -221,6 +224,7 @@ def test_two_engines_live_side_by_side(folder):
         assert one.generate("import os\n", greedy(6))[0].token_ids == first
 
 
+@pytest.mark.slow
 def test_random_weights_need_no_files_and_depend_on_the_seed_alone():
     def tokens(seed):
         shape = json.loads((BUNDLED / "config.json").read_text())

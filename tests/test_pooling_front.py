@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import threading
 from collections.abc import Iterator
@@ -45,6 +46,16 @@ def server() -> Iterator[LiveServer]:
         yield started
 
 
+@pytest.mark.parametrize("name", ["embed", "classify", "score"])
+def test_both_fronts_name_the_same_arguments(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(one, name)).parameters for one in (LLM, AsyncLLM))
+    assert set(theirs) == {one.removesuffix("s") if one in ("prompts", "documents") else one for one in ours} - {
+        "progress"
+    }
+    assert {*inspect.signature(AsyncLLM.generate).parameters} - {"prompt"} <= {*theirs}
+
+
+@pytest.mark.slow
 def test_coroutines_embed_classify_and_score_beside_generation(llm: LLM, expected: list[Any]) -> None:
     scores = [output.score for output in llm.score("q", TEXTS)]
 
@@ -56,6 +67,8 @@ def test_coroutines_embed_classify_and_score_beside_generation(llm: LLM, expecte
             assert len((await generating).token_ids) == 8
             with pytest.raises(RequestError, match="there is no pooler 'nothing'"):
                 await found.embed("x", PoolingParams("nothing"))
+            with pytest.raises(RequestError, match=r"score compares texts, and \[1, 2\] is none"):
+                await found.score("q", [1, 2])  # type: ignore[arg-type]
             refused = await found.classify("x")
             assert "does not have score.weight" in (refused.error or "")
             late = await found.embed("x" * 400, timeout_s=1e-9)

@@ -79,6 +79,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS.keys())
 def test_vectors_equal_transformers_however_they_are_computed(options, checkpoint, mixed):
     prompts, wishes, expected = mixed
@@ -88,6 +89,7 @@ def test_vectors_equal_transformers_however_they_are_computed(options, checkpoin
         assert len(llm.engine.queue) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [dict(), WAYS["overlap_chunked"], WAYS["overlap_tiny_pool"]])
 def test_vectors_and_tokens_are_the_same_side_by_side(options, checkpoint, mixed):
     prompts, wishes, expected = mixed
@@ -115,10 +117,15 @@ def test_requests_of_the_last_token_start_from_cached_prefixes_and_the_vector_is
     assert largest_difference([mean], [expected_vector(model, prompt, WISHES["mean"])]) <= MAX_DIFFERENCE
 
 
+SIZES = [dict(tp=2), dict(pp=2), pytest.param(dict(tp=2, pp=2), marks=pytest.mark.nightly)]
+
+
 @pytest.mark.slow
-def test_two_ranks_give_the_vectors_of_one(checkpoint, mixed):
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_several_ranks_give_the_vectors_of_one(sizes, checkpoint, mixed):
     prompts, wishes, expected = mixed
-    with LLM(str(checkpoint[0]), device="cpu", tp=2, engine=dict(max_num_batched_tokens=32, max_num_seqs=8)) as llm:
+    engine = dict(max_num_batched_tokens=32, max_num_seqs=8)
+    with LLM(str(checkpoint[0]), device="cpu", engine=engine, **sizes) as llm:
         assert largest_difference(llm.embed(prompts, wishes), expected) <= MAX_DIFFERENCE
         tokens = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=4))[0].token_ids
     assert len(tokens) == 4
@@ -153,10 +160,11 @@ def test_class_logits_equal_transformers(family, num_labels, tmp_path):
     assert "no head that gives tokens" in refused.error
 
 
-def test_a_checkpoint_of_the_body_alone_embeds_and_generates_nothing(tmp_path, checkpoint):
+@pytest.mark.parametrize("pp", [1, pytest.param(2, marks=[pytest.mark.nightly, pytest.mark.slow])])
+def test_a_checkpoint_of_the_body_alone_embeds_and_generates_nothing(pp, tmp_path, checkpoint):
     model = checkpoint[1]
     model.model.save_pretrained(tmp_path)  # Qwen3Model: no lm_head, and no "model." before the names
-    with LLM(str(tmp_path), device="cpu") as llm:
+    with LLM(str(tmp_path), device="cpu", pp=pp) as llm:
         outputs = llm.embed(PROMPTS, WISHES["mean"])
         refused = llm.generate(PROMPTS[0])[0]
     assert (
@@ -221,6 +229,7 @@ def bundled():
 DOCUMENTS = ["def walk(path): ...", "import os", "", "a" * 90]
 
 
+@pytest.mark.slow
 def test_reranker_scores_equal_the_model_cards_own(bundled):
     model, tokenizer = bundled
     with LLM(device="cpu", pooler=dict(name="yes_no", yes="a", no="b")) as llm:  # its vocabulary has no token "yes"

@@ -68,6 +68,7 @@ def test_command_line_and_library_agree_on_a_preset(host: PluginHost, preset: Pr
     assert composed(host, f"{preset.kind}={preset.name}") == validate({preset.kind: preset.name}, host)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_composes_and_changes_something(host: PluginHost, name: str) -> None:
     config = composed(host, f"experiment={name}")

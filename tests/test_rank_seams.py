@@ -10,6 +10,7 @@ from hookline import LLM, AsyncLLM, SamplingParams
 from hookline.core.errors import CheckpointError, PluginError, RankError
 from hookline.core.executor.child import Child
 from hookline.core.outputs import FinishReason, merge_completions
+from tests.step_ends import on_step_end
 
 pytestmark = pytest.mark.slow
 ENGINE = dict(num_blocks=40, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, overlap=True)
@@ -57,11 +58,11 @@ def processes(monkeypatch):
     started = []
 
     class Noted(Child):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
             started.append(self.process)
 
-    monkeypatch.setattr("hookline.core.executor.multiproc.Child", Noted)
+    monkeypatch.setattr("hookline.core.executor.links.Child", Noted)
     return started
 
 
@@ -104,8 +105,7 @@ def test_coroutines_over_two_ranks_get_what_one_rank_gives_and_leave_nothing(pro
         async with AsyncLLM(device="cpu", tp=2, engine={**ENGINE, "num_blocks": 14}) as llm:
             engine = llm.llm.engine
             engine.time_steps()
-            report = engine._report
-            engine._report = lambda *step: (report(*step), stats.append(engine.last_stats))
+            on_step_end(engine, stats.append)
             late = llm.generate("a", SamplingParams(max_tokens=200, ignore_eos=True, logprobs=1), timeout_s=0.2)
             fronts = [llm.generate, lambda *one: streamed(llm, *one)]
             wanted = [fronts[place % 2](*one) for place, one in enumerate(zip(PROMPTS, PARAMS, strict=True))]

@@ -21,6 +21,7 @@ from hookline.core.plugin.observers import Observers
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.executor import Executor
 from tests.hf_models import make_qwen3
+from tests.step_ends import on_step_end
 from tests.test_parity import mixed_load
 
 BLOCK_SIZE = 8
@@ -180,8 +181,8 @@ def test_a_hundred_requests_share_a_long_cached_prefix_for_a_thousand_steps(tmp_
     engine = dict(block_size=1, num_blocks=20_000, max_num_seqs=10, max_num_batched_tokens=8192)
     with LLM(**tree(str(tmp_path), 2, **{**engine, "max_model_len": 4096})) as llm:
         llm.generate([prefix], SamplingParams(max_tokens=1))
-        steps, notify = [], llm.engine._report
-        llm.engine._report = lambda *arguments: (steps.append(1), notify(*arguments))
+        steps = []
+        on_step_end(llm.engine, steps.append)
         outputs = llm.generate(prompts, params)
     assert len(steps) >= 1000
     assert all(len(output.token_ids) == 100 and output.num_cached_tokens >= 3800 for output in outputs)

@@ -28,7 +28,7 @@ from tools import speed_chart
 README = ROOT / "README.md"
 PROSE = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md", "clients.md", "deploying.md"}
+TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md", "clients.md", "deploying.md", "cluster.md"}
 PAGES = [*PROSE, *(page for page in DOCS if page.name not in TESTED_ELSEWHERE)]
 COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
 SETUP = [line for line in COMMANDS if ".venv/bin/" in line]
@@ -70,7 +70,7 @@ SERVED = [line for line in COMMANDS if "localhost:8000" in line or line == "hook
 MISTAKES = [line for line in COMMANDS if line == "python -m core.run model=qwen4"]
 OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *SERVED, *MISTAKES}
 RUN_HERE = [line for line in COMMANDS if line not in OTHERS]
-SLOW = re.compile(r" -m (?!core)|&&|\||tp=2|profile=|records=")
+SLOW = re.compile(r" -m (?!core)|&&|\||[tp]p=2|profile=|records=")
 """Sweeps, ranks and whatever else takes more than a second or two."""
 
 
@@ -217,6 +217,7 @@ def policy_folder(tmp_path, monkeypatch):
     importlib.invalidate_caches()
 
 
+@pytest.mark.slow
 def test_the_policy_of_the_readme_serves(policy_folder, monkeypatch, capsys):
     [line] = POLICY
     assert run_here(line, monkeypatch) == 0

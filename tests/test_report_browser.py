@@ -87,6 +87,7 @@ def test_text_stands_out_in_both_schemes(browser, page):
     assert background < 40 and text > 200
 
 
+@pytest.mark.slow
 def test_a_legends_button_brings_its_line_out(browser, page):
     browser.open(page)
     button = "document.querySelectorAll('.legend button')[1]"

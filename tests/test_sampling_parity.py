@@ -61,6 +61,7 @@ def test_greedy_tokens_equal_transformers_under_its_processors(reference, bundle
     assert found.token_ids != without.token_ids
 
 
+@pytest.mark.slow
 def test_every_draw_is_one_that_transformers_warpers_leave(reference, bundled):
     from transformers import (
         LogitsProcessorList,
@@ -147,6 +148,7 @@ def test_a_crowd_gets_the_tokens_each_request_gets_alone(folder, alone, schedule
         assert sum(output.num_preemptions for output in outputs) >= 3
 
 
+@pytest.mark.slow
 def test_each_parameter_changes_the_tokens(folder, alone):
     prompts, params = mixed_load()
     with LLM(folder, device="cpu") as llm:

@@ -181,6 +181,7 @@ def test_8_a_model_card_is_whole_and_another_name_is_404(http: httpx.Client) -> 
     assert set(card) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "vocab_size"}
     assert card["object"] == "model" and card["max_model_len"] == MAX_LEN
     assert http.get(f"/v1/models/{card['id']}").json() == card
+    assert http.get("/v1/models/").json()["data"] == [card]
     unknown = http.post("/v1/completions", json={"model": "gpt-9", "prompt": "x"})
     assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
     assert http.get("/v1/models/gpt-9").status_code == 404
@@ -272,7 +273,8 @@ def test_14_a_client_that_leaves_frees_its_blocks(server: LiveServer, http: http
 
     body = {"prompt": [CODE] * 4, "max_tokens": 200, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept, or the connection is closed
+        next(lines)
         assert not is_idle()
     wait_until(is_idle, limit_s=2)
     with pytest.raises(httpx.ReadTimeout):

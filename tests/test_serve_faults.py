@@ -133,16 +133,23 @@ def leave_alone(running: Server) -> None:
         return int(running.get("/load").json()[key])
 
     with httpx.stream("POST", running.url + "/v1/completions", json={**LONG, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept, or the connection is closed
+        next(lines)
         wait_for(lambda: load("num_running") == 1)
     wait_for(lambda: load("num_running") == 0 and load("num_free_blocks") == load("num_blocks"))
 
 
 def refuse_too_many(running: Server) -> None:
-    """More completions than serve.max_requests."""
-    refused = httpx.post(running.url + "/v1/completions", json={**LONG, "n": 9})
+    """More completions than serve.max_requests, beside others and in one request."""
+    url = running.url + "/v1/completions"
+    with httpx.stream("POST", url, json={**LONG, "n": 6, "stream": True}) as stream:
+        lines = stream.iter_lines()  # kept, or the connection is closed
+        next(lines)
+        refused = httpx.post(url, json={**LONG, "n": 4})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
     assert int(refused.headers["retry-after"]) >= 1
+    never = httpx.post(url, json={**LONG, "n": 9})
+    assert never.status_code == 400 and "retry-after" not in never.headers
 
 
 def test_a_killed_rank_ends_every_stream_and_leaves_nothing() -> None:

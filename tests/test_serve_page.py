@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
 
 from hookline.core.errors import RequestError
-from hookline.core.serve.engine_client import Load
+from hookline.core.serve.engine_client import Load, ReplicaState
 from hookline.core.serve.http.page import make_page
 from hookline.core.serve.testing import FakeEngineClient
 from tests.browser import CHROMIUM, Browser
@@ -50,6 +50,7 @@ def fake(server):
     client.reply, client.pause_s, client.error, client.is_ready, client.death = " Hello world", 0.0, None, True, None
     client.now = Load(3, 2, 250, 1000, 0.0, 1234.0)
     client.asked.clear()
+    client.replicas = ()
     yield client
     client.pause_s = 0.0
 
@@ -210,6 +211,19 @@ def test_the_engines_state_is_live(browser, server, fake):
     browser.wait_for("document.getElementById('state-text').textContent === 'not ready'")
     fake.death = "it died"
     browser.wait_for("document.getElementById('state-text').textContent === 'the engine has ended'")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_each_replica_is_shown_and_why_one_is_dead(browser, server, fake):
+    fake.replicas = (ReplicaState(None, Load(num_running=3, num_waiting=1)), ReplicaState(EVIL, Load()))
+    show(browser, server)
+    browser.wait_for("document.getElementById('state-text').textContent === '1 of 2 replicas ready'")
+    lines = browser.evaluate("[...document.querySelectorAll('#replicas li')].map((one) => one.textContent).join('|')")
+    assert lines == f"Replica 0: 3 running, 1 waiting|Replica 1: {EVIL}"
+    fake.replicas = ()
+    browser.wait_for("document.getElementById('replicas').hidden")
+    assert browser.complaints() == []
 
 
 @needs_chromium

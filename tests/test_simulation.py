@@ -95,6 +95,7 @@ def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
         assert real.steps["preemptions"].sum() > 0
 
 
+@pytest.mark.slow
 def test_nothing_of_a_simulation_imports_torch(tmp_path):
     code = (
         "import sys\nfrom core.simulate import main\nassert main(['workload=smoke', 'records=r']) == 0\n"
@@ -106,6 +107,7 @@ def test_nothing_of_a_simulation_imports_torch(tmp_path):
     assert (tmp_path / "r/steps.npz").is_file()
 
 
+@pytest.mark.slow
 def test_a_result_line_is_a_benchmarks_and_says_that_it_is_simulated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["workload=poisson", "workload.num_prompts=20", "result=result.jsonl", "slo.ttft_s=1"]) == 0
@@ -146,6 +148,7 @@ def test_a_simulated_sweep_has_a_line_for_each_job(tmp_path):
         assert len(recording.steps["end_s"]) == record["metrics"]["steps"]
 
 
+@pytest.mark.slow
 def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cost = "cost={decode:{tokens:[1],seconds:[0.5]},prompt:{tokens:[1],seconds:[1.0]}}"
@@ -178,6 +181,7 @@ def test_what_a_simulation_cannot_use_is_refused(arguments, message, tmp_path, m
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", ["model=qwen3_0_6b", "kernels=triton"])
 def test_naming_what_was_measured_changes_nothing(argument, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -193,6 +197,7 @@ def test_the_shipped_model_is_the_fit_of_the_recorded_sweep():
     assert fitted.origin["range"] == shipped.origin["range"]
 
 
+@pytest.mark.slow
 def test_a_fit_says_on_which_steps_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([f"fit={REPORT}", "workload.num_prompts=1"]) == 0
@@ -201,6 +206,7 @@ def test_a_fit_says_on_which_steps_it_stands(tmp_path, monkeypatch, capsys):
     assert re.search(stands, err) and "guess" not in err
 
 
+@pytest.mark.slow
 def test_a_simulation_far_beyond_what_was_measured_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     curve = {"tokens": [1], "seconds": [0.5]}
@@ -217,6 +223,7 @@ def test_a_simulation_far_beyond_what_was_measured_says_so(tmp_path, monkeypatch
     assert "guess" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [3, 4, 9])
 def test_the_shipped_model_predicts_the_jobs_it_was_fitted_to(job):
     result = next(one for one in read_results(REPORT) if one["job"] == job)

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from hookline import LLM, SamplingParams
 from hookline.core.bench.command import measure
 from hookline.core.bench.settings import BenchKeys
@@ -24,6 +26,7 @@ def test_device_times_are_part_of_the_launch_on_a_cpu_and_change_no_token():
         assert llm.generate([[5, 6, 7]], params)[0].token_ids == plain
 
 
+@pytest.mark.slow
 def test_a_benchmark_tells_step_times_by_kind_and_writes_a_profile(tmp_path):
     host, path = PluginHost.load(), tmp_path / "trace.json"
     arguments = [f"profile={path}", "profile_steps=3", "profile_skip=2", "repeats=1", "workload.num_prompts=2"]

@@ -24,6 +24,7 @@ def leaves_nothing(llm):
     return not llm.engine.queue.live and len(llm.output_processor) == 0
 
 
+@pytest.mark.slow
 def test_a_stream_is_generate_in_pieces(llm):
     expected = llm.generate(PROMPTS, sampled())
     pieces, ids, ends = [""] * 4, [[] for _ in PROMPTS], {}
@@ -55,6 +56,7 @@ def test_hot_nonsense_streams_as_it_decodes(llm):
         assert text == last.output.text == llm.codec.decode(last.output.token_ids, skip_special_tokens=keep)
 
 
+@pytest.mark.slow
 def test_stop_strings_are_cut_out_of_the_free_text_wherever_token_boundaries_are(llm):
     [free] = llm.generate(PROMPTS[0], sampled())
     stops = [free.text[start : start + 5] for start in range(2, len(free.text) - 8, 5)]
@@ -74,6 +76,7 @@ def test_special_tokens_are_shown_if_asked_for(llm):
     assert llm.codec.decode([eos], skip_special_tokens=False) == llm.codec.tokenizer.eos_token
 
 
+@pytest.mark.slow
 def test_completions_of_a_prompt_differ_repeat_and_share_its_blocks(llm):
     prompt = "import collections\nimport functools\n\n\n" * 4
     [first], [again] = llm.generate(prompt, sampled(n=3)), llm.generate(prompt, sampled(n=3))

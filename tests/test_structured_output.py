@@ -161,6 +161,7 @@ def test_hostile_forms_end_alone_and_in_time(plain):
             assert len(first.error) < 700
 
 
+@pytest.mark.slow
 def test_prompts_files_and_the_command_line_take_it(tmp_path, capsys):
     line = {"prompt": "x = ", "max_tokens": 9, "structured_outputs": {"regex": "[ab]{3}"}}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")

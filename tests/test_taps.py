@@ -80,11 +80,17 @@ WAYS = {
     "plain": dict(),
     "overlap_tiny_pool": dict(engine=dict(overlap=True, num_blocks=9, block_size=16), scheduler="chunked"),
     "two_ranks": dict(tp=2),
+    "two_stages": dict(pp=2, engine=dict(max_num_batched_tokens=32, max_num_seqs=8)),
+    "three_stages": dict(pp=3, tp=2, engine=dict(max_num_batched_tokens=32, max_num_seqs=8)),
 }
+CASES = [
+    pytest.param(options, id=way, marks=pytest.mark.nightly if way == "three_stages" else [])
+    for way, options in WAYS.items()
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("options", CASES)
 def test_states_equal_transformers_for_every_token(options: Any, checkpoint: Any, seen: list[TappedStates]) -> None:
     folder, model = checkpoint
     with LLM(str(folder), device="cpu", **options) as llm:

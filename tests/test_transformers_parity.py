@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from hookline import LLM
-from hookline.core.testing.model_driver import Chunk, ModelDriver
-from hookline.core.testing.thread_ranks import on_ranks
-from hookline.plugins.models.transformers_model import TransformersModel
+from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
+from hookline.core.testing.model_suite.thread_ranks import on_ranks
+from tests.lazily import Lazily
 from tests.test_parity import greedy, random_prompts, transformers_greedy
 from tests.transformers_cases import CASES, FEW, FEW_AT_TP_2, WINDOWED, make_checkpoint
 
 pytestmark = pytest.mark.slow
+TransformersModel = Lazily("hookline.plugins.models.transformers.model", "TransformersModel")
 NUM_TOKENS = 64
 TIGHT = dict(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=17, block_size=8, overlap=True)
 """Prompts in chunks, a pool for fewer requests than run, and steps launched before their tokens are known."""

@@ -26,7 +26,7 @@ from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.frontend.llm import LLM
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
-from hookline.core.util.process import settled
+from hookline.core.util.garbage import settled
 
 WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
 

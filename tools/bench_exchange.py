@@ -27,11 +27,12 @@ from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_memory import share_memory
 from hookline.core.distributed.process_group import connect
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.plugins.kernels import triton_sums, triton_wide
+from hookline.plugins.kernels.norms.triton_ops import add_rms_norm
+from hookline.plugins.kernels.peer_memory import triton_sums
+from hookline.plugins.kernels.peer_memory.triton_slots import Way
+from hookline.plugins.kernels.products import triton_wide
+from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_backend import TritonKernels
-from hookline.plugins.kernels.triton_ops import add_rms_norm
-from hookline.plugins.kernels.triton_slots import Way
-from hookline.plugins.kernels.triton_wide import empty_with_room
 
 ROWS = (1, 8, 32, 64, 96, 128, 192, 256, 512, 1024)
 MOST_ROWS = max(ROWS)

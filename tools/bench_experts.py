@@ -2,10 +2,11 @@
 
     python tools/bench_experts.py                  # Qwen3-30B-A3B's layer: 128 experts, 8 a token, 2048 x 768, bfloat16
     python tools/bench_experts.py --sweep          # many tilings, to choose by; --compile before it saves time
+    python tools/bench_experts.py --model gpt_oss  # 32 experts with biases, 4 a token, 2880 x 2880; or qwen3_next
 
 Figures are medians of graph replays over several layers' weights in turn, so that the L2 does not hold them; the loop
 of plain torch asks the host which experts are wanted and is timed without a graph. The floor counts the weights of the
-experts that were chosen, at the rate of a large copy. Legend: as in plugins/kernels/triton_experts.py.
+experts that were chosen, at the rate of a large copy. Legend: as in plugins/kernels/experts/triton_experts.py.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.layers import every_expert, wanted_experts
-from hookline.plugins.kernels.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts, tiling
+from hookline.core.layers import every_expert, plain_clamped_expert_mlp, wanted_experts
+from hookline.plugins.kernels.experts.triton_clamped_experts import clamped_expert_mlp, clamped_tiling
+from hookline.plugins.kernels.experts.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts, tiling
 
-NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768
 NUM_LAYERS = 3
+ALPHA, LIMIT = 1.702, 7.0
 SWEPT = {
     1: ((16,), (16, 32, 64), (128, 256), (4,), (3, 4)),
     32: ((16,), (32, 64), (64, 128), (4,), (3, 4)),
@@ -34,8 +38,56 @@ SWEPT = {
     16384: ((128,), (64, 128), (64,), (4, 8), (3,)),
 }
 """Tokens -> pairs of a tile, columns, depth, warps, stages."""
+CLAMPED_SWEPT = {
+    1: ((16,), (16, 32, 64), (128,), (4,), (3, 4)),
+    32: ((16, 32), (32, 64), (64, 128), (4,), (4,)),
+    256: ((32, 64), (64, 128), (64,), (4, 8), (3, 4)),
+    16384: ((128,), (64, 128), (64,), (4, 8), (3,)),
+}
+"""The same for few large experts."""
 
-Layer = tuple[Tensor, Tensor]
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer's experts: how many, how many of them a token takes, their features, and whether they are gpt-oss's."""
+
+    num_experts: int
+    num_chosen: int
+    hidden: int
+    inner: int
+    is_clamped: bool = False
+
+    def mlp(self, *given: Any, cut: Tiling | None = None) -> Tensor:
+        """The Triton kernels."""
+        compute: Any = partial(clamped_expert_mlp, alpha=ALPHA, limit=LIMIT) if self.is_clamped else expert_mlp
+        return compute(*given, cut=cut)
+
+    def every(self, *given: Any) -> Tensor:
+        """Plain torch, all experts for all tokens."""
+        compute: Any = partial(plain_clamped_expert_mlp, alpha=ALPHA, limit=LIMIT) if self.is_clamped else every_expert
+        return compute(*given)
+
+    def wanted(self, *given: Any) -> Tensor:
+        """Plain torch, each expert for the tokens that want it."""
+        return self.every(*given) if self.is_clamped else wanted_experts(*given)
+
+    def tiling(self, num_tokens: int) -> Tiling:
+        """As shipped, for bfloat16."""
+        choose = clamped_tiling if self.is_clamped else tiling
+        return choose(num_tokens * self.num_chosen, self.num_experts, 2)
+
+    def weights(self) -> list[tuple[int, ...]]:
+        """Shapes of gate_up and down of one expert, each with its bias if there is one."""
+        gate_up, down = (2 * self.inner, self.hidden), (self.hidden, self.inner)
+        return [gate_up, gate_up[:1], down, down[:1]] if self.is_clamped else [gate_up, down]
+
+
+SHAPES = {
+    "qwen3_30b_a3b": Shape(128, 8, 2048, 768),
+    "qwen3_next": Shape(512, 10, 2048, 512),
+    "gpt_oss": Shape(32, 4, 2880, 2880, is_clamped=True),
+}
+Layer = tuple[Tensor, ...]
 Case = tuple[Tensor, list[tuple[Tensor, Tensor]]]
 
 
@@ -44,31 +96,35 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time many tilings")
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 4, 32, 256, 2048, 16384])
     parser.add_argument("--compile", action="store_true", help="only compile what a sweep needs")
+    parser.add_argument("--model", choices=SHAPES, default="qwen3_30b_a3b", help="whose layer")
     options = parser.parse_args()
+    shape = SHAPES[options.model]
     if options.compile:
-        return compile_all()
-    layers, rate = make_layers(), copy_rate()
+        return compile_all(shape)
+    layers, rate = make_layers(shape), copy_rate()
     print(f"{torch.cuda.get_device_name()}, copy {rate / 1e12:.2f} TB/s", flush=True)
     for num_tokens in options.tokens:
-        case = make_case(num_tokens)
+        case = make_case(shape, num_tokens)
         if options.sweep and num_tokens in SWEPT:
-            sweep(num_tokens, layers, case)
-        report(num_tokens, layers, case, rate)
+            sweep(shape, num_tokens, layers, case)
+        report(shape, num_tokens, layers, case, rate)
 
 
-def make_layers() -> list[Layer]:
-    shapes = ((NUM_EXPERTS, 2 * INNER, HIDDEN), (NUM_EXPERTS, HIDDEN, INNER))
+def make_layers(shape: Shape) -> list[Layer]:
     return [
-        tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(0.02) for shape in shapes)  # type: ignore[misc]
+        tuple(
+            torch.randn((shape.num_experts, *sizes), device="cuda", dtype=torch.bfloat16).mul_(0.02)
+            for sizes in shape.weights()
+        )
         for _ in range(NUM_LAYERS)
     ]
 
 
-def make_case(num_tokens: int) -> Case:
+def make_case(shape: Shape, num_tokens: int) -> Case:
     """Tokens, and for each layer another random routing."""
-    x_TD = torch.randn(num_tokens, HIDDEN, device="cuda", dtype=torch.bfloat16)
-    logits = [torch.randn(num_tokens, NUM_EXPERTS, device="cuda") for _ in range(NUM_LAYERS)]
-    return x_TD, [route_experts(logits_TX, NUM_CHOSEN, True) for logits_TX in logits]
+    x_TD = torch.randn(num_tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
+    logits = [torch.randn(num_tokens, shape.num_experts, device="cuda") for _ in range(NUM_LAYERS)]
+    return x_TD, [route_experts(logits_TX, shape.num_chosen, True) for logits_TX in logits]
 
 
 def copy_rate() -> float:
@@ -117,21 +173,21 @@ def calls_of(compute: Callable[..., Tensor], layers: list[Layer], case: Case) ->
     return [partial(compute, x_TD, *route, *layer) for layer, route in zip(layers, routes, strict=True)]
 
 
-def report(num_tokens: int, layers: list[Layer], case: Case, rate: float) -> None:
+def report(shape: Shape, num_tokens: int, layers: list[Layer], case: Case, rate: float) -> None:
     x_TD, routes = case
     chosen = statistics.mean(len(expert_TA.unique()) for expert_TA, _ in routes)
-    num_bytes = chosen * 3 * HIDDEN * INNER * 2 + 4 * num_tokens * HIDDEN
-    flops = num_tokens * NUM_CHOSEN * 6 * HIDDEN * INNER
-    triton_us = timed(calls_of(expert_mlp, layers, case))
-    out_TD, expected_TD = expert_mlp(x_TD, *routes[0], *layers[0]), every_expert(x_TD, *routes[0], *layers[0])
+    num_bytes = chosen * 3 * shape.hidden * shape.inner * 2 + 4 * num_tokens * shape.hidden
+    flops = num_tokens * shape.num_chosen * 6 * shape.hidden * shape.inner
+    triton_us = timed(calls_of(shape.mlp, layers, case))
+    out_TD, expected_TD = shape.mlp(x_TD, *routes[0], *layers[0]), shape.every(x_TD, *routes[0], *layers[0])
     error = float((out_TD.float() - expected_TD.float()).norm() / expected_TD.float().norm())
-    logits_TX = torch.randn(num_tokens, NUM_EXPERTS, device="cuda", dtype=torch.bfloat16)
-    block_m = tiling(num_tokens * NUM_CHOSEN, NUM_EXPERTS, 2).block_m
+    logits_TX = torch.randn(num_tokens, shape.num_experts, device="cuda", dtype=torch.bfloat16)
+    block_m = shape.tiling(num_tokens).block_m
     parts = {
-        "route": timed([lambda: route_experts(logits_TX, NUM_CHOSEN, True)] * 8),
-        "group": timed([lambda: group_by_expert(routes[0][0], NUM_EXPERTS, block_m)] * 8),
-        "loop": timed_eagerly(calls_of(wanted_experts, layers, case)),
-        "every": timed(calls_of(every_expert, layers, case), 3) if num_tokens <= 256 else float("nan"),
+        "route": timed([lambda: route_experts(logits_TX, shape.num_chosen, True)] * 8),
+        "group": timed([lambda: group_by_expert(routes[0][0], shape.num_experts, block_m)] * 8),
+        "loop": timed_eagerly(calls_of(shape.wanted, layers, case)),
+        "every": timed(calls_of(shape.every, layers, case), 3) if num_tokens <= 256 else float("nan"),
     }
     print(
         f"{num_tokens:6} tokens, {chosen:5.1f} experts: triton {triton_us:8.1f} us, floor {num_bytes / rate * 1e6:.1f},"
@@ -141,21 +197,22 @@ def report(num_tokens: int, layers: list[Layer], case: Case, rate: float) -> Non
     )
 
 
-def swept_cuts(num_tokens: int) -> list[Tiling]:
+def swept_cuts(shape: Shape, num_tokens: int) -> list[Tiling]:
     """Each product's cuts in turn, with the other one's as shipped."""
-    shipped, cuts = tiling(num_tokens * NUM_CHOSEN, NUM_EXPERTS, 2), []
-    for block_m, block_n, block_k, num_warps, num_stages in product(*SWEPT[num_tokens]):
+    shipped, cuts = shape.tiling(num_tokens), []
+    swept = CLAMPED_SWEPT if shape.is_clamped else SWEPT
+    for block_m, block_n, block_k, num_warps, num_stages in product(*swept[num_tokens]):
         cut = (block_n, block_k, num_warps, num_stages)
         cuts += [Tiling(block_m, cut, shipped.down), Tiling(block_m, shipped.gate_up, cut)]
     return cuts
 
 
-def sweep(num_tokens: int, layers: list[Layer], case: Case) -> None:
+def sweep(shape: Shape, num_tokens: int, layers: list[Layer], case: Case) -> None:
     """The fastest few cuts of each product."""
-    shipped, found = tiling(num_tokens * NUM_CHOSEN, NUM_EXPERTS, 2), []
-    for cut in swept_cuts(num_tokens):
+    shipped, found = shape.tiling(num_tokens), []
+    for cut in swept_cuts(shape, num_tokens):
         try:
-            found.append((timed(calls_of(partial(expert_mlp, cut=cut), layers, case), 5), cut))
+            found.append((timed(calls_of(partial(shape.mlp, cut=cut), layers, case), 5), cut))
         except Exception as error:
             print(f"  {cut}: {type(error).__name__}", flush=True)
     for part, other in (("gate_up", "down"), ("down", "gate_up")):
@@ -168,22 +225,22 @@ def sweep(num_tokens: int, layers: list[Layer], case: Case) -> None:
             )
 
 
-def compile_all() -> None:
+def compile_all(shape: Shape) -> None:
     """Compile what a sweep needs, in many processes; it lands in Triton's cache."""
-    jobs = [(num_tokens, cut) for num_tokens in SWEPT for cut in swept_cuts(num_tokens)]
+    jobs = [(shape, num_tokens, cut) for num_tokens in SWEPT for cut in swept_cuts(shape, num_tokens)]
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_one, *zip(*jobs, strict=True), chunksize=1))
 
 
-def compile_one(num_tokens: int, cut: Tiling) -> None:
-    x_TD = torch.zeros(num_tokens, HIDDEN, device="cuda", dtype=torch.bfloat16)
-    gate_up_XFD, down_XDF = (
-        torch.zeros(shape, device="cuda", dtype=torch.bfloat16).expand(NUM_EXPERTS, *shape)
-        for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
-    )
-    routed = route_experts(torch.randn(num_tokens, NUM_EXPERTS, device="cuda"), NUM_CHOSEN, True)
+def compile_one(shape: Shape, num_tokens: int, cut: Tiling) -> None:
+    x_TD = torch.zeros(num_tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
+    weights = [
+        torch.zeros(sizes, device="cuda", dtype=torch.bfloat16).expand(shape.num_experts, *sizes)
+        for sizes in shape.weights()
+    ]
+    logits_TX = torch.randn(num_tokens, shape.num_experts, device="cuda")
     try:
-        expert_mlp(x_TD, *routed, gate_up_XFD, down_XDF, cut)
+        shape.mlp(x_TD, *route_experts(logits_TX, shape.num_chosen, True), *weights, cut=cut)
         torch.cuda.synchronize()
     except Exception as error:  # too large for the card; the sweep says so
         print(f"  {cut}: {type(error).__name__}")

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 
 from hookline.core.contracts import QKNorm, Rope
-from hookline.plugins.kernels import triton_decode, triton_ops, triton_prefill, triton_shared_prefix
-from hookline.plugins.kernels.triton_decode import Card, DecodeScratch, DecodeTiling
-from hookline.plugins.kernels.triton_forms import Scoring
-from hookline.plugins.kernels.triton_prefill import PrefillTiling
-from hookline.plugins.kernels.triton_shared_prefix import SharedTiling
+from hookline.plugins.kernels.attention import triton_decode, triton_prefill, triton_shared_prefix
+from hookline.plugins.kernels.attention.triton_decode import Card, DecodeScratch, DecodeTiling
+from hookline.plugins.kernels.attention.triton_forms import Scoring
+from hookline.plugins.kernels.attention.triton_prefill import PrefillTiling
+from hookline.plugins.kernels.attention.triton_shared_prefix import SharedTiling
+from hookline.plugins.kernels.norms import triton_ops
 
 try:
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache

@@ -112,6 +112,7 @@ def work(rank, size, token_counts, port):
     store = dist.distributed_c10d._get_default_store()
     heartbeat = Heartbeat(np.zeros(HEARTBEAT_WORDS * size, dtype=np.int64), rank)
     nccl = connect(PrefixStore("bench", store), LocalRanks(rank, size), device, heartbeat)
+    assert isinstance(nccl, ProcessRanks)
     spec = AttentionSpec(64 // size, 8 // size, 128, 16, 16, max(token_counts), 4096, device, torch.bfloat16)
     ways = {
         "alone": Silent(rank, size, nccl.group, heartbeat, side_stream=nccl.side_stream),

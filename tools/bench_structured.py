@@ -47,12 +47,15 @@ class DrawsByMasks(Executor):
         self.masks = np.zeros((max_num_seqs, num_mask_words(vocab_size)), dtype=np.int32)
         self.rng = np.random.default_rng(0)
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.chains: list[float] = []
         self.since, self.profile = time.perf_counter(), cProfile.Profile()
         self.is_profiled = False
 
     def note(self, part: str) -> None:
         now = time.perf_counter()
         self.seconds[part] += now - self.since
+        if part == "chain":
+            self.chains.append(1e3 * (now - self.since))
         self.since = now
 
     def launch(self, step: Step) -> Any:
@@ -84,11 +87,12 @@ class DrawsByMasks(Executor):
         pass
 
 
-def make_engine(codec: Codec, vocab_size: int, num_rows: int) -> tuple[Engine, DrawsByMasks]:
-    """An engine for so many requests at a time."""
+def make_engine(codec: Codec, vocab_size: int, num_rows: int, options: dict[str, Any]) -> tuple[Engine, DrawsByMasks]:
+    """An engine for so many requests at a time. options: of the grammar back end."""
     host = PluginHost.load()
     policy, grammars = host.choose("scheduler", "prefill_first"), host.choose("grammars", "llguidance")
-    choice = GrammarChoice(grammars, grammars.config() if grammars.config is not None else None)
+    assert grammars.config is not None
+    choice = GrammarChoice(grammars, grammars.config(**options))
     structured = StructuredOutput(
         lambda: choice, vocab_size, vocabulary=partial(grammar_vocabulary, codec, EOS, vocab_size)
     )
@@ -100,6 +104,11 @@ def make_engine(codec: Codec, vocab_size: int, num_rows: int) -> tuple[Engine, D
     return Engine(scheduler, executor, pool, engine_limits, structured_output=structured), executor
 
 
+def percentiles(values: list[float]) -> dict[str, float]:
+    shares = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    return {name: float(np.percentile(values, share)) for name, share in shares.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True)
@@ -107,9 +116,12 @@ def main() -> None:
     parser.add_argument("--schema", default="batch32_records", help="a workload of conf/workload with a json_schema")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--threads", type=int, help="see grammars.num_threads")
+    parser.add_argument("--finer", action="store_true", help="grammars.finer_lengths=true")
     parser.add_argument("--profile", action="store_true", help="also print what the chain is made of")
     options = parser.parse_args()
-    engine, executor = make_engine(Codec(options.tokenizer), options.vocab_size, options.rows)
+    told = {"num_threads": options.threads, "finer_lengths": options.finer}
+    engine, executor = make_engine(Codec(options.tokenizer), options.vocab_size, options.rows, told)
     schema = yaml.safe_load((ROOT / f"conf/workload/{options.schema}.yaml").read_text())["json_schema"]
     wanted = StructuredOutputs(json=schema)
     for index in range(options.rows):
@@ -119,11 +131,14 @@ def main() -> None:
         engine.step()
     best = dict.fromkeys(PARTS, float("inf"))
     for _ in range(3):
+        executor.chains.clear()
         executor.seconds, executor.since = dict.fromkeys(PARTS, 0.0), time.perf_counter()
         for _ in range(options.steps):
             engine.step()
         best = {part: min(best[part], 1e3 * executor.seconds[part] / options.steps) for part in PARTS}
     print(f"{options.schema}, {options.rows} rows: " + ", ".join(f"{part} {best[part]:.3f}" for part in PARTS) + " ms")
+    chains = ", ".join(f"{name} {value:.2f}" for name, value in percentiles(executor.chains).items())
+    print(f"chain of the last {options.steps} steps: {chains} ms")
     if options.profile:
         executor.is_profiled = True
         for _ in range(options.steps):

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "core"
-NOT_SERVING = ("report", "bench", "batch", "simulate", "sweep", "info", "new", "testing")
+NOT_SERVING = ("report", "bench", "batch", "data", "simulate", "sweep", "info", "new", "testing")
 """Packages that a server could do without."""
 
 

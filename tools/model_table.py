@@ -32,10 +32,11 @@ with `model=auto` a checkpoint is served by the model that claims the `architect
 checkpoint asks for and a model does not implement is refused by name, before a weight is read.
 
 Each model equals transformers {version} token by token, in float32, on random small checkpoints: alone, in crowds, in
-chunks, after preemptions, from the prefix cache, at `tp=2` (`tests/test_model_parity.py`, `tests/test_parity.py`).
+chunks, after preemptions, from the prefix cache, at `tp=2` (`tests/test_model_parity.py`, `tests/test_parity.py`). `pp`
+says which can be cut into [stages](several_gpus.md#stages-pp2).
 
-| model | checkpoints it claims | what it is |
-|---|---|---|
+| model | checkpoints it claims | `pp` | what it is |
+|---|---|---|---|
 """
 PRESETS_HEAD = """
 ## Presets
@@ -72,7 +73,8 @@ def _lines(rows: Iterable[tuple[str, ...]]) -> str:
 def _models(host: PluginHost) -> Iterator[tuple[str, ...]]:
     for entry in sorted(host.registry.of_kind("model"), key=lambda entry: entry.name):
         claims = ", ".join("all others" if name == "*" else f"`{name}`" for name in entry.architectures)
-        yield f"`{entry.name}`", claims or "none", entry.help
+        stages = "yes" if getattr(entry.load(), "runs_in_stages", False) else "no"
+        yield f"`{entry.name}`", claims or "none", stages, entry.help
 
 
 def _presets(host: PluginHost) -> Iterator[tuple[str, ...]]:

@@ -20,6 +20,7 @@ KINDS = (
     "model",
     "weights",
     "kernels",
+    "norms",
     "batch",
     "ranks",
     "exchange",
@@ -35,6 +36,7 @@ KINDS = (
 """Modules of core/contracts, in the order of the page."""
 LAYERS = (
     "residual", "taps", "linear", "norm", "vocab", "experts", "clamped_experts", "recurrent", "rope_config", "rope",
+    "config_values",
 )  # fmt: skip
 HEAD = """# Reference: hooks, contracts, layers
 
@@ -45,13 +47,13 @@ how to use them, and what may change when. Contracts are imported from `hookline
 errors from `hookline.core.errors`, and each suite from its module of `hookline.core.testing`.
 """
 SUITES = {
-    "SchedulerSuite": ("scheduler_suite.py",),
-    "SamplerSuite": ("sampler_suite.py",),
+    "SchedulerSuite": ("scheduler_suite/suite.py",),
+    "SamplerSuite": ("sampler_suite/suite.py",),
     "ProcessorSuite": ("processor_suite.py",),
     "GrammarSuite": ("grammar_suite.py",),
     "PoolerSuite": ("pooler_suite.py",),
-    "KernelsSuite": ("kernels_suite.py", "attention_cases.py"),
-    "ModelSuite": ("model_suite.py",),
+    "KernelsSuite": ("kernels_suite/suite.py", "kernels_suite/cases.py"),
+    "ModelSuite": ("model_suite/suite.py",),
     "ParserSuite": ("parser_suite.py",),
 }
 """Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
@@ -101,7 +103,8 @@ def _suites() -> Iterator[str]:
     for name, files in SUITES.items():
         classes = [node for file in files for node in _module(f"core/testing/{file}").body if _is_suite(node, name)]
         yield f"### {name}\n"
-        yield f"```python\nfrom hookline.core.testing.{files[0].removesuffix('.py')} import {name}\n```\n"
+        module = files[0].partition("/")[0].removesuffix(".py")
+        yield f"```python\nfrom hookline.core.testing.{module} import {name}\n```\n"
         yield f"{inspect.cleandoc(ast.get_docstring(classes[0]) or '')}\n"
         members = [*(field for one in classes for field in _fields(one))]
         for method in (method for one in classes for method in one.body if isinstance(method, ast.FunctionDef)):

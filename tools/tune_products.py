@@ -3,9 +3,9 @@
     python tools/tune_products.py 256,384 25600x5120 5120x12800            # rows, then output x input features
     python tools/tune_products.py 256,384 25600x5120 5120x12800 --tiles 60 # of more tiles than the rule's best three
 
-Every cluster and variant that cuBLASLt has of the rule's best tiles (plugins/kernels/cublaslt.py) is launched a few
-times; the fastest, and what the rule takes, are then run for longer, in turn with torch's, at the clock that the card's
-power limit leaves, with several weights in turn. Results are checked against torch's.
+Every cluster and variant that cuBLASLt has of the rule's best tiles (plugins/kernels/products/cublaslt.py) is launched
+a few times; the fastest, and what the rule takes, are then run for longer, in turn with torch's, at the clock that the
+card's power limit leaves, with several weights in turn. Results are checked against torch's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.plugins.kernels.cublaslt import Algorithm, CublasLt, cublaslt, filling_algorithms, filling_tiles
+from hookline.plugins.kernels.products.cublaslt import Algorithm, CublasLt, cublaslt, filling_algorithms, filling_tiles
 
 DEVICE = torch.device("cuda", 0)
 WEIGHT_BYTES = 800e6

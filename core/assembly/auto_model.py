@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hookline.core.checkpoint.checkpoint import resolve_model
+from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.checkpoint.locate import is_hub_id
 from hookline.core.config.settings import Config, option_with
 from hookline.core.contracts import ModelConfig
@@ -23,21 +23,26 @@ from hookline.core.plugin.registry import AUTO, MODEL, Entry
 _log = logging.getLogger("hookline")
 
 
-def with_model(config: Config, host: PluginHost) -> Config:
-    """The configuration with a model in the place of model=auto; the log says which and why.
+def with_model(config: Config, host: PluginHost) -> tuple[Config, Checkpoint | None]:
+    """The configuration with a model in the place of model=auto, and its checkpoint if that was looked at; the log says
+    which and why.
 
     Raises: CheckpointError if the checkpoint cannot be had; PluginError if no model claims it, or two do.
     """
     if config.model.entry is not None:
-        return config
+        return config, None
     asked: ModelConfig = config.model.config
-    entry, why = _opener(asked, host) or claimant(host, _architectures(asked))
+    opener, checkpoint = _opener(asked, host), None
+    if opener is None:
+        checkpoint = resolve_model(asked)
+        opener = claimant(host, _architectures(checkpoint))
+    entry, why = opener
     _log.info("model=%s takes '%s': %s", AUTO, entry.name, why)
-    return replace(config, model=option_with(entry, asked))
+    return replace(config, model=option_with(entry, asked)), checkpoint
 
 
-def _architectures(asked: ModelConfig) -> list[str]:
-    named = resolve_model(asked).config.get("architectures")
+def _architectures(checkpoint: Checkpoint) -> list[str]:
+    named = checkpoint.config.get("architectures")
     return [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
 
 

@@ -1,4 +1,4 @@
-"""A configuration as a plain tree, for another process that builds from the same."""
+"""A configuration as a tree of plain values, from which another process builds the same one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config_tree(config: Config, kernels: str) -> dict[str, Any]:
     options: dict[str, Option] = {kind: getattr(config, kind) for kind in KINDS}
     tree: dict[str, Any] = {kind: _option(option) for kind, option in options.items()}
     tree["kernels"]["name"] = kernels
-    plain = {"tp": config.tp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
+    plain = {"tp": config.tp, "pp": config.pp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
     return {**tree, **plain, "engine": asdict(config.engine)}
 
 

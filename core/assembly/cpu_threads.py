@@ -22,7 +22,7 @@ def num_cpu_threads(resolved: ResolvedConfig, *, is_command: bool) -> int | None
 
     is_command: the process is ours, so nobody else set its number.
     """
-    asked, num_ranks = resolved.config.engine.cpu_threads, resolved.ranks.size
+    asked, num_ranks = resolved.config.engine.cpu_threads, resolved.ranks.num_all
     if resolved.device.type != "cpu":
         return None
     if asked is not None or not is_command:

@@ -1,6 +1,6 @@
 """From a validated configuration to an engine: resolve, start the ranks, put the scheduler and the pool around them.
 
-The only place that puts all four kinds together. What does not fit was refused by `core.assembly.resolve` before this.
+The only place where all kinds of plugins meet. What does not fit was refused by `core.assembly.resolve` before this.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import torch
 from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
+from hookline.core.assembly.remote_ranks import place_of, reserved, start_all_ranks
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
+from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.headless import why_no_generation
 from hookline.core.config.job_folder import job_folder
-from hookline.core.config.settings import Config, EngineConfig, chosen_entries
+from hookline.core.config.settings import Config, chosen_entries
 from hookline.core.contracts import Limits
-from hookline.core.distributed.process_group import behind_secret, connect
+from hookline.core.distributed.process_group import LOOPBACK, behind_secret, connect
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import CapacityError, Interrupted, RankError
+from hookline.core.executor.links import LocalLinks
 from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
-from hookline.core.executor.multiproc import MultiprocExecutor, RankLinks
+from hookline.core.executor.multiproc import MultiprocExecutor
+from hookline.core.executor.ray_reservation import RayReservation
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
@@ -37,7 +41,6 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
-from hookline.core.util.arrays import no_ints
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.worker import Worker
 
@@ -56,25 +59,27 @@ class Built:
     """What the start took so far."""
 
 
-def build_engine(config: Config, host: PluginHost, *, is_command: bool = False) -> Built:
+def build_engine(
+    config: Config, host: PluginHost, *, is_command: bool = False, checkpoint: Checkpoint | None = None
+) -> Built:
     """Make the engine a configuration describes, which names its model. is_command: the process is ours, and so is its
-    number of threads.
+    number of threads. checkpoint: the model's, if it was looked at before.
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
     phases = StartPhases("imports and configuration" if is_command else None)
-    with Blaming(chosen_entries(config, host), "while starting"):
+    with Blaming(chosen_entries(config, host), "while starting"), reserved(config) as reservation:
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))
-            resolved = resolve(config, host)
+            resolved = resolve(config, host, place=place_of(reservation), checkpoint=checkpoint)
         processing = Processing.of(host.registry, resolved.facts, config.processors)
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
         poolers = make_poolers(resolved, host.registry)
-        executor = build_executor(resolved, processing, phases, poolers.entries)
+        executor = build_executor(resolved, processing, phases, poolers.entries, reservation)
         if num_threads is not None:
-            torch.set_num_threads(max(1, num_threads // resolved.ranks.size))
+            torch.set_num_threads(max(1, num_threads // resolved.ranks.num_all))
         try:
             structured_output = make_structured_output(resolved, host)
             engine = assemble(resolved, observers, executor, processing, structured_output, poolers)
@@ -89,9 +94,12 @@ def build_executor(
     processing: Processing,
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
+    reservation: RayReservation | None = None,
 ) -> SizedExecutor:
-    """What computes the steps: this process alone, or with tp > 1 a group of which it is rank 0."""
-    start = build_worker if resolved.ranks.size == 1 else start_ranks
+    """What computes the steps: this process, a group of which it is rank 0, or ranks in processes of their own."""
+    if reservation is not None or resolved.config.engine.rank_0 == "apart":
+        return start_all_ranks(resolved, timeouts(resolved), phases, reservation)
+    start = build_worker if resolved.ranks.num_all == 1 else start_ranks
     return start(resolved, processing, phases, poolers)
 
 
@@ -180,14 +188,13 @@ def start_ranks(
 
     Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
     """
-    engine, phases = resolved.config.engine, phases or StartPhases()
-    links = RankLinks(resolved.ranks.size, MAIN, task_of(resolved), timeouts(engine, resolved.device))
+    phases = phases or StartPhases()
+    links = LocalLinks(resolved.ranks.num_all, MAIN, task_of(resolved), timeouts(resolved))
     built: Worker | LocalRanks = resolved.ranks
     monitor = links.monitor
     try:
         with phases.part("further ranks"):
-            monitor.wait_until_all("here")
-            links.send(no_ints())  # each child waits for it before it joins the group
+            links.meet({"host": LOOPBACK, "port": links.store.port})
             built = ranks = connect(
                 behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
             )
@@ -200,7 +207,7 @@ def start_ranks(
         if isinstance(error, RankError | Interrupted):
             error = monitor.verdict(error)
         if isinstance(error, CapacityError):
-            error = RankError(f"rank 0 of {resolved.ranks.size} (this process) failed while starting: {error}")
+            error = RankError(f"rank 0 of {resolved.ranks.num_all} (this process) failed while starting: {error}")
         monitor.fail("rank 0 (this process) failed while starting")
         links.close()
         built.close()  # else its memory would stay for as long as the error does
@@ -208,10 +215,15 @@ def start_ranks(
     return MultiprocExecutor(worker, links)
 
 
-def timeouts(engine: EngineConfig, device: torch.device) -> Timeouts:
+def timeouts(resolved: ResolvedConfig) -> Timeouts:
     """How long ranks may take.
 
-    A GPU's marks come often, so all ranks get no longer than one alone; on a CPU, a large step may silence them all.
+    Several GPUs' marks come often, so all ranks get no longer than one alone; on a CPU, a large step may silence them
+    all, and one GPU alone has no marks. A stage is silent for as long as it computes a micro-batch, and the others wait
+    meanwhile.
     """
-    all_s = engine.step_timeout_s * (1 if device.type == "cuda" else STEP_TIMEOUTS)
-    return Timeouts(engine.rank_timeout_s, engine.step_timeout_s, all_s, engine.start_timeout_s)
+    engine = resolved.config.engine
+    has_marks = resolved.device.type == "cuda" and resolved.ranks.num_all > 1
+    all_s = engine.step_timeout_s * (1 if has_marks else STEP_TIMEOUTS)
+    step_s = engine.step_timeout_s if resolved.ranks.num_stages == 1 else all_s
+    return Timeouts(engine.rank_timeout_s, step_s, all_s, engine.start_timeout_s)

@@ -67,19 +67,16 @@ class KernelBuild:
         self.process.communicate()
 
 
-def start_build(resolved: ResolvedConfig) -> KernelBuild | None:
-    """Begin to compile what this engine will launch; None if there is nothing to do, or nothing to do it with."""
-    if resolved.device.type != "cuda" or "triton" not in resolved.kernels.needs.packages or resolved.ranks.size > 1:
-        return None
-    if not resolved.config.engine.compile_ahead or find_spec("triton") is None:
-        return None
-    card = card_facts(resolved.device)
-    stamp = stamp_of(resolved, card)
-    if stamp.exists():
+def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | None:
+    """Begin to compile what this engine will launch; None if there is nothing to do, or nothing to do it with.
+
+    stamp: what `stamp_ahead` gives.
+    """
+    if stamp is None or stamp.exists():
         return None
     task = {
         "config": config_tree(resolved.config, resolved.kernels.name),
-        "card": card,
+        "card": card_facts(resolved.device),
         "plugins": resolved.plugins,
     }
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU, and must not
@@ -88,6 +85,25 @@ def start_build(resolved: ResolvedConfig) -> KernelBuild | None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
     return KernelBuild(process, stamp)
+
+
+def stamp_ahead(resolved: ResolvedConfig) -> Path | None:
+    """See `stamp_of`, on this card; None if no kernels of such an engine are compiled in other processes."""
+    if resolved.device.type != "cuda" or "triton" not in resolved.kernels.needs.packages or resolved.ranks.num_all > 1:
+        return None
+    if not resolved.config.engine.compile_ahead or find_spec("triton") is None:
+        return None
+    return stamp_of(resolved, card_facts(resolved.device))
+
+
+def variants_ahead(stamp: Path | None) -> frozenset[str]:
+    """What other processes have compiled by the time of this stamp, as `late_work.variant_of` names it."""
+    if stamp is None:
+        return frozenset()
+    try:
+        return frozenset(json.loads(stamp.read_text()).get("variants", ()))
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def card_facts(device: torch.device) -> dict[str, Any]:
@@ -110,11 +126,17 @@ def code_versions(resolved: ResolvedConfig) -> dict[str, str]:
             found[name] = ""
     digest = hashlib.sha256()
     for target in (resolved.kernels.target, resolved.config.sampler.entry and resolved.config.sampler.entry.target):
-        spec = find_spec(str(target).partition(":")[0])
-        folder = Path(spec.origin).parent if spec is not None and spec.origin else None
-        for path in sorted(folder.glob("*.py")) if folder else ():
+        for path in code_files(str(target).partition(":")[0]):
             digest.update(path.read_bytes())
     return {**found, "files": digest.hexdigest()}
+
+
+def code_files(module: str) -> list[Path]:
+    """The files of the package that a module lies in, packages inside it included; a module in none is one file."""
+    spec = find_spec(module)
+    if spec is None or not spec.origin:
+        return []
+    return sorted(Path(spec.origin).parent.rglob("*.py")) if spec.parent else [Path(spec.origin)]
 
 
 def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:

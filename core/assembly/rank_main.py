@@ -1,48 +1,75 @@
-"""The process of one further rank: what rank 0 tells it, and how it builds its plugin host and worker from that."""
+"""The process of one rank: what the engine's process tells it, and how it builds its plugin host and worker."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.distributed.heartbeat import Heartbeat
-from hookline.core.executor.rank_loop import run_rank
+from hookline.core.executor.rank_loop import Meet, run_rank
 from hookline.core.worker.worker import Worker
 
 MAIN = f"{__name__}:main"
-"""What a further rank's process runs."""
+"""What a rank's process runs."""
+BUILD = f"{__name__}:build"
+"""What makes a rank of a process that runs already."""
 
 
 def task_of(resolved: ResolvedConfig) -> dict[str, Any]:
-    """What a further rank builds its worker from, as plain data."""
+    """What a rank builds its worker from, as plain data."""
     return {"config": config_tree(resolved.config, resolved.kernels.name), "plugins": resolved.plugins}
 
 
 def main() -> NoReturn:
-    """Run one rank over the inherited socket whose number is the only argument; never returns."""
-    run_rank(int(sys.argv[1]), _build)
+    """Run one rank over the inherited sockets whose numbers are the arguments; never returns."""
+    run_rank([int(one) for one in sys.argv[1:]], build)
 
 
-def _build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Callable[[], None]) -> Worker:
-    from hookline.core.assembly.resolve import resolve
+def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Worker, Mapping[str, Any]]:
+    """See `core.executor.rank_loop.Build`."""
+    from hookline.core.assembly.resolve import place_here, resolve
     from hookline.core.assembly.worker import build_worker
     from hookline.core.config.settings import chosen_entries, validate
-    from hookline.core.distributed.process_group import behind_secret, connect, join
+    from hookline.core.distributed.process_group import behind_secret, connect, join, listen
     from hookline.core.plugin.blame import Blaming
     from hookline.core.plugin.host import PluginHost
     from hookline.core.requests.logits_processing import Processing
     from hookline.core.requests.pooling import pooler_entries
+    from hookline.core.util.start_phases import StartPhases
 
-    host = PluginHost.load()
+    host, phases = PluginHost.load(), StartPhases()
     host.check_same(task["plugins"], f"rank {task['rank']}")
     config = validate(task["config"], host)
     with Blaming(chosen_entries(config, host), "while starting"):
-        resolved = resolve(config, host, task["rank"])
-        meet()
-        ranks = connect(behind_secret(join(task["port"]), task["secret"]), resolved.ranks, resolved.device, heartbeat)
+        place = place_here(task["device"]) if "device" in task else None
+        resolved = resolve(config, host, task["rank"], place)
+        opens_store = task["rank"] == 0 and task["size"] > 1
+        store = listen(task["host"]) if opens_store else None
+        met = meet({"host": task["host"], "port": store.port} if store is not None else {})
+        if task["size"] > 1:
+            store = behind_secret(store or join(met["host"], met["port"]), task["secret"])
+            ranks = connect(store, resolved.ranks, resolved.device, heartbeat, task["host"])
+            resolved = replace(resolved, ranks=replace(ranks, shares_host=task.get("shares_host", True)))
         processing = Processing.of(host.registry, resolved.facts, config.processors)
-        return build_worker(replace(resolved, ranks=ranks), processing, poolers=pooler_entries(host.registry))
+        worker = build_worker(resolved, processing, phases, poolers=pooler_entries(host.registry))
+    if task["size"] == 1:
+        heartbeat.follow(_Layers(worker))
+    told = {"num_blocks": worker.num_blocks, "num_mask_words": worker.num_mask_words}
+    return worker, told | {"seconds": phases.seconds, "notes": phases.notes}
+
+
+@dataclass
+class _Layers:
+    """Progress of a rank that meets no others, as heartbeat.Marks: the layers that it launched."""
+
+    worker: Worker
+
+    def mark(self) -> None:
+        return
+
+    def num_reached(self) -> int:
+        return self.worker.progress

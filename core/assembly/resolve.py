@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
+from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.config.settings import Config
-from hookline.core.contracts import AttentionSpec, ModelSpec
+from hookline.core.contracts import AttentionSpec, ModelSpec, Stage
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.needs import Facts, choose_kernels, unmet
+from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
 from hookline.core.step.captured import captured_prompt_tokens
 
@@ -30,12 +31,24 @@ class ResolvedConfig:
     checkpoint: Checkpoint
     spec: ModelSpec
     attention: AttentionSpec
+    groups: CacheGroups
+    """Which layers share blocks of the KV cache."""
     kernels: Entry
     ranks: LocalRanks
     facts: Facts
     """What the needs of all entries were compared with."""
     plugins: tuple[str, ...]
     """What this process sees of plugins (PluginHost.description); those of the other ranks must see the same."""
+
+    @property
+    def stage(self) -> Stage:
+        """Which layers this rank has."""
+        return stage_of(self.config, self.spec, self.ranks.stage)
+
+    @property
+    def num_places(self) -> int:
+        """Layers that a block of this rank's KV cache has room for."""
+        return self.groups.num_places_of(self.stage.layers(self.spec.num_layers))
 
     @property
     def device(self) -> torch.device:
@@ -52,7 +65,7 @@ class ResolvedConfig:
     @property
     def captures_prompts(self) -> bool:
         """Whether small steps with prompts are captured as well."""
-        return self.uses_graphs and self.kernels.needs.graph_prefill
+        return self.uses_graphs and self.kernels.needs.graph_prefill and self.config.pp == 1
 
     @property
     def captured_prompt_tokens(self) -> int:
@@ -63,18 +76,15 @@ class ResolvedConfig:
         return captured_prompt_tokens(self.spec.num_layers, self.spec.hidden_size, self.config.tp)
 
     @property
-    def groups(self) -> CacheGroups:
-        """Which layers share blocks of the KV cache."""
-        return CacheGroups.of(self.spec, self.attention.max_model_len)
-
-    @property
     def caches_prefixes(self) -> bool:
         """Whether requests find what earlier ones computed; a state is of all tokens before it, and kept for none."""
         return self.config.engine.prefix_caching and not self.groups.has_states
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether the kernels are told which decodes share a prefix."""
+        """Whether the kernels are told which decodes share a prefix; it is read in another order than by one alone."""
+        if self.config.engine.batch_invariant:
+            return False
         return self.kernels.needs.shared_prefix and self.caches_prefixes and self.groups.is_plain
 
     @property
@@ -84,33 +94,53 @@ class ResolvedConfig:
         return self.device.type == "cuda" if overlap is None else overlap
 
 
-def resolve(config: Config, host: PluginHost, rank: int = 0) -> ResolvedConfig:
+@dataclass(frozen=True)
+class Place:
+    """Where a rank computes, if that is not for `resolve` to find out here."""
+
+    device: torch.device
+    compute_capability: tuple[int, int] | None = None
+    """None on a CPU."""
+
+
+def resolve(
+    config: Config, host: PluginHost, rank: int = 0, place: Place | None = None, *, checkpoint: Checkpoint | None = None
+) -> ResolvedConfig:
     """Decide what a configuration means on this machine, for one of its ranks.
+
+    place: where that one computes; None looks here. checkpoint: if it is at hand already.
 
     Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
     """
     model_class = chosen(config.model).load()
-    checkpoint = resolve_model(config.model.config, model_class)
+    if checkpoint is None or hasattr(model_class, "open_checkpoint"):
+        checkpoint = resolve_model(config.model.config, model_class)
     spec: ModelSpec = model_class.spec(checkpoint.config)
     if (last := max(config.engine.taps or (), default=0)) >= spec.num_layers:
         raise ConfigError(f"engine.taps names layer {last}; this model's layers are 0 to {spec.num_layers - 1}")
-    ranks = LocalRanks(rank, config.tp)
-    device = pick_device(config.device, ranks)
+    ranks = LocalRanks.numbered(rank, config.tp, config.pp)
+    place = place or place_here(config.device, ranks)
+    device = place.device
     facts = Facts(
         device=device.type,
         dtype=pick_dtype(config.dtype, checkpoint, device),
-        compute_capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        compute_capability=place.compute_capability,
         block_size=config.engine.block_size,
         head_dim=spec.head_dim,
         num_ranks=config.tp,
         attention=spec.attention_features,
+        batch_invariant=config.engine.batch_invariant,
     )
     for option in (config.model, config.sampler, config.scheduler):
         refuse_unmet(chosen(option), facts)
+    for option in (config.model, config.sampler):
+        refuse(chosen(option), unmet_invariance(chosen(option).needs, facts))
     kernels = choose_kernels(host, config.kernels.name, facts)
     attention = attention_spec(config, spec, ranks, facts, device, kernels)
-    CacheGroups.of(spec, attention.max_model_len)  # raises what the spec has wrong
-    return ResolvedConfig(config, checkpoint, spec, attention, kernels, ranks, facts, tuple(host.description))
+    refuse_uncut(config, model_class)
+    counts = layer_counts(config.pp, spec.num_layers, config.engine.pp_layers)  # raises what does not fit
+    groups = CacheGroups.of(spec, attention.max_model_len, counts)  # raises what the spec has wrong
+    return ResolvedConfig(config, checkpoint, spec, attention, groups, kernels, ranks, facts, tuple(host.description))
 
 
 def chosen(option: Option) -> Entry:
@@ -121,10 +151,20 @@ def chosen(option: Option) -> Entry:
 
 def refuse_unmet(entry: Entry, facts: Facts) -> None:
     """Raise PluginError if the entry's needs are not met, or if it cannot be loaded: both before any weight is."""
-    reasons = unmet(entry.needs, facts)
+    refuse(entry, unmet(entry.needs, facts))
+    entry.load()
+
+
+def refuse(entry: Entry, reasons: list[str]) -> None:
+    """Raise PluginError if there is a reason why the entry does not fit."""
     if reasons:
         raise PluginError(f"{entry.kind} '{entry.name}' of {entry.origin} does not fit: {'; '.join(reasons)}")
-    entry.load()
+
+
+def place_here(name: str, ranks: LocalRanks = ALONE) -> Place:
+    """The place of a rank on this machine, on the device that `pick_device` finds for it."""
+    device = pick_device(name, ranks)
+    return Place(device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
 
 
 def pick_device(name: str, ranks: LocalRanks = ALONE) -> torch.device:
@@ -141,9 +181,11 @@ def pick_device(name: str, ranks: LocalRanks = ALONE) -> torch.device:
         first, count = device.index or 0, torch.cuda.device_count()
         if first >= count:
             raise ConfigError(f"device={name}: only {count} CUDA devices are here")
-        if first + ranks.size > count:
-            raise ConfigError(f"tp={ranks.size} needs as many CUDA devices from cuda:{first} on; {count} are here")
-        device = torch.device("cuda", first + ranks.rank)
+        if first + ranks.num_all > count:
+            asked = f"tp={ranks.size}" if ranks.num_stages == 1 else f"tp={ranks.size} with pp={ranks.num_stages}"
+            many = "as many" if ranks.num_stages == 1 else f"{ranks.num_all}"
+            raise ConfigError(f"{asked} needs {many} CUDA devices from cuda:{first} on; {count} are here")
+        device = torch.device("cuda", first + ranks.number)
     return device
 
 
@@ -173,4 +215,5 @@ def attention_spec(
         max_model_len=min(engine.max_model_len, spec.max_position),
         device=device,
         dtype=getattr(torch, facts.dtype),
+        batch_invariant=engine.batch_invariant,
     )

@@ -47,6 +47,10 @@ def execute(run: BatchRun, host: PluginHost) -> int:
     from hookline.core.batch.rows import Done, num_lines
 
     _check_extra()
+    if run.is_folder:
+        from hookline.core.batch.folder import answer_folder
+
+        return _told(run, answer_folder(run, host, _say))
     with _opened(run) as (input, output):
         done, total = Done.read(output, run.output), num_lines(run.input)
         if done.count:
@@ -56,6 +60,11 @@ def execute(run: BatchRun, host: PluginHost) -> int:
         if first is None:
             return 0
         tally = _answer(run, host, chain([first], left), output.fileno(), max(total - done.count, 0))
+    return _told(run, tally)
+
+
+def _told(run: BatchRun, tally: Tally) -> int:
+    """The exit code of a batch whose outcome is told."""
     _say(f"{tally.num_answered} rows answered with {tally.num_tokens} tokens, {tally.num_failed} failed: {run.output}")
     for line in tally.told:
         _say(line)

@@ -55,9 +55,11 @@ class Row:
     body: bytes
 
 
-def lines_of(file: BinaryIO) -> Iterator[Line]:
-    """The lines that hold something, one at a time; a line that is too long is passed over and told."""
-    number = 0
+def lines_of(file: BinaryIO, number: int = 0) -> Iterator[Line]:
+    """The lines that hold something, one at a time; a line that is too long is passed over and told.
+
+    number: of the line before the first.
+    """
     while text := file.readline(MAX_LINE_BYTES):
         number, checksum, is_whole = number + 1, zlib.crc32(text), True
         while not text.endswith(b"\n") and (more := file.readline(MAX_LINE_BYTES)):

@@ -29,11 +29,27 @@ class Tally:
     num_tokens: int = 0
     told: list[str] = field(default_factory=list)
 
+    def count(self, num_tokens: int | None) -> None:
+        """One more that is answered, with so many tokens."""
+        self.num_answered += 1
+        self.num_tokens += num_tokens or 0
+
     def fail(self, line: Line, reason: str) -> None:
         """One more that failed."""
+        self.fail_at(f"line {line.number}", reason)
+
+    def fail_at(self, place: str, reason: str) -> None:
+        """One more that failed, at a place of its file."""
         self.num_failed += 1
         if len(self.told) < MAX_TOLD:
-            self.told.append(f"line {line.number}: {' '.join(reason.split())}")
+            self.told.append(f"{place}: {' '.join(reason.split())}")
+
+    def add(self, other: Tally, file: str) -> None:
+        """Count what another one counted, of a file that its failures are told with."""
+        self.num_answered += other.num_answered
+        self.num_failed += other.num_failed
+        self.num_tokens += other.num_tokens
+        self.told += [f"{file}, {one}" for one in other.told][: MAX_TOLD - len(self.told)]
 
 
 async def run_rows(
@@ -54,7 +70,7 @@ async def run_rows(
 
         async def answer(line: Line) -> None:
             try:
-                write(output, await _answer(line, post, death, tally))
+                write(output, await answered(line, post, death, tally))
             finally:
                 room.release()
             progress(tally)
@@ -65,7 +81,8 @@ async def run_rows(
     return tally
 
 
-async def _answer(line: Line, post: Post, death: Callable[[], str | None], tally: Tally) -> bytes:
+async def answered(line: Line, post: Post, death: Callable[[], str | None], tally: Tally) -> bytes:
+    """A line's answer, as a line of the output. Raises: EngineError when the engine is dead."""
     try:
         row = parse(line)
     except RowError as error:
@@ -79,13 +96,28 @@ async def _answer(line: Line, post: Post, death: Callable[[], str | None], tally
             break
         await asyncio.sleep(RETRY_S)
     if status == 200:
-        tally.num_answered += 1
-        usage = body.get("usage") if isinstance(body, dict) else None
-        tally.num_tokens += (usage or {}).get("completion_tokens") or 0
+        tally.count(_num_tokens(body))
     else:
         tally.fail(line, _message(body))
     response = {"status_code": status, "request_id": request_id, "body": body}
     return answer_line(line, row.custom_id, response)
+
+
+def recount(tally: Tally, answer: dict[str, Any]) -> None:
+    """Count an answer that was written before, as `answered` counted it."""
+    response, error = answer["response"], answer["error"]
+    if error is not None:
+        place, _, reason = error["message"].partition(": ")
+        tally.fail_at(place, reason)
+    elif response["status_code"] == 200:
+        tally.count(_num_tokens(response["body"]))
+    else:
+        tally.fail_at(f"line {answer['id'].split('_')[2]}", _message(response["body"]))
+
+
+def _num_tokens(body: Any) -> int | None:
+    usage = body.get("usage") if isinstance(body, dict) else None
+    return (usage or {}).get("completion_tokens")
 
 
 def _message(body: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +10,17 @@ from typing import Any
 
 from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
-from hookline.core.errors import ConfigError
+from hookline.core.data.requests import COMPLETION, RowReader
+from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
+from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.util.ranges import bounded, check_ranges
 
-USAGE = "usage: hookline batch INPUT.jsonl OUTPUT.jsonl [option=name | key=value] ..."
-AHEAD = 1.1
-"""Rows in flight over the most that run: some wait, so that a place that gets free is taken at once."""
+USAGE = "usage: hookline batch INPUT.jsonl OUTPUT.jsonl [option=name | key=value] ..., or two folders"
+HERE, ON_RAY = EXECUTORS = ("local", "ray")
+"""Where the engines are that answer a folder."""
+MAX_PART_ROWS = 10**6
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,26 @@ class BatchConfig:
     """Who tells reasoning from the answer in chats, as serve.reasoning_parser."""
     tool_parser: Any = None
     """Who finds tool calls in the answers of chats with tools, as serve.tool_parser."""
+    executor: str = HERE
+    """Of a folder: local, one engine in this process; ray, as many engines as batch.replicas on a Ray cluster, which
+    RAY_ADDRESS names or which is started here."""
+    replicas: int = bounded(1, 1)
+    """Engines on the Ray cluster, each with a GPU for each of its ranks, if there are any."""
+    num_cpus: float = bounded(1.0, 0)
+    """CPU cores that each of them reserves on the Ray cluster."""
+    part_rows: int = bounded(1000, 1, MAX_PART_ROWS)
+    """Of a folder: rows that are written down together; what a kill costs is the parts that are in flight."""
+    task: str = COMPLETION
+    """Of parquet: completion (of the columns prompt or prompt_token_ids), chat (messages), structured or embeddings."""
+    prefix: str = ""
+    """Of parquet: goes before the names of the columns of the answers."""
 
     def __post_init__(self) -> None:
         check_ranges(BatchConfig, vars(self), "batch")
+        if self.executor not in EXECUTORS:
+            raise ConfigError(f"batch.executor={shown(self.executor)} is not one of {', '.join(EXECUTORS)}")
+        if self.replicas > 1 and self.executor != ON_RAY:
+            raise ConfigError(f"batch.replicas={self.replicas} needs batch.executor=ray")
 
 
 @dataclass(frozen=True)
@@ -49,17 +68,31 @@ class BatchKeys(EngineKeys):
 
     batch: BatchConfig = field(default_factory=BatchConfig)
     """How the rows of the file are answered."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Of rows in parquet, whose column `sampling` goes before; lines of JSONL say all themselves."""
 
 
 @dataclass(frozen=True)
 class BatchRun:
-    """A validated batch. max_rows: in flight."""
+    """A validated batch. max_rows: in flight. From part_rows on, see BatchConfig: what a folder is answered with."""
 
     input: Path
     output: Path
     config: Config
     serve: ServeConfig
     max_rows: int
+    part_rows: int = 1000
+    executor: str = HERE
+    replicas: int = 1
+    num_cpus: float = 1.0
+    task: str = COMPLETION
+    prefix: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether files of a folder are answered."""
+        return self.input.is_dir()
 
 
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -81,22 +114,56 @@ def validate_batch(files: list[str], tree: Mapping[str, Any], host: PluginHost) 
     """
     if len(files) != 2:
         raise ConfigError(f"a batch has two files, and {len(files)} are given: {USAGE}")
-    check_keys(tree, (*ENGINE_KEYS, "batch"))
+    check_keys(tree, (*ENGINE_KEYS, "batch", "sampling"))
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     batch: BatchConfig = build(BatchConfig, tree.get("batch") or {}, "batch")
-    max_rows = batch.max_rows or math.ceil(AHEAD * config.engine.max_num_seqs)
+    from hookline.core.data.admission import rows_in_flight  # brings asyncio, which a listing of keys need not wait for
+
+    max_rows = batch.max_rows or rows_in_flight(config.engine.max_num_seqs)
+    sampling = tree.get("sampling") or {}
+    RowReader(batch.task, sampling)
     serve = ServeConfig(
         names=tuple(batch.names),
         timeout_s=batch.timeout_s,
         reasoning_parser=batch.reasoning_parser,
         tool_parser=batch.tool_parser,
     )
-    return BatchRun(_input(Path(files[0])), _output(Path(files[1]), Path(files[0])), config, serve, max_rows)
+    input, output = Path(files[0]), Path(files[1])
+    paths = _folders(input, output) if input.is_dir() else (_input(input, batch), _output(output, input))
+    further = {
+        name: getattr(batch, name) for name in ("part_rows", "executor", "replicas", "num_cpus", "task", "prefix")
+    }
+    run = BatchRun(*paths, config, serve, max_rows, sampling=sampling, **further)
+    if not run.is_folder:
+        check_all_used(run, reads_parquet=False)
+    return run
 
 
-def _input(path: Path) -> Path:
+def check_all_used(run: BatchRun, reads_parquet: bool) -> None:
+    """Refuse what is for parquet alone where there is none. Raises: ConfigError naming the key."""
+    if reads_parquet:
+        return
+    keys = {"batch.task": run.task != COMPLETION, "batch.prefix": run.prefix != ""}
+    keys["sampling"] = bool(run.sampling) and SamplingParams.of(run.sampling) != SamplingParams()
+    for key in (key for key, is_set in keys.items() if is_set):
+        raise ConfigError(f"{key} is for rows in parquet, and the input has none; lines of JSONL say all in their body")
+
+
+def _folders(input: Path, output: Path) -> tuple[Path, Path]:
+    if output.is_file() or not output.parent.is_dir():
+        raise ConfigError(f"{output} cannot be written: give a folder, or the name of a new one")
+    input, output = input.resolve(), output.resolve()
+    if input == output or input in output.parents or output in input.parents:
+        raise ConfigError(f"{output} and {input} lie in each other; give another folder for the answers")
+    return input, output
+
+
+def _input(path: Path, batch: BatchConfig) -> Path:
     if not path.is_file():
         raise ConfigError(f"{path} is not there; give the file with the requests first")
+    if path.suffix == ".parquet" or batch.executor != HERE:
+        why = "parquet is" if path.suffix == ".parquet" else f"batch.executor={batch.executor} is for files"
+        raise ConfigError(f"{path} is a file, and {why} read from a folder; give the folders of input and output")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{path} cannot be read")
     return path

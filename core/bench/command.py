@@ -130,7 +130,7 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     if bench.address is not None:
         return measure_server(tree, bench, bench.address)
     from hookline.core.frontend.llm import LLM
-    from hookline.core.util.process import settled
+    from hookline.core.util.garbage import settled
 
     with LLM.from_config(bench.config, host) as llm, settled():
         start_s, encode = first_token_s(llm), encoder(llm)

@@ -1,7 +1,7 @@
 """Puts a load on an engine, request by request as they fall due, and records what happens.
 
 Open loop: a request arrives when the load says so, however far behind the engine is; its waiting counts from then.
-Knows the engine's verbs and its clock; no metric and no device.
+Knows the engine's methods and its clock; no metric and no device.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def peak_memory(llm: LLM) -> dict[str, float | None]:
 
     import torch
 
-    on_gpu = llm.device.type == "cuda"
+    on_gpu = llm.device.type == "cuda" and llm.engine.executor.is_here
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "peak_memory_gib": round(torch.cuda.max_memory_reserved(llm.device) / 2**30, 2) if on_gpu else None,
@@ -73,10 +73,11 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
     """What the configuration came to on this machine."""
     import torch
 
-    on_gpu = llm.device.type == "cuda"
+    sees_gpu = llm.device.type == "cuda" and torch.cuda.is_available()  # ranks of Ray may have one that is not here
+    threads = f"{llm.device.type}, {torch.get_num_threads()} threads"
     limits = llm.engine.limits
     return {
-        "device": torch.cuda.get_device_name(llm.device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(llm.device) if sees_gpu else threads,
         "kernels": llm.kernels_name,
         "captured": llm.captured,
         "scheduler": llm.config.scheduler.name,

@@ -45,5 +45,5 @@ def spread(values: Sequence[float] | Column) -> dict[str, float] | None:
 
 
 def slo_of(request: RequestRecord, default: Slo) -> Slo:
-    """What a request must keep: its own bounds, or the default if it brings none."""
+    """The bounds that a request must keep: its own, or the default if it brings none."""
     return Slo(**request.slo) if request.slo else default

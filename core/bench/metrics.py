@@ -98,7 +98,7 @@ def summarise(recording: Recording, slo: Slo) -> dict[str, Any]:
 
 
 def pool_usage(recording: Recording) -> Column:
-    """Part of the blocks that is held after each step; empty if the blocks are unknown."""
+    """Share of the blocks that requests hold after each step; empty if the number of blocks is unknown."""
     if not recording.num_blocks:
         return np.empty(0)
     used: Column = 1 - recording.steps["free_blocks"] / recording.num_blocks

@@ -117,12 +117,22 @@ class StepRecorder:
         return self._executor.progress
 
     @property
+    def watches_steps(self) -> bool:
+        """Pass it on."""
+        return self._executor.watches_steps
+
+    @property
+    def is_here(self) -> bool:
+        """Pass it on."""
+        return self._executor.is_here
+
+    @property
     def late_work(self) -> Mapping[str, int]:
         """Pass it on."""
         return self._executor.late_work
 
     def launch(self, step: Step) -> Any:
-        """Pass a step on and note what it computes, for whom."""
+        """Pass a step on, and note what it computes for which requests."""
         started = self.now()
         handle = self._executor.launch(step)
         self._launched.append(self._note(step, started))
@@ -163,7 +173,7 @@ class StepRecorder:
         self._executor.close()
 
     def step_ended(self) -> None:
-        """To be called after each step of the engine: completes the record of the step that it committed, if any."""
+        """Call it after each step of the engine: it completes the record of the step that it committed, if any."""
         stats = self.engine.last_stats
         if stats is self._stats or stats is None:
             return
@@ -230,7 +240,7 @@ def _joined(parts: Sequence[Column]) -> Column:
 
 
 def _places(ids: Sequence[Column], places: Mapping[int, int]) -> Column:
-    """The places of requests by their ids; -1 for a request that is none of the load's."""
+    """The places of requests by their ids; -1 for a request that is not of the load."""
     joined = _joined(ids)
     if not len(joined):
         return joined

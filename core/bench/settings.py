@@ -13,7 +13,7 @@ from hookline.core.util.ranges import bounded
 
 @dataclass(frozen=True)
 class BenchKeys(RunKeys):
-    """Root keys of a benchmark, beside the kinds; those of the prompts have no effect."""
+    """Root keys of a benchmark, beside the kinds; keys about prompts have no effect."""
 
     url: str | None = None
     """Address of an OpenAI-compatible server, http://host:port, which is measured in place of an engine."""

@@ -78,7 +78,7 @@ def num_good(served: Sequence[RequestRecord], latencies: Sequence[Mapping[str, f
 
 
 def deadlines_met(requests: Sequence[RequestRecord]) -> float | None:
-    """The part of the requests with a deadline that were done by it, the refused ones included; None without any."""
+    """The share of the requests with a deadline, refused ones included, that were done by it; None without any."""
     wanted = [request for request in requests if request.deadline_s is not None]
     met = [
         request.finish_s is not None and request.finish_s - request.arrival_s <= (request.deadline_s or 0.0)

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hookline.core.checkpoint.file_tokenizer import file_tokenizer
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelConfig
@@ -110,29 +111,28 @@ def resolve_random(model: ModelConfig) -> Checkpoint:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer (transformers), or None if it has no tokenizer files. Reads the folder alone.
+    """The folder's tokenizer, with transformers' methods, or None if it has no tokenizer files. Reads the folder alone.
 
     Raises: CheckpointError if the files are there and cannot be used.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
     try:
-        return _tokenizer_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        found = file_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+        return _tokenizer_of_transformers(folder) if found is None else found
     except PASSES:
         raise
     except BaseException as error:  # tokenizers panics with one that is no Exception
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
 
 
-def _tokenizer_class(folder: Path) -> Any:
+def _tokenizer_of_transformers(folder: Path) -> Any:
     """AutoTokenizer costs another second of imports, and tokenizer.json says all it would find out."""
-    if (folder / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast
+    import transformers
 
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
+    is_one_file = (folder / "tokenizer.json").is_file()
+    cls: Any = transformers.PreTrainedTokenizerFast if is_one_file else transformers.AutoTokenizer
+    return cls.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Checkpoint:

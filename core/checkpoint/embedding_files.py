@@ -1,6 +1,6 @@
 """How a checkpoint makes its embeddings, as the files of sentence-transformers say it: modules.json and what it names.
 
-Without them, the last token's hidden state, scaled to length 1. Reads files; knows no pooler's code.
+Without these files it is the last token's hidden state, scaled to length 1. Reads files; knows no pooler's code.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
 def renamed(
     folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
 ) -> dict[str, StoredTensor]:
-    """The tensors of a folder under the names that a model has for them, without those that it needs not.
+    """The tensors of a folder under the names that a model has for them, without those that it does not need.
 
     Raises: CheckpointError if two would have the same name.
     """

@@ -74,6 +74,8 @@ def open_file(path: Path) -> Any:
 
     Raises: CheckpointError with the file if it is corrupt or unreadable.
     """
+    if path.exists() and not path.is_file():  # opening a named pipe would wait for its other end
+        raise CheckpointError(f"{path} is no regular file; download or copy it again")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

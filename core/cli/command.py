@@ -64,7 +64,7 @@ class _ToStderr(logging.Handler):
 
 @contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """Have Hookline's log on standard error, a line each."""
+    """Write Hookline's log to standard error, one line for each record."""
     logger, handler = logging.getLogger("hookline"), _ToStderr()
     level = logger.level
     logger.addHandler(handler)

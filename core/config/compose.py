@@ -19,6 +19,7 @@ from hookline.core.config.hydra_options import (
     add_free_keys,
     as_typed,
     is_raw,
+    let_join_ray,
     quote_raw_values,
     search_path_overrides,
     store_keys,
@@ -38,7 +39,7 @@ _UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m 
 
 @dataclass(frozen=True)
 class ComposedJob:
-    """What Hydra composed: a tree of plain values, and of a job of a sweep what its own process is started with.
+    """What Hydra composed: a tree of plain values and, for a job of a sweep, what its process is started with.
 
     overrides: what was asked for, as results show it. arguments: for the command line of the job's process. fault: why
     an interpolation in the tree cannot be resolved.
@@ -76,7 +77,7 @@ def compose(
     store_keys(keys)
     raw = tuple(argument for argument in arguments if is_raw(argument))
     found: list[ComposedJob] = []
-    readable = add_free_keys(quote_raw_values(arguments))
+    readable = let_join_ray(add_free_keys(quote_raw_values(arguments)))
     with _argv(search_path_overrides(readable, host.config_packages)):
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))
@@ -124,8 +125,10 @@ class _Task:
         tree, fault = _resolved(config)
         job = ComposedJob(tree, overrides, (*self.config_dir, *overrides), fault=fault)
         if settings.mode is RunMode.MULTIRUN:
-            folders = Path(settings.runtime.output_dir), Path(settings.sweep.dir).absolute()
-            job = replace(job, number=int(settings.job.num), folder=folders[0], sweep_folder=folders[1])
+            # Of the folder that the sweep was started in: a launcher may have brought us to another node's.
+            sweep_folder = Path(settings.runtime.cwd, settings.sweep.dir)
+            folder = sweep_folder / str(settings.sweep.subdir)
+            job = replace(job, number=int(settings.job.num), folder=folder, sweep_folder=sweep_folder)
         return self.run_job(job)
 
 

@@ -49,6 +49,10 @@ def _quoted(argument: str) -> str:
     return f"{key}='{inside}'"
 
 
+_RAY_ADDRESS = "hydra.launcher.ray.init.address"
+_RAY_MEMORY = "hydra.launcher.ray.init.object_store_memory"
+
+
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
     """The arguments with free keys, those below _FREE, as additions, since Hydra refuses keys that it does not know.
 
@@ -56,6 +60,16 @@ def add_free_keys(arguments: Sequence[str]) -> list[str]:
     members are the server's to check.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
+
+
+def let_join_ray(arguments: Sequence[str]) -> list[str]:
+    """The arguments with what Hydra's launcher for Ray needs to be told, unless it is to start a cluster of its own: it
+    asks every cluster for so much memory, and Ray refuses that of one that runs already.
+    """
+    is_told = any(_RAY_MEMORY in one or one == f"{_RAY_ADDRESS}=local" for one in arguments)
+    if is_told or "hydra/launcher=ray" not in arguments:
+        return list(arguments)
+    return [*arguments, f"+{_RAY_MEMORY}=null"]
 
 
 def as_typed(override: str) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a sweep's job: the sweep tells its process, which tells observers where their files belong."""
+"""The folder of a sweep's job: the sweep tells it to the job's process, and that to observers, whose files go there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ JOB_FOLDER = "HOOKLINE_JOB_FOLDER"
 
 
 def job_folder() -> Path | None:
-    """The folder of the job that this process is; None if it is none."""
+    """The folder of the sweep's job that this process runs; None outside of a sweep."""
     value = os.environ.get(JOB_FOLDER)
     return Path(value) if value else None

@@ -1,8 +1,8 @@
 """The configuration as plain frozen dataclasses, and `validate`, which makes it from a tree once.
 
 The same for the command line and for `LLM(...)`: nothing unknown is ignored, and no DictConfig gets past here. Knows
-the kinds and core's own keys with their defaults; options and their fields come from plugins, what is chosen of them
-when nothing is said from conf/config.yaml.
+the kinds and core's own keys with their defaults. Options and their fields come from plugins; conf/config.yaml says
+which of them are chosen if nothing else is said.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from hookline.core.util.ranges import bounded, check_ranges
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 MAX_COUNT = 2**31 - 1
 """Largest size or limit of an engine: on the device these, and what they count, are 32-bit integers."""
+EXECUTORS = ("local", "ray")
+PLACES = ("here", "apart")
+"""Of rank 0."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -57,6 +60,9 @@ class EngineConfig:
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)
     """KV blocks, each of one group of layers if layers keep unlike things; None takes as many as memory allows."""
+    pp_layers: tuple[int, ...] | None = None
+    """pp > 1: layers of each stage, e.g. [10, 9, 9]. None: as equal as they get; where they are not, the first stages
+    have one more, since the last one has the head."""
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
 
@@ -69,10 +75,17 @@ class EngineConfig:
     compile_ahead: bool = True
     """At a start whose kernels are not in their compiler's cache yet, compile them in processes of their own, one a
     core, while the weights load. hookline warm does it before any start."""
+    freeze_gc: bool | None = None
+    """When the engine is ready, collect garbage once and leave all that is there then, your objects too, out of full
+    collections until the engine is closed: they would stop steps for 0.1 s and more. Reference cycles among those
+    objects are not found meanwhile. None: in an AsyncLLM, not in an LLM."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
+    batch_invariant: bool = False
+    """Give a request the same bits, its tokens and log-probabilities, whatever runs beside it and however its prompt is
+    cut, preempted or found in the cache. Costs some speed; refused where a plugin does not declare it."""
     max_queued_requests: int | None = bounded(None, 1, MAX_COUNT)
     """Most requests that wait for a place; further ones are refused until some have started, though LLM.generate waits
     instead. None: no limit."""
@@ -83,28 +96,41 @@ class EngineConfig:
     taps: tuple[int, ...] | None = None
     """Layers, from 0, behind which observers are shown each step's hidden states (the hook on_hidden_states). Every
     step then copies them to the host, and none is a CUDA graph. None: no layer."""
+    executor: str = "local"
+    """Where ranks compute: local, on this host, or ray, as actors of a Ray cluster, each with a GPU, or with CPUs where
+    no node has a GPU. The cluster is the one this process is in, that of RAY_ADDRESS, or one that Ray starts here. The
+    engine's own process needs no GPU then."""
+    rank_0: str = "here"
+    """With executor=local, where rank 0 computes: here, in the engine's own process, or apart, in a process of its own,
+    as the further ranks do."""
     stall_timeout_s: float = bounded(30.0, above=0)
     """Seconds without progress after which a scheduler policy is broken off with an error: while it waits without
     computing anything, or in one call of it."""
     rank_timeout_s: float = bounded(5.0, above=0)
-    """tp > 1: seconds without a sign of life from a rank's process after which the engine ends with an error."""
+    """Several ranks: seconds without a sign of life from a rank's process after which the engine ends with an error."""
     step_timeout_s: float = bounded(5.0, above=0)
-    """tp > 1: seconds for which ranks wait for one of them in a step, beyond what they took themselves to get there,
-    after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of compiling
-    do not count. Raise it to stop a rank in a debugger. tp = 1: a step that gets no further is broken off after 12
-    times as long."""
+    """Several ranks: seconds for which they wait for one of them in a step, beyond what they took themselves to get
+    there, after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of
+    compiling do not count. Raise it to stop a rank in a debugger. One rank: a step that gets no further is broken off
+    after 12 times as long."""
     start_timeout_s: float = bounded(300.0, above=0)
-    """tp > 1: seconds for which ranks wait for one of them while they start, importing, building or loading, after
-    which the start ends with an error; compiling does not count."""
+    """Several ranks: seconds for which they wait for one of them while they start, importing, building or loading,
+    after which the start ends with an error; compiling does not count."""
 
     def __post_init__(self) -> None:
         check_ranges(EngineConfig, vars(self), "engine")
+        check_one_of("engine.executor", self.executor, EXECUTORS)
+        check_one_of("engine.rank_0", self.rank_0, PLACES)
         if self.tag_keys is not None:
             object.__setattr__(self, "tag_keys", _checked_tag_keys(self.tag_keys))
         if self.taps is not None:
             object.__setattr__(self, "taps", tuple(self.taps))
             if any(layer < 0 for layer in self.taps) or len(set(self.taps)) < len(self.taps):
                 raise ConfigError(f"engine.taps={list(self.taps)} must be different layers, from 0")
+        if self.pp_layers is not None:
+            object.__setattr__(self, "pp_layers", tuple(self.pp_layers))
+            if any(count < 1 for count in self.pp_layers):
+                raise ConfigError(f"engine.pp_layers={list(self.pp_layers)}: each stage must have at least 1 layer")
         if self.max_model_len == 1:
             raise ConfigError("engine.max_model_len=1 must be at least 2: a token of a prompt, and one of its answer")
         if self.num_blocks == self.block_size == 1:
@@ -117,6 +143,12 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"engine.max_num_seqs={self.max_num_seqs}: each running request computes a token a step"
             )
+
+
+def check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise ConfigError if the value of a key is none of these words."""
+    if value not in allowed:
+        raise ConfigError(f"{key}={shown(value)} is not one of {', '.join(allowed)}")
 
 
 def _checked_tag_keys(keys: Sequence[str]) -> tuple[str, ...]:
@@ -134,6 +166,8 @@ class EngineKeys:
 
     tp: int = bounded(1, 1)
     """Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."""
+    pp: int = bounded(1, 1)
+    """Pipeline-parallel stages of consecutive layers, each of tp ranks: tp * pp processes and GPUs."""
     seed: int = bounded(0, 0, MAX_SEED)
     """Seed of random weights, and of requests that bring none of their own."""
     dtype: str = AUTO
@@ -160,16 +194,21 @@ class Config(EngineKeys):
     grammars: Option = field(default_factory=Option)
     pooler: Option = field(default_factory=Option)
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model, tp for each of the pp stages; on GPUs each has one of its own."""
+        return self.tp * self.pp
+
     def __post_init__(self) -> None:
-        for name in ("tp", "seed"):
+        for name in ("tp", "pp", "seed"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{name}={value!r} is not an int")
+                raise ConfigError(f"{name}={shown(value)} is not an int")
         check_ranges(Config, vars(self))
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype={shown(self.dtype)} is not one of {', '.join(DTYPES)}")
         if not _DEVICE.fullmatch(str(self.device)):
-            raise ConfigError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N")
+            raise ConfigError(f"device={shown(self.device)} is not one of auto, cpu, cuda, cuda:N")
 
 
 ENGINE_KEYS = (*KINDS, *(field.name for field in fields(EngineKeys)))
@@ -198,7 +237,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
 def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
     """Names of observers, or mappings of a name and the fields to set."""
     if not isinstance(value, str | list | tuple | None):
-        raise ConfigError(f"observers={value!r} is not a list of names, or of mappings with a name and fields")
+        raise ConfigError(f"observers={shown(value)} is not a list of names, or of mappings with a name and fields")
     names = [value] if isinstance(value, str) else value or []
     options = tuple(_observer(one, host) for one in names)
     for option in options:
@@ -234,7 +273,7 @@ def option_of(kind: str, value: Any, host: PluginHost, key: str) -> Option:
     values = {"name": value} if isinstance(value, str) else dict(_mapping(key, value))
     name = values.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"{key}: {value!r} has no name")
+        raise ConfigError(f"{key}: {shown(value)} has no name")
     entry = host.choose(kind, name)
     if entry.config is None:
         check_keys(values, (), f"{key}.{name}")
@@ -246,7 +285,7 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
     values = {"name": value} if isinstance(value, str) else dict(_mapping(kind, value or {}))
     name = values.pop("name", AUTO if default is None and kind in CHOSEN_KINDS else default)
     if not isinstance(name, str):
-        raise ConfigError(f"{kind}.name={name!r} is not the name of an option")
+        raise ConfigError(f"{kind}.name={shown(name)} is not the name of an option")
     if kind == MODEL and name == AUTO:
         return _auto_model(values, host)
     if kind in CHOSEN_KINDS and name == AUTO:
@@ -275,7 +314,7 @@ def _auto_model(values: Mapping[str, Any], host: PluginHost) -> Option:
 
 
 def option_with(entry: Entry, asked: ModelConfig) -> Option:
-    """A model's option with what was asked of model=auto: fields that are not as ModelConfig has them."""
+    """A model's option with the fields that were set for model=auto: those that differ from ModelConfig's defaults."""
     usual = ModelConfig()
     given = {one.name: getattr(asked, one.name) for one in fields(ModelConfig)}
     return _made(entry, {key: value for key, value in given.items() if value != getattr(usual, key)}, MODEL)
@@ -299,7 +338,7 @@ def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         names = "the name of an option or " if key in KINDS else ""
-        raise ConfigError(f"{key}={value!r} is not {names}a mapping of fields")
+        raise ConfigError(f"{key}={shown(value)} is not {names}a mapping of fields")
     return value
 
 

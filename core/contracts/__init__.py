@@ -36,8 +36,19 @@ from hookline.core.contracts.kernels import (
     Rope,
     StepShape,
 )
-from hookline.core.contracts.model import Attend, Model, ModelConfig, ModelSpec, Runtime, wanted_rows
+from hookline.core.contracts.model import (
+    WHOLE_MODEL,
+    Attend,
+    Model,
+    ModelConfig,
+    ModelSpec,
+    RunsInStages,
+    Runtime,
+    Stage,
+    wanted_rows,
+)
 from hookline.core.contracts.needs import Needs
+from hookline.core.contracts.norms import NormsAndGates
 from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats, TappedStates
 from hookline.core.contracts.optional import is_offered
 from hookline.core.contracts.parser import (
@@ -90,6 +101,7 @@ __all__ = [
     "MIN_SLOT_BYTES",
     "NUM_COPIES",
     "PLAIN_ATTENTION",
+    "WHOLE_MODEL",
     "WORD_BYTES",
     "Arguments",
     "Attend",
@@ -120,6 +132,7 @@ __all__ = [
     "ModelSpec",
     "Needs",
     "NoCache",
+    "NormsAndGates",
     "Observer",
     "OpensCheckpoint",
     "OutputParser",
@@ -145,6 +158,7 @@ __all__ = [
     "RequestFacts",
     "RequestView",
     "Rope",
+    "RunsInStages",
     "Runtime",
     "Sampler",
     "SamplingBatch",
@@ -153,6 +167,7 @@ __all__ = [
     "ServedTokens",
     "SharedCache",
     "SlidingWindow",
+    "Stage",
     "StateRows",
     "StateTensor",
     "StepShape",

@@ -55,10 +55,10 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Tokens of the step: T."""
         return self.token_ids_T.shape[0]
 
     @property
     def num_requests(self) -> int:
-        """B."""
+        """Requests of the step: B."""
         return self.block_table_BM.shape[0]

@@ -67,6 +67,7 @@ class NoCache:
 
 
 LayerCache = FullAttention | SlidingWindow | SharedCache | RecurrentState | NoCache
+"""What one layer keeps; an entry of ModelSpec.layers."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class StateRows:
     """The state of one layer, and whose tokens a step has: what `attend.states(layer)` gives a model's forward.
 
     tensors: by the names of RecurrentState, each (R, *shape of this rank), to be read and written in place.
-    rows_B: (B,) int64, the row of each request; several may name the padding row, whose state is nobody's.
+    rows_B: (B,) int64, the row of each request; several may name the padding row, whose state belongs to no request.
     query_starts_B1: (B + 1,) int32, the first token of each request; one without tokens leaves its state as it is.
     is_new_B: (B,) bool, whose first token is the first of its sequence; their states are zeros already.
     num_decodes: the first requests, one token each. max_query_len: most tokens of a request.

@@ -21,6 +21,7 @@ WORD_BYTES = 4
 NUM_COPIES = 2
 """Copies of each slot, taken in turn: an exchange fills one while slower ranks are still in the exchange before."""
 MIN_SLOT_BYTES = 2048
+"""Least slot_bytes that core gives, however few bytes a step exchanges."""
 EMPTY = 0xFF
 """Initial value of each byte of data."""
 
@@ -29,6 +30,7 @@ EMPTY = 0xFF
 class PeerMemory:
     """One rank's view of the shared memory. A slot holds what one program exchanges at a time.
 
+    rank: this one's number, from 0. size: R. num_slots: S, so most programs of an exchange.
     slot_bytes: most bytes of a slot that come from one rank, a multiple of 16.
     addresses_R: (R,) int64, each rank's block: a header, whose first 4 bytes become nonzero when the rank is let go,
     then data, (slots, copies, R + 1, slot_bytes), of which all bytes are 0xFF at first.
@@ -44,6 +46,7 @@ class PeerMemory:
     let_go: Callable[[], None] = field(default=lambda: None)
     """Frees kernels of this rank that wait for others, from another stream; what they compute is then worthless."""
     close: Callable[[], None] = field(default=lambda: None)
+    """Unmaps the peers' memory when the rank ends; no kernel may use the addresses afterwards."""
 
 
 class Exchange(Protocol):

@@ -54,11 +54,12 @@ class GrammarMatcher(Protocol):
         """Go on by these tokens; False if they do not fit, and then the request ends.
 
         The vocabulary's stop_ids fit where the text is complete, and end it. Never called once `is_terminated`.
+        Raises: RequestError with one line if a limit is reached; the request ends with it.
         """
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last so many tokens that `advance` took."""
+        """Take back the last `num_tokens` tokens that `advance` took."""
         ...
 
     @property
@@ -99,7 +100,7 @@ class GrammarBackend(Protocol):
 
         Runs in a thread beside the step loop, several at a time: code that holds the interpreter's lock holds up
         everybody. It must end by itself, within about a second, whatever it is given: bound sizes, states and time. A
-        request whose grammar takes longer than two seconds ends with an error. `after` is not the back end's matter.
+        request whose grammar takes longer than two seconds ends with an error. Core handles `after` itself.
         Raises: RequestError with one line for a grammar that is invalid, too large, or of a kind that it does not know.
         """
         ...

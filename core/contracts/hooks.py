@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hookline.core.util.arrays import FloatArray
 
 NO_NEEDS = Needs()
+"""Of an entry that works everywhere."""
 API_VERSION = 2
 """Version of this interface, the public names of core; a plugin states the one it was written for."""
 PROJECT = "hookline"
@@ -68,7 +69,7 @@ def register_models(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", architectures=(...,)); the
-             dataclass extends core.contracts.ModelConfig.
+             dataclass extends hookline.core.contracts.ModelConfig.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/models/__init__.py
     """
@@ -104,8 +105,8 @@ def register_processors(register: Registrar) -> None:
     Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
              priority=...). The dataclass is the schema of a request's arguments, given as
              SamplingParams(extra_args={name: {...}}), or of an engine's requests, processors.name.field=value; its
-             defaults change nothing. If it extends core.contracts.FromSamplingParams, its fields are SamplingParams'
-             own. Higher priorities run first.
+             defaults change nothing. If it extends hookline.core.contracts.FromSamplingParams, its fields are
+             SamplingParams' own. Higher priorities run first.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/samplers/__init__.py
     """
@@ -129,7 +130,7 @@ def register_observers(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)); the
-             class is core.contracts.Observer: any of the observer hooks below as methods.
+             class is hookline.core.contracts.Observer: any of the observer hooks below as methods.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/observers/__init__.py
     """
@@ -141,7 +142,7 @@ def register_reasoning_parsers(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"); the class is
-             core.contracts.OutputParser.
+             hookline.core.contracts.OutputParser.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/parsers/__init__.py
     """
@@ -153,7 +154,7 @@ def register_tool_parsers(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"); the class is
-             core.contracts.OutputParser.
+             hookline.core.contracts.OutputParser.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/parsers/__init__.py
     """
@@ -165,8 +166,9 @@ def register_grammars(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...),
-             priority=...). The class is core.contracts.GrammarBackend; it is imported by the first request that sets
-             SamplingParams.structured_outputs. `grammars=auto` takes the one of the highest priority that can be used.
+             priority=...). The class is hookline.core.contracts.GrammarBackend; it is imported by the first request
+             that sets SamplingParams.structured_outputs. `grammars=auto` takes the one of the highest priority that can
+             be used.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/grammars/__init__.py
     """
@@ -178,8 +180,8 @@ def register_poolers(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)). The
-             class is core.contracts.Pooler; it is imported by the first request that asks for it, and requests may ask
-             for any that is registered. `pooler=auto` takes the one that the checkpoint says.
+             class is hookline.core.contracts.Pooler; it is imported by the first request that asks for it, and requests
+             may ask for any that is registered. `pooler=auto` takes the one that the checkpoint says.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/poolers/__init__.py
     """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.norms import NormsAndGates
 from hookline.core.contracts.optional import optional
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class AttentionForm:
 
 
 PLAIN_ATTENTION = AttentionForm()
+"""softmax(q k / sqrt(E)) v: what kernels without any of ATTENTION_FEATURES compute."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class QKNorm:
-    """RMS norm of each query and key head before the rotation (Qwen3). Weights have shape (E,)."""
+    """RMS norm of each query and key head before the rotation (Qwen3).
+
+    q_weight_E, k_weight_E: (E,), one weight for all heads. eps: added to the mean square under the root.
+    """
 
     q_weight_E: Tensor
     k_weight_E: Tensor
@@ -70,7 +75,12 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Sizes that a Kernels object is built for. Head counts are of this rank."""
+    """Sizes that a Kernels object is built for.
+
+    num_heads, num_kv_heads: of this rank: H and K. head_dim: E. block_size: tokens of a KV-cache block.
+    max_num_seqs: most rows of a step, B. max_num_batched_tokens: most tokens of a step, T. max_model_len: most tokens
+    of a request, prompt and output. device, dtype: of activations and of the KV cache; a norm's weight may be float32.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -81,6 +91,9 @@ class AttentionSpec:
     max_model_len: int
     device: device
     dtype: dtype
+    batch_invariant: bool = False
+    """Whether a row's results must have the same bits in every batch and place of a batch, and a token's attention
+    however many tokens of its prompt are in the step. Only kernels that declare it in Needs are asked."""
 
     @property
     def scale(self) -> float:
@@ -92,9 +105,9 @@ class AttentionSpec:
 class StepShape:
     """Sizes of a step, as far as kernels choose by them.
 
-    num_tokens: of prompts, besides one for each decode. context_len: most tokens that a row has in the cache at the end
-    of the step, 0 for the fewest there can be; more prompt tokens than that are of several prompts. is_shared: whether
-    decodes share a prefix, see Batch.shared_lens_B.
+    num_decodes: rows of one token. num_tokens: of prompts, besides one for each decode. context_len: most tokens that a
+    row has in the cache at the end of the step, 0 for the fewest there can be; more prompt tokens than that are of
+    several prompts. is_shared: whether decodes share a prefix, see Batch.shared_lens_B.
     """
 
     num_decodes: int = 0
@@ -103,27 +116,16 @@ class StepShape:
     is_shared: bool = False
 
 
-class Kernels(Protocol):
+class Kernels(NormsAndGates, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
     Holds no request state. The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.
-    `core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows come first
-    in a batch.
+    `hookline.core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows
+    come first in a batch.
     """
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         """Keep the sizes; allocate scratch space if the kernels need any."""
-        ...
-
-    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, computed in float32, returned in x's dtype.
-
-        A norm's weight, here and below, may be float32 whatever the dtype of x is.
-        """
-        ...
-
-    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual). May overwrite both inputs."""
         ...
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -135,10 +137,6 @@ class Kernels(Protocol):
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
         """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. Need not round the product in between."""
-        ...
-
-    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
-        """silu(first half) * second half along the last dimension: (T, 2F) -> (T, F)."""
         ...
 
     def qk_norm_rope(
@@ -165,6 +163,14 @@ class Kernels(Protocol):
         A captured step captures this call too, so what depends on lengths is derived on the device at each replay.
         """
         ...
+
+    @optional
+    def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
+        """`prepare` of a batch that differs from one already prepared in slot_mapping_T and block_table_BM alone.
+
+        What was derived from lengths holds for both, so a class may hand on what it left in the other's scratch.
+        """
+        self.prepare(batch)
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """Causal attention of ragged queries over the paged cache: prefill, decode and mixed.
@@ -218,33 +224,10 @@ class Kernels(Protocol):
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
 
     @optional
-    def add_parts_rms_norm(
-        self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
-    ) -> None:
-        """add_rms_norm of the sum of P parts and the residual, which the sum with it is written over.
-
-        Shapes: parts_PTD (P, T, D), each part contiguous, in the dtype of the others; residual_TD and out_TD (T, D),
-        contiguous. out_TD receives the norm; it shares no memory with the others. The current stream need not be that
-        of the rest of the step.
-        """
-        normed_TD, sum_TD = self.add_rms_norm(parts_PTD.sum(0), residual_TD, weight_D, eps)
-        out_TD.copy_(normed_TD)
-        if sum_TD.data_ptr() != residual_TD.data_ptr():
-            residual_TD.copy_(sum_TD)
-
-    @optional
-    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
-        """gelu(first half) * second half along the last dimension, GELU in its tanh form: (T, 2F) -> (T, F).
-
-        Left out, `core.layers` computes it plainly.
-        """
-        raise AssertionError("left out")
-
-    @optional
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
-        normalise: divide each token's probabilities by their sum. Left out, `core.layers` computes it plainly.
+        normalise: divide each token's probabilities by their sum. Left out, `hookline.core.layers` computes it plainly.
         Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
         Device: graph-safe if the entry is; no tensor's shape depends on the routing.
         """
@@ -256,7 +239,7 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Sum over a token's experts of weight * (silu_mul(x @ gate_up.T) @ down.T): (T, D) -> (T, D).
 
-        Left out, `core.layers` computes it plainly. A token's result does not depend on the other tokens.
+        Left out, `hookline.core.layers` computes it plainly. A token's result does not depend on the other tokens.
         Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
         (X, 2F, D), gate then up; down_XDF (X, D, F).
         Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
@@ -270,8 +253,8 @@ class Kernels(Protocol):
     ) -> Tensor:  # fmt: skip
         """Sum over a token's experts of weight * (((u + 1) * g * sigmoid(alpha * g)) @ down.T + down_bias): (T, D).
 
-        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out, `core.layers`
-        computes it plainly. The rest is as for expert_mlp.
+        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out,
+        `hookline.core.layers` computes it plainly. The rest is as for expert_mlp.
         Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
         """
         raise AssertionError("left out")
@@ -280,7 +263,8 @@ class Kernels(Protocol):
     def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
         """A causal convolution of every channel by itself over a sequence's last W tokens, then silu: (T, C) -> (T, C).
 
-        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]). Left out, `core.layers` computes it plainly.
+        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]).
+        Left out, `hookline.core.layers` computes it plainly.
         Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token,
         oldest first, zeros before its first one; read, and written with those before the next step's. Its row is
         states.rows_B[b] for request b.
@@ -302,8 +286,8 @@ class Kernels(Protocol):
         """Linear attention that forgets and corrects its state S, a matrix for each value head: (T, H, F).
 
         For each token in order: S = exp(log_decay) S; S = S + k (beta (v - k S)); the result is q S. Queries and keys
-        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). Left out, `core.layers` computes it
-        plainly.
+        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). Left out, `hookline.core.layers`
+        computes it plainly.
         Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share
         a key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
         written, whose row is states.rows_B[b] for request b. Computed in float32.
@@ -314,7 +298,7 @@ class Kernels(Protocol):
 
     @optional
     def exchange(self, peers: PeerMemory) -> Exchange:
-        """Collectives of a few rows through this memory, which the GPUs read of each other.
+        """Collectives of a few rows through this memory: each GPU reads that of the others.
 
         Called once, on every rank, when the engine starts. Left out, torch.distributed does them all.
         """

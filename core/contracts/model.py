@@ -41,7 +41,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The sizes core needs of a model, before any weight exists. Counts are of the whole model, not of one rank."""
+    """The sizes core needs of a model, before any weight exists. Counts are of the whole model, not of one rank.
+
+    num_layers: all of them, those without a cache included. num_heads, num_kv_heads: query heads, and heads of keys and
+    values, of each layer that has attention; the second divides the first. head_dim: E, which need not be hidden_size /
+    num_heads. hidden_size: D. vocab_size: V, without the padding of `ParallelHead`.
+    """
 
     num_layers: int
     num_heads: int
@@ -102,8 +107,44 @@ class Attend(Protocol):
 
 
 @dataclass(frozen=True)
+class Stage:
+    """The part of a model that a rank holds when its layers are cut into stages: `size` of them, this one is `index`.
+
+    It has the layers from first_layer to before end_layer; end_layer None means to the last one.
+    """
+
+    index: int = 0
+    size: int = 1
+    first_layer: int = 0
+    end_layer: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with the embedding."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends with the final norm and the head."""
+        return self.index == self.size - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Indices of its layers, in a model of `num_layers` layers."""
+        return range(self.first_layer, num_layers if self.end_layer is None else self.end_layer)
+
+
+WHOLE_MODEL = Stage()
+"""The only stage of a model that is not cut."""
+
+
+@dataclass(frozen=True)
 class Runtime:
-    """What a model is built with: where it lives and which operations it computes with."""
+    """What a model is built with: where it lives and which operations it computes with.
+
+    device, dtype: of parameters and activations. ranks: this rank's place in the group, and the group's collectives.
+    kernels: those that the user chose, built for this rank's heads.
+    stage: which of its layers it holds; only a model with `runs_in_stages` is given another than the whole.
+    """
 
     device: device
     dtype: dtype
@@ -111,6 +152,9 @@ class Runtime:
     kernels: Kernels
     config: Any = None
     """The option's config dataclass, with the user's values; None where a model is built without one."""
+    batch_invariant: bool = False
+    """Whether a row must get the same bits in every batch. Products are then the kernels', or of a row by itself."""
+    stage: Stage = WHOLE_MODEL
 
 
 class Model(Protocol):
@@ -149,6 +193,18 @@ class Model(Protocol):
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits of this rank's vocabulary shard: (N, D) -> (N, V / ranks)."""
         ...
+
+
+class RunsInStages(Protocol):
+    """What a model class says besides Model's methods if pp > 1 may cut it into stages of consecutive layers.
+
+    It then builds the layers of `runtime.stage` alone, begins with what `hookline.core.layers.stage_input` gives and
+    ends with the residual stream unless its stage is the last: `hookline.core.layers.StageLayers` and `FinalNorm` do
+    both.
+    """
+
+    runs_in_stages: bool
+    """Whether it can; a model without it is refused by name."""
 
 
 def wanted_rows(attend: Attend) -> Tensor | None:

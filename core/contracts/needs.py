@@ -21,6 +21,7 @@ class Needs:
     preferred_block_size: int = 16
     """Kernels: engine.block_size where the user names none; small blocks share prefixes more finely."""
     head_dims: tuple[int, ...] = ()
+    """Kernels: head dims of models that they serve."""
     compute_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability, e.g. (8, 0)."""
     packages: tuple[str, ...] = ()
@@ -35,5 +36,9 @@ class Needs:
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     attention: tuple[str, ...] = ()
     """Capabilities of kernels: which of ATTENTION_FEATURES `attend` does. Models that need others are refused."""
+    batch_invariant: bool = False
+    """A capability of kernels, models and samplers: what a row gets has the same bits whatever else is in its step, and
+    however its prompt was cut into steps. Kernels keep that where AttentionSpec.batch_invariant asks for it, models
+    where Runtime.batch_invariant does, samplers always. Without it, engine.batch_invariant=true refuses the entry."""
     vocabulary_shards: bool = False
     """A capability of samplers: `sample_shard` works on one rank's part of the vocabulary."""

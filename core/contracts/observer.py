@@ -46,8 +46,8 @@ class EngineView(Protocol):
 
     @property
     def waiting_by_reason(self) -> Mapping[str, int]:
-        """The same, by what they wait for; the keys are always the same. capacity: their first place. preempted: one
-        to go on. grammar: theirs, which is being compiled.
+        """The same, counted by what they wait for, under three keys that are always there. capacity: for room to begin.
+        preempted: for room to go on. grammar: for their grammar, which is being compiled.
         """
         ...
 
@@ -84,8 +84,11 @@ class RequestBegin:
     arrival_s: float
     """On the engine's clock."""
     num_prompt_tokens: int
+    """Length of the prompt, cached tokens included."""
     params: SamplingParams
+    """What it asks for, with the checkpoint's defaults filled in."""
     priority: int
+    """Lower is more urgent."""
     tags: Mapping[str, str]
     """Read-only."""
     deadline_s: float | None
@@ -109,7 +112,13 @@ class TappedStates:
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did, for observers and the progress bar."""
+    """What one step did, for observers and the progress bar. Requests and blocks are counted when it is committed.
+
+    num_running, num_waiting: requests. num_free_blocks, num_blocks: KV-cache blocks that no request holds, and all.
+    num_prefill_tokens: known tokens that it computed, those that a preemption made necessary again included.
+    num_decode_tokens: rows that decoded. num_cached_tokens: tokens of the requests it admitted that the prefix cache
+    held. num_preemptions: running requests that it sent back to wait.
+    """
 
     num_running: int
     num_waiting: int
@@ -122,6 +131,7 @@ class StepStats:
     num_prompt_tokens: int
     """Tokens of the prompts that were begun, those found in the cache included."""
     num_generated_tokens: int
+    """Tokens that it drew and that were kept."""
     step_s: float
     """From the launch to the end of the commit."""
     host_s: float
@@ -147,7 +157,7 @@ class Observer(Protocol):
     """Watches one engine. Constructed as `Observer(config)`, before anything is loaded, if the configuration names it.
 
     For classes to extend, with any of these methods; when they are called and what an exception does is said with the
-    hooks of the same names in `core.contracts.hooks`. Callers find the object again as `LLM.observers[name]`.
+    hooks of the same names in `hookline.core.contracts.hooks`. Callers find the object again as `LLM.observers[name]`.
     """
 
     def __init__(self, config: Any) -> None:

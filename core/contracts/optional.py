@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+"""The operation, unchanged but for the mark."""
 
 
 def optional(method: Method) -> Method:

@@ -13,28 +13,28 @@ from typing import Any, Protocol, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of the answer itself."""
+    """More of the answer itself: `text` follows the text of the `Text` before it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model wrote before its answer."""
+    """More of what the model thought before its answer: `text`, without the tags around all of it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool begins; its arguments follow."""
+    """A call of the tool `name` begins, as the model spells it; its arguments follow."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the last call's arguments: a piece of the JSON object that all of them together are."""
+    """More of the last call's arguments: `text` is a piece of the JSON object that all pieces together are."""
 
     text: str
 
@@ -83,5 +83,5 @@ class OutputParser(Protocol):
         ...
 
     def finish(self) -> Sequence[ParsedPart]:
-        """What was kept back, when no more text comes. Text that is no proper call is given as it was written."""
+        """What was kept back, when no more text comes. What is no call after all is given as text, unchanged."""
         ...

@@ -1,6 +1,6 @@
 """What a pooler is given and what it implements: hidden states of prompts in, one vector for each prompt out.
 
-Legend: B requests of a call, T tokens of theirs, D hidden, S numbers kept for a request between chunks, F numbers of a
+Legend: B requests of a call, T their tokens, D hidden, S numbers kept for a request between chunks, F numbers of a
 vector, V vocabulary.
 """
 
@@ -38,7 +38,11 @@ class PoolerModel(Protocol):
 
 @dataclass(frozen=True)
 class PoolerSpec:
-    """The sizes a pooler is built for. hf_config: the checkpoint's config.json."""
+    """What a pooler is built for.
+
+    hidden_size: D. vocab_size: V. device: of all tensors it is given. hf_config: the checkpoint's config.json. model:
+    for poolers that need the model's head or a weight of the checkpoint.
+    """
 
     hidden_size: int
     vocab_size: int

@@ -37,8 +37,9 @@ class ProcessorSpec:
     """The sizes a logits processor is built for.
 
     num_rows: rows of the request table, the padding row included: whatever a processor keeps per request it keeps in
-    tensors of that many rows. max_model_len: longest request, in tokens of prompt and output. tokenizer: only for
-    processors that set `reads_texts`; None if the checkpoint has none.
+    tensors of that many rows, on `device`. vocab_size: V of the model, which may exceed the tokenizer's. max_model_len:
+    longest request, in tokens of prompt and output. tokenizer: only for processors that set `reads_texts`; None if the
+    checkpoint has none.
     """
 
     num_rows: int
@@ -61,11 +62,13 @@ class RequestFacts:
     """What the methods on the host may know of a request beside their own arguments."""
 
     num_prompt_tokens: int
+    """Length of the prompt."""
     temperature: float
     """0 means greedy."""
     stop_ids: frozenset[int]
     """End-of-sequence and stop tokens that end it."""
     vocab_size: int
+    """V: every token id is below it."""
     has_logprobs: bool = False
     """Whether the log-probabilities of its tokens are computed: sampling.logprobs is set."""
     tokenizer: TokenTexts | None = None
@@ -141,7 +144,8 @@ class LogitsProcessor(Protocol):
     def encode(arguments: Any, request: RequestFacts) -> Sequence[int]:
         """Further int64 values for `load`, made on the host: what columns cannot hold, such as lists.
 
-        A class whose dataclass has a field that is no int, float or bool must have it and `load`. May be a classmethod.
+        A class whose dataclass has a field of another type than int, float or bool must have both it and `load`. May be
+        a classmethod.
         Raises: RequestError for arguments that the request cannot have.
         """
         return ()

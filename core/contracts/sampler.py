@@ -19,6 +19,7 @@ class SamplingBatch:
     """Sampling parameters of the N rows of a step, on the device, plus what the host knows without asking it.
 
     Shapes: temperature_N float32 (0 means greedy), seed_N int64, position_N int64 (of the token being drawn).
+    all_greedy: every temperature is 0, so that the sampler may skip the noise; False where the host does not know.
     """
 
     temperature_N: Tensor
@@ -56,8 +57,11 @@ class Sampler(Protocol):
 
     @optional
     def score(self, logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-        """What `core.worker.model_runner.scored` does, faster; a class may leave it out.
+        """Log-probabilities of the drawn tokens and of the K = num_logprobs likeliest; left out, core computes them.
 
+        Shapes: logits_NV (N, V) as the model gives them, tokens_N (N,) int64; returns (N, 2 + 2K) int64: the token, its
+        log-probability, the K token ids, the most likely first, their log-probabilities. Log-probabilities are float32,
+        stored by their bits: `x.view(torch.int32)`, widened to int64.
         Called with logits on a GPU, inside of graphs too if the entry is graph_safe. Asked for when the engine starts.
         """
         raise AssertionError("left out")

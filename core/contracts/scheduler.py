@@ -78,6 +78,9 @@ class RequestView(Protocol):
 class Limits:
     """The bounds every plan must keep.
 
+    max_num_seqs: most requests that run at a time. max_num_batched_tokens: most tokens of a step: those of prompts, and
+    one for each decode. max_model_len: most tokens of a request, prompt and output. block_size: tokens of a KV-cache
+    block. num_blocks: all blocks there are.
     max_blocks_per_token: blocks that one more token of a request can take; more than 1 where unlike layers have blocks
     of their own.
     """
@@ -156,6 +159,7 @@ class SchedulerView:
     served_tokens: `view.served_tokens("tenant")` is what the requests with each value of that tag were served, by
     committed steps, since the policy first asked for the key; "" stands for requests without it. Core keeps at most
     MAX_SERVED_VALUES values and forgets those first that were served longest ago.
+    limits: what the plan must keep. budget: a ledger for this one plan. now_s: on the engine's clock, in seconds.
     """
 
     waiting: Sequence[RequestView]
@@ -179,6 +183,7 @@ class Everyone(Enum):
 
 
 ALL = Everyone.ALL
+"""For Plan.decode: every running request that is not prefilling."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,10 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Ended:
-    """A request that is no more. Its view still shows what it was. error: the cause, if that was not its own doing."""
+    """A request that has ended. Its view still shows its last state.
+
+    reason: as in its RequestOutput. error: the cause, if the request did not end by itself or by its caller.
+    """
 
     request: RequestView
     reason: FinishReason
@@ -297,9 +305,9 @@ class RemembersSteps(Protocol):
         """Learn what became of a plan.
 
         When: once for each plan that `plan` returned, in the order of the plans, whatever became of it; and at once
-            when requests end otherwise than with a step's tokens, with `step.plan` None. Every request is told ended
-            once, also one that was in no plan. With overlap, a step is told of when the plan of the next one has been
-            made. It is not told of plans that somebody else than the engine asked for.
+            when requests end otherwise than with a step's tokens, with `step.plan` None. Each request's end is
+            told once, even if it was in no plan. With overlap, a step is told of when the plan of the next one has been
+            made. Plans that were not asked for by the engine are not told.
         Cost: for a policy without this method, none. With it each step's time on the device is measured.
         Errors: whatever it raises ends all requests with a PluginError that names the policy.
         """

@@ -40,6 +40,7 @@ class WeightTarget:
     checkpoint. dim, start, stop, step: the rank reads every step-th of [start, stop) of dimension dim; dim None reads
     it whole. transposed: what is read has the view's last two dimensions exchanged. add: added to what is read, e.g. 1
     where a checkpoint stores a norm's weights less one. more: further parts of the same tensor, which go elsewhere.
+    init: how random weights are drawn for it, with weights=random.
     """
 
     view: Tensor | None
@@ -145,7 +146,7 @@ class WeightTarget:
 
 
 class CheckpointSource(Protocol):
-    """A checkpoint that is no folder of safetensors: what a model class's `open_checkpoint` returns.
+    """A checkpoint that is not a folder of safetensors: what a model class's `open_checkpoint` returns.
 
     Small enough to be pickled: another process opens its files itself. Nothing is read before it is asked for.
     """
@@ -168,7 +169,7 @@ class CheckpointSource(Protocol):
 
 
 class OpensCheckpoint(Protocol):
-    """What a model class has besides Model's methods if its weights may come from elsewhere than core can read."""
+    """For a model class whose weights may be in a form that core cannot read; a method besides Model's."""
 
     @classmethod
     def open_checkpoint(cls, config: Any) -> CheckpointSource | None:
@@ -180,10 +181,10 @@ class OpensCheckpoint(Protocol):
 
 
 class RenamesTensors(Protocol):
-    """What a model has besides Model's methods if a checkpoint may call its tensors otherwise than `weight_targets`."""
+    """For a model with checkpoints that name tensors otherwise than `weight_targets`; a method besides Model's."""
 
     def tensor_name(self, stored: str) -> str | None:
-        """The name that weight_targets has for a tensor of the checkpoint's files; None if the model needs it not.
+        """The name that weight_targets has for a tensor of the checkpoint's files; None if the model does not need it.
 
         When:   once for each tensor, before any is read.
         """

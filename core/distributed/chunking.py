@@ -1,4 +1,4 @@
-"""The rows of a step: which are wanted, and in chunks.
+"""The rows of a step: which of them are wanted, and how they are cut into chunks.
 
 While one chunk's product is summed over the ranks, the next chunk's is computed. What computes each
 row by itself may take the chunks one by one; attention needs all rows. Knows no ranks.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
@@ -77,9 +78,12 @@ class DeviceMarks:
 
 BEAT_S = 0.2
 """Seconds between two beats."""
-HEARTBEAT_WORDS = 6
+HEARTBEAT_WORDS = 7
 """Words of shared memory for each rank: beats, progress of the host, progress of its device, whether it compiles, steps
-that ended, and the last of them in which something failed that ends single requests."""
+that ended, the last of them in which something failed that ends single requests, and whether it waits for another rank.
+"""
+WAITING = 1 << 40
+"""Ahead of all ranks that do not wait: where stages have unlike numbers of collectives, counts do not say who waits."""
 
 
 class Marks(Protocol):
@@ -119,6 +123,16 @@ class Heartbeat:
         self._words[4] += 1
         self.advance()
 
+    def take(self, words: Sequence[int]) -> None:
+        """Take over what another process said of itself with `words`."""
+        self._words[:] = words
+
+    @property
+    def words(self) -> list[int]:
+        """Everything that it says, for `take` in another process."""
+        words: list[int] = self._words.tolist()
+        return words
+
     @property
     def num_steps(self) -> int:
         """Steps that ended."""
@@ -135,19 +149,28 @@ class Heartbeat:
         if self._marks is not None:
             self._marks.mark()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait of the host for another rank, where counts of collectives do not show it."""
+        self._words[6] = 1
+        try:
+            yield
+        finally:
+            self._words[6] = 0
+
     def follow(self, marks: Marks) -> None:
         """Count the marks that the device reaches as well."""
         self._marks = marks
 
     @property
     def beats(self) -> int:
-        """Beats so far."""
+        """How many beats there were so far."""
         return int(self._words[0])
 
     @property
     def progress(self) -> int:
         """How far the rank has got, in collectives and steps: ranks that wait for each other differ by little."""
-        return int(self._words[1] + self._words[2])
+        return int(self._words[1] + self._words[2]) + WAITING * int(self._words[6])
 
     @property
     def is_compiling(self) -> bool:

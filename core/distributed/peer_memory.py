@@ -39,7 +39,9 @@ class PeerBlocks:
 
 
 def all_reach_each_other(ranks: LocalRanks, device: torch.device) -> bool:
-    """Whether each rank's GPU can read every other one's memory; GPUs are numbered as ranks are."""
+    """Whether each rank's GPU can read every other one's memory; GPUs are numbered as ranks are, or none can."""
+    if not getattr(ranks, "shares_host", True):
+        return False
     others = [device.index - ranks.rank + rank for rank in range(ranks.size) if rank != ranks.rank]
     return bool(ranks.smallest(all(torch.cuda.can_device_access_peer(device, other) for other in others)))
 

@@ -1,4 +1,4 @@
-"""Ranks whose collectives go through memory that their GPUs read of each other.
+"""Ranks whose GPUs read each other's memory, through which their collectives go.
 
 Small ones by kernels that offer an exchange, sums of many rows by copies beside the products, others through
 torch.distributed as before. Knows neither the memory's layout nor the kernels.

@@ -24,6 +24,7 @@ from hookline.core.distributed.chunking import sensible_chunks
 from hookline.core.distributed.heartbeat import DeviceMarks, Heartbeat
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.distributed.side_stream import SideStream
+from hookline.core.distributed.stage_links import connect_stages
 from hookline.core.errors import RankError
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class ProcessRanks(LocalRanks):
     """Calls that give back the memory that the ranks share."""
     side_stream: SideStream | None = None
     """The stream that sums run on while this rank computes; None: they run in between."""
+    stage_heartbeat: Heartbeat | None = None
+    """In place of `heartbeat` where there are several stages, whose numbers of collectives differ: told of waits."""
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
@@ -61,7 +64,7 @@ class ProcessRanks(LocalRanks):
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
-        """See Ranks: sums up side_stream, and normalises when each sum is there."""
+        """See Ranks: sums run on the side stream; each chunk is normalised when its sum is there."""
         if self.side_stream is None or len(residual_chunks) == 1:
             yield from super().add_rms_norm_each(kernels, partials, residual_chunks, weight_D, eps)
             return
@@ -101,12 +104,16 @@ class ProcessRanks(LocalRanks):
         """Break off whatever collective this rank waits in, from another thread."""
         for release in self.releases:
             release()
+        if self.links is not None:
+            self.links.abort()
         if self.device.type == "cuda":
             self.group.abort()
 
     def close(self) -> None:
         """See Ranks."""
         self.releases.clear()
+        if self.links is not None:
+            self.links.close()
         if self.group is None:
             return
         if self.device.type == "cuda":
@@ -130,7 +137,12 @@ class ProcessRanks(LocalRanks):
         self.reached_collective()
         with losing_others():
             work = start()
-            if work is not None:
+            if work is None:
+                return
+            if self.stage_heartbeat is None:
+                work.wait()
+                return
+            with self.stage_heartbeat.waiting():
                 work.wait()
 
 
@@ -143,18 +155,18 @@ def losing_others() -> Iterator[None]:
         raise RankError(f"a collective broke off: {str(error).partition(chr(10))[0]}") from error
 
 
-def listen() -> Any:
-    """The store where the ranks of an engine meet, on a free port that only this host can reach."""
-    with socket.create_server((LOOPBACK, 0)) as server:
+def listen(host: str = LOOPBACK) -> Any:
+    """The store where the ranks of an engine meet, on a free port of this host's address; by default only this host
+    can reach it.
+    """
+    with socket.create_server((host, 0)) as server:
         port, fd = server.getsockname()[1], server.detach()
-    return c10d.TCPStore(
-        LOOPBACK, port, is_master=True, timeout=START_TIMEOUT, wait_for_workers=False, master_listen_fd=fd
-    )
+    return c10d.TCPStore(host, port, is_master=True, timeout=START_TIMEOUT, wait_for_workers=False, master_listen_fd=fd)
 
 
-def join(port: int) -> Any:
+def join(host: str, port: int) -> Any:
     """The same store, from another process."""
-    return c10d.TCPStore(LOOPBACK, port, is_master=False, timeout=START_TIMEOUT)
+    return c10d.TCPStore(host, port, is_master=False, timeout=START_TIMEOUT)
 
 
 def behind_secret(store: Any, secret: str) -> Any:
@@ -162,31 +174,63 @@ def behind_secret(store: Any, secret: str) -> Any:
     return c10d.PrefixStore(secret, store)
 
 
-def connect(store: Any, ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat) -> ProcessRanks:
-    """Meet the other ranks.
+def connect(
+    store: Any, ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat, host: str = LOOPBACK
+) -> LocalRanks:
+    """Meet the other ranks: those of this rank's stage, and, if there are several stages, one of each other stage.
+
+    host: the address under which they reach this one.
 
     Raises: RankError if they do not come.
     """
     with losing_others():
-        if device.type == "cuda":
+        is_gpu = device.type == "cuda"
+        if is_gpu:
             heartbeat.follow(DeviceMarks(device))
-            return ProcessRanks(ranks.rank, ranks.size, _nccl(store, ranks), heartbeat, side_stream=SideStream(device))
-        return ProcessRanks(ranks.rank, ranks.size, _gloo(store, ranks), heartbeat)
+        side_stream = SideStream(device) if is_gpu else None
+        make_group = _nccl if is_gpu else partial(_gloo, host=host)
+        if ranks.num_stages == 1:
+            group = make_group(store, ranks.rank, ranks.size)
+            return ProcessRanks(ranks.rank, ranks.size, group, heartbeat=heartbeat, side_stream=side_stream)
+        links = connect_stages(partial(_pair, make_group, store), ranks, device, heartbeat)
+        place: dict[str, Any] = {"stage": ranks.stage, "num_stages": ranks.num_stages, "links": links}
+        if ranks.size == 1:
+            return LoneRanks(**place)
+        group = make_group(c10d.PrefixStore(f"stage{ranks.stage}", store), ranks.rank, ranks.size)
+        return ProcessRanks(ranks.rank, ranks.size, group, side_stream=side_stream, stage_heartbeat=heartbeat, **place)
 
 
-def _gloo(store: Any, ranks: LocalRanks) -> Any:
+@dataclass(frozen=True)
+class LoneRanks(LocalRanks):
+    """The only rank of its stage: no collectives, but links to the other stages."""
+
+    def abort(self) -> None:
+        """Break off whatever this rank waits for, from another thread."""
+        self.links.abort()
+
+    def close(self) -> None:
+        """See Ranks."""
+        self.links.close()
+
+
+def _pair(make_group: Callable[[Any, int, int], Any], store: Any, name: str, rank: int) -> Any:
+    """A group of two ranks that alone know its name; `rank` is 0 or 1."""
+    return make_group(c10d.PrefixStore(name, store), rank, 2)
+
+
+def _gloo(store: Any, rank: int, size: int, host: str) -> Any:
     options = c10d.ProcessGroupGloo._Options()
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = NO_TIMEOUT
-    return c10d.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
+    return c10d.ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: Any, ranks: LocalRanks) -> Any:
+def _nccl(store: Any, rank: int, size: int) -> Any:
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = NO_TIMEOUT
     # NCCL's own watchdog would end the whole process, which is the caller's, when a rank is lost.
     with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
-        return c10d.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
+        return c10d.ProcessGroupNCCL(store, rank, size, options)
 
 
 @contextmanager

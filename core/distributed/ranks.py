@@ -6,7 +6,7 @@ Knows nothing of models or processes. With one rank every collective is the iden
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -24,12 +24,33 @@ Value = TypeVar("Value")
 class LocalRanks:
     """One rank of a tensor-parallel group; this class itself is the only rank, or stands for one before they meet.
 
-    group: whatever a subclass moves tensors with; None here.
+    group: whatever a subclass moves tensors with; None here. stage, num_stages: where the model's layers are cut into
+    stages, each stage has such a group. links: to the other stages, once they have met.
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    stage: int = field(default=0, kw_only=True)
+    num_stages: int = field(default=1, kw_only=True)
+    links: Any = field(default=None, kw_only=True)
+    shares_host: bool = field(default=True, kw_only=True)
+    """Whether all ranks are on one host, with their GPUs numbered as they are."""
+
+    @classmethod
+    def numbered(cls, number: int, tp: int, pp: int) -> LocalRanks:
+        """The rank of this number among the tp * pp of an engine."""
+        return cls(number % tp, tp, stage=number // tp, num_stages=pp)
+
+    @property
+    def number(self) -> int:
+        """Among all ranks of the engine; rank 0 has the host's side."""
+        return self.stage * self.size + self.rank
+
+    @property
+    def num_all(self) -> int:
+        """All ranks of the engine."""
+        return self.num_stages * self.size
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over ranks, in place; returns x. All ranks get the same bits."""
@@ -103,6 +124,9 @@ class LocalRanks:
         All norms of that call must have been taken. The rows are counted over all chunks.
         """
         return whole(residual_chunks).index_select(0, rows_N)
+
+    def abort(self) -> None:
+        """Break off whatever this rank waits for, from another thread."""
 
     def close(self) -> None:
         """Release what moves the tensors; a second call does nothing."""

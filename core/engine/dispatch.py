@@ -64,7 +64,7 @@ class Dispatcher:
             self.queue.preempt(requests)
 
     def lose(self, plan: CheckedPlan) -> list[Request]:
-        """A step was launched in vain: count nothing of it as computed. Returns its requests; all must start again.
+        """A launched step was lost: count nothing of it as computed. Returns its requests; all must start again.
 
         Some may have ended since it was launched.
         """

@@ -1,8 +1,10 @@
-"""Why a request ends with a token: its own limits, its grammar, its processors, or whoever watches its text."""
+"""Why requests end: with a token, by their limits, grammar, processors or watcher; or with a step that was lost."""
 
 from __future__ import annotations
 
-from hookline.core.errors import HooklineError, show_traceback
+from collections.abc import Iterable, Sequence
+
+from hookline.core.errors import HooklineError, LostStep, RequestFault, show_traceback
 from hookline.core.outputs import FinishReason
 from hookline.core.requests.request import Request
 
@@ -54,3 +56,22 @@ def _end_by_followers(request: Request, token_id: int) -> FinishReason | None:
         return None
     request.stop_string = text
     return FinishReason.STOP
+
+
+def concerned(error: LostStep, inside: Sequence[Request]) -> list[Request]:
+    """Those of a step's requests that end by what failed: all, or those of the rows or processors that are named."""
+    return [request for request in inside if _concerns(error, request)]
+
+
+def starting_again(error: LostStep, inside: Sequence[Request], running: Iterable[Request]) -> list[Request]:
+    """The running requests that compute the step again, and those whose processor may have been made anew."""
+    ids = {request.id for request in inside}
+    failed = error.processors if isinstance(error, RequestFault) else 0
+    return [request for request in running if request.id in ids or request.prepared.bits & failed]
+
+
+def _concerns(error: LostStep, request: Request) -> bool:
+    if not isinstance(error, RequestFault):
+        return True
+    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
+    return request.row in error.rows or used & error.processors != 0

@@ -76,7 +76,10 @@ class PolicyFeedback:
             self._tell(CommittedStep(None, is_carried_out=False, now_s=now_s, ended=self._take_ended()))
 
     def broke_off(self, now_s: float) -> None:
-        """All plans came to nothing. A policy that fails once more is not heard: there is an error to see already."""
+        """No plan that is still open will be carried out.
+
+        An error that the policy raises on hearing it is dropped: the one that broke off is reported already.
+        """
         for untold in self._untold:
             untold.is_given_up = True
         with suppress(PluginError):

@@ -8,6 +8,7 @@ from hookline.core.contracts import Plan, Scheduler, SchedulerView
 from hookline.core.engine.feedback import PolicyFeedback
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.served import ServedCounts
+from hookline.core.engine.times import Times
 from hookline.core.errors import PASSES, PlanError
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.plugin.blame import with_place
@@ -24,7 +25,6 @@ class Planner:
     """One policy and what it is shown.
 
     policy: its name; origin: whose it is, for errors. ledger: makes a fresh ledger of the pool as it is now.
-    now, sleep: the engine's clock, and how it waits.
     """
 
     def __init__(
@@ -36,14 +36,13 @@ class Planner:
         policy: str,
         origin: str,
         ledger: Callable[[], Ledger],
-        now: Callable[[], float],
-        sleep: Callable[[float], None],
+        times: Times,
     ) -> None:
         self.scheduler, self.limits, self.queue, self.policy = scheduler, limits, queue, policy
         self._name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.feedback = PolicyFeedback(scheduler, self._name)
         self.served = ServedCounts()
-        self._ledger, self._now, self._sleep = ledger, now, sleep
+        self._ledger, self._times = ledger, times
         self._fruitless = 0
         self._idle_s = 0.0
 
@@ -56,7 +55,7 @@ class Planner:
         budget, prefilling = self._ledger(), queue.prefilling()
         waiting, running = Views(queue.waiting), Views(queue.running)
         num_steps = queue.num_steps_without_decode
-        view = SchedulerView(waiting, running, prefilling, limits, budget, self._now(), num_steps, self.served.of)
+        view = SchedulerView(waiting, running, prefilling, limits, budget, self._times.now(), num_steps, self.served.of)
         try:
             plan = self.scheduler.plan(view)
         except (PlanError, *PASSES):
@@ -67,7 +66,7 @@ class Planner:
         try:
             return plan, check_plan(plan, queue, self._ledger(), limits, self.policy)
         except BaseException as error:
-            self.feedback.give_up(self._now())
+            self.feedback.give_up(self._times.now())
             if isinstance(error, (PlanError, *PASSES)):
                 raise
             raise PlanError(f"{self._name} fails in plan: {with_place(error)}") from error
@@ -89,7 +88,7 @@ class Planner:
             raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
         idle_s = min(idle_s, MAX_IDLE_S)
         self._idle_s += idle_s
-        self._sleep(idle_s)
+        self._times.sleep(idle_s)
 
     def check_progress(self, *, got_further: bool) -> None:
         """Let a policy preempt and recompute for a while, but not for ever.

@@ -25,10 +25,10 @@ class JsonLines:
         self._connection, self._rest = connection, b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that one read brings, perhaps none; None once the other end is closed."""
+        """The messages that one read brings, perhaps none; None once the other end is closed, or its host is gone."""
         try:
             piece = self._connection.recv(_PIECE)
-        except ConnectionError:
+        except OSError:  # not only ConnectionError: a host that is gone is a TimeoutError, or no route to it
             piece = b""
         if not piece:
             return None

@@ -1,9 +1,9 @@
-"""Watches the processes of the further ranks and ends the group when one is lost, so that nobody waits for ever.
+"""Watches the processes of an engine's ranks and ends the group when one is lost, so that nobody waits for ever.
 
-A thread of rank 0's process. A rank is lost when its process ends, when it reports an error, when it gives no sign of
-life, or when a step gets no further. The first cause wins over what it causes elsewhere; then all processes are killed,
-which breaks off the collective that rank 0 may be stuck in. Times are counted while this thread runs, so that a process
-group that was suspended as a whole goes on.
+A thread of the engine's process, which may be rank 0's, too. A rank is lost when its process ends, when it reports an
+error, when it gives no sign of life, or when a step gets no further. The first cause wins over what it causes
+elsewhere; then all processes are killed, which breaks off the collective that rank 0 may be stuck in. Times are counted
+while this thread runs, so that a process group that was suspended as a whole goes on.
 
 A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so whoever is late
 there gets engine.step_timeout_s beyond what the others took. While nobody has arrived, and on a CPU single layers of a
@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from hookline.core.distributed.heartbeat import Heartbeat
-from hookline.core.errors import HooklineError, RankError
-from hookline.core.executor.child import Child, await_end, kill
+from hookline.core.errors import HooklineError, RankError, one_short_line
+from hookline.core.executor.peer import KILLED_S, Peer, await_end, kill
 from hookline.core.util.interrupt import Interrupter
 
 logger = logging.getLogger("hookline")
@@ -35,8 +36,6 @@ START_SILENCE_S = 120.0
 """Without a sign of life while a process starts, when imports and compilers keep its threads from running."""
 STEP_TIMEOUTS = 12
 """Times engine.step_timeout_s for ranks of a CPU, none of which has reached the next collective."""
-KILLED_S = 5.0
-"""Longest wait for killed processes to be gone."""
 COMPILE_S = 300.0
 """Longest compilation that does not count as being stuck."""
 
@@ -52,9 +51,11 @@ class Timeouts:
 
 
 class Monitor:
-    """Judges the children. `heartbeats` are those of all ranks, rank 0's first; `release` frees rank 0's own device."""
+    """Judges the children. `heartbeats` are those of all ranks, rank 0's first; `release` frees rank 0's own device, if
+    rank 0 is this process.
+    """
 
-    def __init__(self, children: Sequence[Child], heartbeats: Sequence[Heartbeat], timeouts: Timeouts) -> None:
+    def __init__(self, children: Sequence[Peer], heartbeats: Sequence[Heartbeat], timeouts: Timeouts) -> None:
         self.children, self.heartbeats, self.timeouts = children, heartbeats, timeouts
         self.release: Callable[[], None] = lambda: None
         self.interrupter = Interrupter()
@@ -62,7 +63,7 @@ class Monitor:
         """Called, by the thread that watches, if rank 0 does not leave its step even when it is broken off."""
         self.failure: str | None = None
         self._changed = threading.Condition()
-        self._said: dict[str, set[int]] = {"here": set(), "ready": set()}
+        self._said: dict[str, dict[int, dict[str, Any]]] = {"here": {}, "ready": {}}
         self._suspects: list[tuple[bool, str]] = []
         self._places: dict[int, str] = {}
         """Where children are while they start."""
@@ -75,6 +76,8 @@ class Monitor:
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)
         self._in_step, self._started, self._stopped = False, False, threading.Event()
+        self.late_work: dict[str, int] = {}
+        """See EngineView.late_work: what rank 0's process said last, if it has one."""
         self._gone: set[int] = set()
         self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
 
@@ -90,8 +93,8 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------------- for the group
 
-    def wait_until_all(self, said: str) -> None:
-        """Wait until every child has sent "here" or "ready".
+    def wait_until_all(self, said: str) -> dict[int, dict[str, Any]]:
+        """Wait until every child has sent "here" or "ready"; returns what each said with it.
 
         Raises: RankError with what went wrong.
         """
@@ -101,6 +104,7 @@ class Monitor:
             self._awaited = ""
         self.check()
         self._started = said == "ready"
+        return self._said[said]
 
     def check(self) -> None:
         """Raise RankError if the group has ended."""
@@ -147,9 +151,15 @@ class Monitor:
     def fail_alone(self, ranks: Sequence[int], fault: str) -> None:
         """End the group, since these ranks failed in a step that others carried on; `fault` is rank 0's, if it did."""
         with self._changed:
-            self._changed.wait_for(lambda: self.failure is not None or set(ranks) <= {0, *self._faults}, GRACE_S)
-            told = fault if 0 in ranks else self._faults.get(ranks[0], (0, "for an unknown cause"))[1]
+            own = {0} if self._has_rank_0 else set()
+            self._changed.wait_for(lambda: self.failure is not None or set(ranks) <= {*own, *self._faults}, GRACE_S)
+            told = fault if own & set(ranks) else self._faults.get(ranks[0], (0, "for an unknown cause"))[1]
         self.fail(f"{' and '.join(map(self._name, ranks))} alone failed in a step: {told}")
+
+    @property
+    def _has_rank_0(self) -> bool:
+        """Whether rank 0 is this process."""
+        return len(self.children) < len(self.heartbeats)
 
     @property
     def alone_s(self) -> float:
@@ -165,6 +175,14 @@ class Monitor:
     # -------------------------------------------------------------------------------------------------- the thread's
 
     def _watch(self) -> None:
+        try:
+            self._judge_until_the_end()
+        except Exception as error:  # a bug of ours, for which nobody may wait for ever
+            logger.exception("while ranks were watched")
+            self.fail(f"the ranks cannot be watched any more: {one_short_line(error)}")
+        self._see_rank_0_out()
+
+    def _judge_until_the_end(self) -> None:
         poll = select.poll()
         of_socket = {child.connection.fileno(): child for child in self.children}
         for socket_fd in of_socket:
@@ -177,7 +195,6 @@ class Monitor:
             now = time.monotonic()
             self._judge(min(now - last, 2 * TICK_S))
             last = now
-        self._see_rank_0_out()
 
     def _see_rank_0_out(self) -> None:
         """Once the group has ended: break rank 0 off if it does not find that out by itself."""
@@ -193,11 +210,17 @@ class Monitor:
         while self._in_step and seconds > 0 and not self._stopped.wait(TICK_S):
             seconds -= TICK_S
 
-    def _hear(self, child: Child) -> bool:
+    def _hear(self, child: Peer) -> bool:
         """Take a child's messages; False once it is gone."""
         messages = child.line.receive()
         for message in messages or ():
-            if "fault" in message:
+            if "words" in message:
+                self.heartbeats[child.rank].take(message["words"])
+            elif "log" in message:
+                logger.log(message["log"], "%s", message["text"])
+            elif "late_work" in message:
+                self.late_work = message["late_work"]
+            elif "fault" in message:
                 with self._changed:
                     self._faults[child.rank] = message["step"], message["fault"]
                     self._changed.notify_all()
@@ -209,18 +232,20 @@ class Monitor:
             else:
                 with self._changed:
                     for said in self._said.keys() & message.keys():
-                        self._said[said].add(child.rank)
+                        self._said[said][child.rank] = message[said]
                     self._changed.notify_all()
         if messages is None and not self._stopped.is_set() and child.rank not in self._gone:
             self._gone.add(child.rank)
-            self._suspect(child, f"{child.how_it_ended()}{self._when()}", is_echo=False)
+            is_known = any(not is_echo for is_echo, _ in self._suspects)  # why takes a while to find out
+            how = "closed its connection" if is_known else child.how_it_ended()
+            self._suspect(child, f"{how}{self._when()}", is_echo=is_known)
         return messages is not None
 
-    def _suspect(self, child: Child, what: str, *, is_echo: bool) -> None:
+    def _suspect(self, child: Peer, what: str, *, is_echo: bool) -> None:
         self._suspects.append((is_echo, f"{self._name(child.rank)} {what}"))
 
     def _judge(self, passed_s: float) -> None:
-        """Find for a cause, `passed_s` after the last time."""
+        """Fail with a cause if a rank is at fault. passed_s: seconds since the last look."""
         if self._suspects:
             self._grace_s += passed_s
             is_echo, cause = min(self._suspects, key=lambda suspect: suspect[0])
@@ -253,15 +278,18 @@ class Monitor:
                 self.fail(f"{name} has given no sign of life for {limit_s:g} s{key}{self._when()}{why}")
 
     def _judge_faults(self, passed_s: float) -> None:
-        """A child that failed before a collective leaves rank 0 waiting there."""
+        """A child that failed before a collective leaves rank 0, or another, waiting there."""
+        others = self.heartbeats[:1] if self._has_rank_0 else self.heartbeats
+        num_steps = min(heartbeat.num_steps for heartbeat in others)
         with self._changed:
-            early = [rank for rank, (step, _) in self._faults.items() if step > self.heartbeats[0].num_steps]
+            early = [rank for rank, (step, _) in self._faults.items() if step > num_steps]
         self._alone_s = self._alone_s + passed_s if early else 0.0
         if self._alone_s > self.alone_s:
             self.fail_alone(early, "")
 
     def _judge_progress(self, passed_s: float) -> None:
-        self.heartbeats[0].beat()
+        if self._has_rank_0:
+            self.heartbeats[0].beat()
         before, self._progress = self._progress, [heartbeat.progress for heartbeat in self.heartbeats]
         if not (self._in_step and self._started) or min(self._progress) != min(before):
             self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
@@ -280,7 +308,7 @@ class Monitor:
         """While starting, ranks wait for each other in their first collectives, and rank 0 for what children say."""
         before, progress = self._late, self._progress
         self._late = [rank for rank, count in enumerate(progress) if count < max(progress)]
-        if self._awaited:
+        if self._awaited and (self._has_rank_0 or self._said[self._awaited]):
             self._late = [child.rank for child in self.children if child.rank not in self._said[self._awaited]]
         is_busy = any(heartbeat.is_compiling for heartbeat in self.heartbeats)
         self._late_s = self._late_s + passed_s * (not is_busy) if self._late and self._late == before else 0.0
@@ -303,5 +331,5 @@ class Monitor:
         return "" if self._started else " while starting"
 
     def _name(self, rank: int) -> str:
-        who = "this process" if rank == 0 else next(str(child) for child in self.children if child.rank == rank)
+        who = next((str(child) for child in self.children if child.rank == rank), "this process")
         return f"rank {rank} of {len(self.heartbeats)} ({who})"

@@ -1,10 +1,12 @@
-"""What the process of a further rank does: beats, has its worker built, computes each step that comes, and ends.
+"""What the process of a rank does: beats, has its worker built, computes each step that comes, and ends.
 
-Decides nothing and knows no requests. It ends when it is told to, when it fails, and when its parent is gone.
+Decides nothing and knows no requests. It ends when it is told to, when it fails, and when the engine's process is gone.
+A rank 0 answers, too: see `core.executor.rank_0_loop`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -13,15 +15,24 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
-from hookline.core.errors import HooklineError, RankError, RequestFault, show_traceback
+from hookline.core.errors import HooklineError, LostStep, RankError, RequestFault, show_traceback
+from hookline.core.executor.answers import read_words
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
+from hookline.core.executor.rank_0_loop import Answering, Rank0Worker
 from hookline.core.executor.shared_memory import SharedWords
-from hookline.core.step.message import Step, masks_in, unpack
+from hookline.core.step.message import MASKS, TIME_STEPS, Step, is_agreed_on, masks_in, unpack
 from hookline.core.util.arrays import IntArray, MaskArray
 from hookline.core.util.text import one_line
+
+_HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""The other end is closed: of a TCP connection, what has not been read yet hides it otherwise."""
 
 
 class RankWorker(Protocol):
@@ -44,48 +55,180 @@ class RankWorker(Protocol):
         ...
 
 
-Build = Callable[[Mapping[str, Any], Heartbeat, Callable[[], None]], RankWorker]
-"""build(task, heartbeat, meet) -> worker; `meet` waits for the other ranks, and comes before the first collective."""
+Meet = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Build = Callable[[Mapping[str, Any], Heartbeat, Meet], tuple[Any, Mapping[str, Any]]]
+"""build(task, heartbeat, meet) -> the worker, a RankWorker or of rank 0 a Rank0Worker, and what the engine's process is
+told of it. meet(said) comes before the first collective: it waits for the other ranks and returns where their store is,
+which rank 0 says if it opened it."""
 
 
-def run_rank(fd: int, build: Build) -> NoReturn:
-    """Be one rank over the inherited socket `fd`; never returns."""
+class RankProcess:
+    """One rank over its connection with the engine's process. answers: the second one, of rank 0."""
+
+    def __init__(self, engine: socket.socket, answers: socket.socket | None, task: Mapping[str, Any]) -> None:
+        self.engine, self.answers, self.task = engine, answers, task
+        self.shares_memory = "memory_fd" in task
+        num_words = task["num_words"]
+        words = SharedWords(task["memory_fd"], num_words).words if self.shares_memory else np.zeros(num_words, np.int64)
+        self.heartbeat = Heartbeat(words, task["rank"])
+        self.started, self.ended = threading.Event(), threading.Event()
+        self._sending = threading.Lock()
+        self._is_agreed_on = False
+        """Whether plugins run in the current step that may fail for single requests."""
+        self.late_work: Callable[[], Mapping[str, int]] = lambda: {}
+        """What rank 0's worker counts of it, once there is one."""
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Tell the engine's process; from any thread."""
+        with self._sending:
+            send_message(self.engine, message)
+
+    def publish(self) -> None:
+        """Let the engine's process see our heartbeat, if it does not share our memory."""
+        if not self.shares_memory:
+            self.say({"words": self.heartbeat.words})
+
+    def run(self, build: Build) -> None:
+        """Build the worker and compute until the engine's process says that it is over; whatever fails is raised."""
+        threading.Thread(target=self._live, daemon=True).start()
+        if self.answers is not None:
+            log_to(self.say, self.task["log_level"])
+        import torch
+
+        torch.set_num_threads(self.task["num_threads"])
+        worker, told = build(self.task, self.heartbeat, self._meet)
+        self.started.set()
+        self.late_work = lambda: getattr(worker, "late_work", {})
+        self.say({"ready": told})
+        if self.answers is None:
+            self._compute(worker)
+        else:
+            self._answer(worker, Answering(worker, self.engine, self.answers))
+        worker.synchronize()
+        self.ended.set()
+
+    def _meet(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.say({"here": dict(said)})
+        return read_words(self._receive())
+
+    def _live(self) -> None:
+        """Beat, and end this process at once when the engine's has gone, whatever the main thread is stuck in.
+
+        While the process starts, the engine's is told where the main thread is whenever that is another place.
+        """
+        hang_up, place, late = select.poll(), "", self.late_work()
+        hang_up.register(self.engine, _HANG_UP)
+        try:
+            while not hang_up.poll(int(BEAT_S * 1000)) and not self.ended.is_set():
+                self.heartbeat.beat()
+                self.publish()
+                if not self.started.is_set() and (now := _place()) != place:
+                    place = now
+                    self.say({"place": place})
+                if self.answers is not None and (work := dict(self.late_work())) != late:
+                    late = work
+                    self.say({"late_work": late})
+        except OSError:
+            pass  # the engine's process is gone
+        if not self.ended.is_set():
+            os._exit(1)
+
+    def _compute(self, worker: RankWorker) -> None:
+        """Compute each step that comes, and draw by the masks that follow it; an empty message is the end."""
+        while len(message := self._receive()):
+            self._carry_out(message, partial(_compute_step, worker, message))
+
+    def _answer(self, worker: Rank0Worker, answering: Answering) -> None:
+        """The same of a rank 0, which says what came of each."""
+        while len(message := answering.next_message(self._receive)):
+            error = self._carry_out(message, partial(answering.carry_out, message))
+            answering.answer(error)
+
+    def _carry_out(self, message: IntArray, step: Callable[[], None]) -> LostStep | None:
+        """Do what a message asks for; returns what failed in it, if the rank goes on all the same."""
+        import torch
+
+        fault: LostStep | None = None
+        try:
+            with torch.inference_mode():
+                step()
+        except RequestFault as error:  # the engine goes on if every rank found the same
+            fault = error
+            show_traceback(error)
+            self.say({"fault": one_line(error), "step": self.heartbeat.num_steps + 1})
+        except LostStep as error:
+            if error.ends_engine or self.task["size"] > 1:  # the others compute the step to its end
+                raise
+            fault = error
+            show_traceback(error)
+        self.heartbeat.end_step(failed=isinstance(fault, RequestFault))
+        if message[0] != MASKS:
+            self._is_agreed_on = is_agreed_on(message)
+        if self._is_agreed_on:
+            self.publish()
+        return fault
+
+    def _receive(self) -> IntArray:
+        """The next message; ends the process if the engine's is gone."""
+        try:
+            return receive_frame(self.engine)
+        except OSError:
+            os._exit(1)
+
+    def report(self, error: BaseException) -> None:
+        """Tell the engine's process why this one ends."""
+        if not isinstance(error, HooklineError):
+            sys.excepthook(type(error), error, error.__traceback__)  # a bug of ours
+        else:
+            show_traceback(error)
+        try:
+            self.say({"error": one_line(error), "is_echo": isinstance(error, RankError)})
+        except OSError:
+            pass  # the engine is gone, and nobody is left to tell
+
+
+class _Told(logging.Handler):
+    """Log records as messages."""
+
+    def __init__(self, say: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            self._say({"log": record.levelno, "text": record.getMessage()})
+
+
+def log_to(say: Callable[[dict[str, Any]], None], level: int) -> None:
+    """Have what is logged from this level on told to the engine's process, which logs it."""
+    logger = logging.getLogger("hookline")
+    logger.setLevel(level)
+    logger.propagate = False
+    logger.handlers[:] = [_Told(say)]
+
+
+def run_rank(fds: list[int], build: Build) -> NoReturn:
+    """Be one rank over inherited sockets: that of messages, and of rank 0 that of its answers. Never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, and what it means is the parent's to say
-    parent = socket.socket(fileno=fd)
-    try:
-        task = JsonLines(parent).first()
-    except ConnectionError:
-        os._exit(1)
-    heartbeat = Heartbeat(_shared(task), task["rank"])
-    started = threading.Event()
-    threading.Thread(target=_live, args=(parent, heartbeat, started), daemon=True).start()
-    try:
-        _serve(parent, task, heartbeat, build, started)
-    except BaseException as error:
-        _report(parent, error)
-        os._exit(1)
+    engine, *answers = (socket.socket(fileno=fd) for fd in fds)
+    is_sound = serve_rank(engine, answers[0] if answers else None, build)
     # No destructors: those of collectives wait for ranks that may have ended already.
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(0 if is_sound else 1)
 
 
-def _shared(task: Mapping[str, Any]) -> Any:
-    return SharedWords(task["memory_fd"], task["num_words"]).words
-
-
-def _live(parent: socket.socket, heartbeat: Heartbeat, started: threading.Event) -> None:
-    """Beat, and end this process at once when the parent has gone, whatever the main thread is stuck in.
-
-    While the process starts, the parent is told where the main thread is whenever that is another place.
-    """
-    hang_up, place = select.poll(), ""
-    hang_up.register(parent, 0)
-    while not hang_up.poll(int(BEAT_S * 1000)):
-        heartbeat.beat()
-        if not started.is_set() and (now := _place()) != place:
-            place = now
-            send_message(parent, {"place": place})
-    os._exit(1)
+def serve_rank(engine: socket.socket, answers: socket.socket | None, build: Build) -> bool:
+    """Be one rank over these sockets until the engine's process ends it; whether it ended in order."""
+    try:
+        rank = RankProcess(engine, answers, JsonLines(engine).first())
+    except ConnectionError:
+        return False
+    try:
+        rank.run(build)
+    except BaseException as error:
+        rank.report(error)
+        return False
+    return True
 
 
 def _place() -> str:
@@ -98,64 +241,13 @@ def _place() -> str:
     )
 
 
-def _serve(
-    parent: socket.socket, task: Mapping[str, Any], heartbeat: Heartbeat, build: Build, started: threading.Event
-) -> None:
-    import torch
-
-    torch.set_num_threads(task["num_threads"])
-
-    def meet() -> None:
-        send_message(parent, {"here": True})
-        _receive(parent)
-
-    worker = build(task, heartbeat, meet)
-    started.set()
-    send_message(parent, {"ready": True})
-    _compute(worker, parent, heartbeat)
-    worker.synchronize()
-
-
-def _compute(worker: RankWorker, parent: socket.socket, heartbeat: Heartbeat) -> None:
-    """Compute each step that comes, and draw by the masks that follow it; an empty message is the end."""
-    import torch
-
-    while len(message := _receive(parent)):
-        fault: RequestFault | None = None
-        try:
-            with torch.inference_mode():
-                _carry_out(worker, message)
-        except RequestFault as error:  # the engine goes on if every rank found the same
-            fault = error
-            show_traceback(error)
-            send_message(parent, {"fault": one_line(error), "step": heartbeat.num_steps + 1})
-        heartbeat.end_step(failed=fault is not None)
-
-
-def _carry_out(worker: RankWorker, message: IntArray) -> None:
+def _compute_step(worker: RankWorker, message: IntArray) -> None:
     """Compute a step, or draw from the one before by the masks that have come."""
     masks_NW = masks_in(message)
+    if message[0] == TIME_STEPS:
+        return
     if masks_NW is None:
         worker.compute(unpack(message))
     else:
         worker.mask_rows(len(masks_NW))[:] = masks_NW
         worker.finish(len(masks_NW))
-
-
-def _receive(parent: socket.socket) -> IntArray:
-    """The next message; ends the process if the parent is gone."""
-    try:
-        return receive_frame(parent)
-    except ConnectionError:
-        os._exit(1)
-
-
-def _report(parent: socket.socket, error: BaseException) -> None:
-    if not isinstance(error, HooklineError):
-        sys.excepthook(type(error), error, error.__traceback__)  # a bug of ours
-    else:
-        show_traceback(error)
-    try:
-        send_message(parent, {"error": one_line(error), "is_echo": isinstance(error, RankError)})
-    except OSError:
-        pass  # the parent is gone, and nobody is left to tell

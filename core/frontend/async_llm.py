@@ -24,6 +24,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
+from hookline.core.util.garbage import freeze_heap
 
 TOKENIZER_THREADS = 4
 """Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
@@ -31,33 +32,33 @@ is done: the order of a caller's long prompts is not kept."""
 
 
 class AsyncLLM(AsyncPoolingCalls):
-    """An engine that coroutines share; options and errors as for `core.LLM`, which is loaded before this returns.
+    """An engine that coroutines share; options and errors as for `LLM`, which is loaded before this returns.
 
     Its methods are called inside a running event loop; several loops may share it. Close it, or use it with
     `async with`.
     """
 
     def __init__(self, checkpoint: str | None = None, **options: Any) -> None:
-        self._start(LLM(checkpoint, **options))
+        self._start(_settled(LLM(checkpoint, **options)))
 
     @classmethod
     def from_config(cls, config: Config, host: PluginHost) -> AsyncLLM:
         """An AsyncLLM from a validated configuration, as the command line makes it."""
         llm = cls.__new__(cls)
-        llm._start(LLM.from_config(config, host))
+        llm._start(_settled(LLM.from_config(config, host)))
         return llm
 
     def _start(self, llm: LLM) -> None:
         self.llm = llm
         """What the thread drives: look at its config, codec and limits, but leave its calls alone."""
         try:
-            if llm.codec.tokenizer is not None:
-                llm.codec.encode("")  # the first use may still write to the tokenizer, which several threads will read
+            llm.codec.make_ready()
         except BaseException:
             llm.close()
             raise
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
-        self._untokenized: set[DeltaQueue] = set()
+        self._untokenized: dict[DeltaQueue, int] = {}
+        """Prompts that are being tokenized, and how many completions each asks for."""
         self._thread = EngineThread(llm.output_processor, llm.enter_thread)
         self._thread.start()
         self._stop = weakref.finalize(self, self._thread.stop)
@@ -129,16 +130,16 @@ class AsyncLLM(AsyncPoolingCalls):
             deltas.put(full)
             return stream
         prompt = snapshot(prompt)
-        self._untokenized.add(deltas)
+        self._untokenized[deltas] = params.n
 
         def prepare() -> tuple[list[int], SamplingParams]:
             try:
                 return self._prepare(prompt, params) if stream.is_open else ([], params)
             finally:  # here, for the loop may be closed by then
-                self._untokenized.discard(deltas)
+                self._untokenized.pop(deltas, None)
 
         def submit(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
-            prepared.exception()  # whoever has left need not hear it, and asyncio not complain
+            prepared.exception()  # read, so that asyncio does not warn about it if the caller has left
             if not stream.is_open:
                 return
             try:
@@ -162,6 +163,10 @@ class AsyncLLM(AsyncPoolingCalls):
             _ = params.stop_strings  # kept from now on
         return token_ids, params
 
+    def refuse(self, error: RequestError) -> None:
+        """Let observers know of a prompt that whoever stands in front of this refused."""
+        self._thread.refuse(error)
+
     @property
     def observers(self) -> dict[str, Any]:
         """See LLM.observers."""
@@ -174,8 +179,8 @@ class AsyncLLM(AsyncPoolingCalls):
 
     @property
     def num_open(self) -> int:
-        """Prompts that are being served or wait."""
-        return self._thread.num_open + len(self._untokenized)
+        """Completions that are being made or wait."""
+        return self._thread.num_open + sum(list(self._untokenized.values()))  # a copy: other threads take theirs out
 
     def close(self) -> None:
         """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing."""
@@ -183,7 +188,7 @@ class AsyncLLM(AsyncPoolingCalls):
         self._tokenizing.shutdown(wait=False)  # who waits for it hears that the engine is closed
 
     async def aclose(self) -> None:
-        """Close without blocking the event loop."""
+        """`close` in a thread of its own, so that the event loop goes on meanwhile."""
         await asyncio.to_thread(self.close)
 
     async def __aenter__(self) -> Self:
@@ -193,3 +198,10 @@ class AsyncLLM(AsyncPoolingCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _settled(llm: LLM) -> LLM:
+    """The same, with what is there left out of full collections, which stop all streams, if nobody said otherwise."""
+    if llm.config.engine.freeze_gc is None:
+        llm.output_processor.heap = freeze_heap()
+    return llm

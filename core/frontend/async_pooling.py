@@ -10,6 +10,7 @@ from hookline.core.frontend.pooling_calls import NOT_SAMPLED
 from hookline.core.frontend.relevance import (
     QWEN3_RERANKER,
     PairTemplate,
+    check_texts,
     cosine,
     embedding_params,
     pair_tokens,
@@ -51,22 +52,41 @@ class AsyncPoolingCalls:
         pooling = PoolingParams() if params is None else params
         return self._submit(prompt, NOT_SAMPLED, timeout_s=timeout_s, pooling=pooling, **info)
 
-    async def embed(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> RequestOutput:
+    async def embed(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        *,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+    ) -> RequestOutput:
         """Make a vector of a prompt; it is the output's `vector`, float32. Arguments as for LLM.embed, for one prompt.
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        (output,) = [delta.output async for delta in self.pool(prompt, params, **options) if delta.output is not None]
-        return output
+        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        return await self._pooled(prompt, params, timeout_s, info)
 
     async def classify(
         self,
         prompt: Prompt,
         params: PoolingParams = PoolingParams(task=CLASSIFY),  # noqa: B008 - frozen
-        **options: Any,
+        *,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`. Raises: as `embed`."""
-        return await self.embed(prompt, params, **options)
+        """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`, float32 (classes,).
+
+        Arguments as for LLM.classify, for one prompt. Raises: as `embed`.
+        """
+        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        return await self._pooled(prompt, params, timeout_s, info)
 
     async def score(
         self,
@@ -75,13 +95,29 @@ class AsyncPoolingCalls:
         params: PoolingParams | None = None,
         *,
         template: PairTemplate = QWEN3_RERANKER,
-        **options: Any,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> RequestOutput:
-        """How well a document answers a query, as the output's `score`; see LLM.score. Raises: as `embed`."""
+        """How well a document answers a query, as the output's `score`. Arguments as for LLM.score, for one document.
+
+        Raises: as `embed`; RequestError if one of the two is no text, or if there is no tokenizer.
+        """
+        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        check_texts(query, document)
         pooling = scoring_params(params, self.llm.pooling_defaults.scored_by)
         if pooling is None:
-            each = (self.embed(text, embedding_params(params), **options) for text in (query, document))
+            each = (self._pooled(text, embedding_params(params), timeout_s, info) for text in (query, document))
             first, second = await asyncio.gather(*each)
             return scored(second, cosine(first))
         prompt = await asyncio.to_thread(pair_tokens, self.llm.codec, template, query, document)
-        return scored(await self.embed(prompt, pooling, **options), reading(pooling))
+        return scored(await self._pooled(prompt, pooling, timeout_s, info), reading(pooling))
+
+    async def _pooled(
+        self, prompt: Prompt, params: PoolingParams | None, timeout_s: float | None, info: Mapping[str, Any]
+    ) -> RequestOutput:
+        stream = self.pool(prompt, params, timeout_s=timeout_s, **info)
+        (output,) = [delta.output async for delta in stream if delta.output is not None]
+        return output

@@ -40,6 +40,10 @@ class EngineThread:
         self._open: dict[DeltaQueue, set[int]] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
         self._lock = threading.Lock()
+        self._num_submitted = 0
+        """Completions so far; changes under the lock alone."""
+        self._num_ended = 0
+        """Of these; changes in the thread alone."""
         self._is_stopping = self._is_closed = self._is_stuck = False
         self.death: str | None = None
         """Why the engine serves nothing more, if a fault ended it."""
@@ -61,10 +65,11 @@ class EngineThread:
         with self._lock:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
+            self._num_submitted += params.n
             self._commands.put(partial(self._add, deltas, token_ids, params, options))
 
     def refuse(self, error: RequestError, **options: Any) -> None:
-        """Let observers know of a prompt that was refused before it came here; its caller is told by whoever did."""
+        """Let observers know of a prompt that was refused before it came here, and whose caller knows that already."""
         self._commands.put(partial(self._refuse, (), error, options))
 
     def cancel(self, deltas: DeltaQueue) -> None:
@@ -88,8 +93,8 @@ class EngineThread:
 
     @property
     def num_open(self) -> int:
-        """Prompts whose callers wait."""
-        return len(self._open)
+        """Completions whose callers wait, those among them that the thread has not come to yet."""
+        return self._num_submitted - self._num_ended
 
     def _give_up(self, error: HooklineError) -> None:
         """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
@@ -183,12 +188,16 @@ class EngineThread:
             ids = self._output_processor.add(token_ids, params, partial(self._post, deltas), **options)
             self._open[deltas] = set(ids)
         except RequestError as error:
-            self._put(deltas, error)
+            self._turn_away(deltas, params, error)
             self._refuse(token_ids, error, options)
         except HooklineError as error:
-            self._put(deltas, error)
+            self._turn_away(deltas, params, error)
         except BaseException as error:  # nobody else's request is touched by it
-            self._put(deltas, _engine_error(error))
+            self._turn_away(deltas, params, _engine_error(error))
+
+    def _turn_away(self, deltas: DeltaQueue, params: SamplingParams, error: HooklineError) -> None:
+        self._num_ended += params.n
+        self._put(deltas, error)
 
     def _refuse(self, token_ids: Sequence[int], error: RequestError, options: Mapping[str, Any]) -> None:
         said = {key: options[key] for key in INFO_KEYS if key in options}
@@ -198,12 +207,15 @@ class EngineThread:
         if delta.output is not None:
             ids = self._open[deltas]
             ids.discard(delta.request_id)
+            self._num_ended += 1
             if not ids:
                 del self._open[deltas]
         self._put(deltas, delta)
 
     def _forget(self, deltas: DeltaQueue) -> None:
-        self._output_processor.forget(self._open.pop(deltas, ()))
+        ids = self._open.pop(deltas, ())
+        self._num_ended += len(ids)
+        self._output_processor.forget(ids)
 
     def _put(self, deltas: DeltaQueue, new_deltas: NewDeltas) -> None:
         self._outgoing.setdefault(deltas.loop, []).append((deltas, new_deltas))
@@ -220,6 +232,7 @@ class EngineThread:
     def _fail(self, error: BaseException, waiting: Sequence[DeltaQueue]) -> None:
         """Tell these, who wait, and end their requests."""
         ids = [id_ for deltas in waiting for id_ in self._open.pop(deltas)]
+        self._num_ended += len(ids)
         for deltas in waiting:
             self._put(deltas, _engine_error(error))  # one for each: tracebacks are not shared
         try:

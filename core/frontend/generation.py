@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from hookline.core.errors import QueueFullError, RequestError
+from hookline.core.errors import QueueFullError, RequestError, shown
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt
+
+P = TypeVar("P")
+"""Parameters of requests: SamplingParams or PoolingParams."""
 
 
 class ProgressBar(Protocol):
@@ -80,6 +83,8 @@ class Call:
             self._output_processor.engine.check_room(num_requests)
         except QueueFullError:
             return not self._output_processor.engine.has_work  # it will never have: adding says why
+        except RequestError:
+            return True  # likewise
         return True
 
     def _add(self, index: int, one: tuple[Prompt, SamplingParams]) -> None:
@@ -107,6 +112,21 @@ class Call:
         if progress is not None and stats is not None:
             num_finished = sum(delta.output is not None and delta.index == 0 for delta in self._new_deltas)
             progress.update(num_finished, stats.num_prefill_tokens, stats.num_decode_tokens)
+
+
+def params_each(params: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:
+    """The parameters of each prompt: one's own, or the same for all; None means kind().
+
+    Raises: RequestError for another type, or a list of another length.
+    """
+    if params is None or isinstance(params, kind):
+        return [kind() if params is None else params] * count
+    each: list[Any] = list(params) if hasattr(params, "__iter__") else [params]
+    if not all(isinstance(one, kind) for one in each):
+        raise RequestError(f"params={shown(params)} must be {kind.__name__}, or a list of them")
+    if len(each) != count:
+        raise RequestError(f"{len(each)} {kind.__name__} for {count} prompts; pass one, or one for each prompt")
+    return each
 
 
 def infos_each(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

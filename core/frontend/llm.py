@@ -1,6 +1,6 @@
 """The blocking front: prompts in, finished outputs or their pieces out.
 
-Knows text, the configuration and the engine's five verbs; no tensors and no policy. Several LLMs may live side by side.
+Knows text, the configuration and the engine's methods; no tensors and no policy. Several LLMs may live side by side.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hookline.core.assembly.engine import build_engine
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import HooklineError, PluginError, RequestError, shown
-from hookline.core.frontend.generation import Call, ProgressBar, infos_each
+from hookline.core.errors import HooklineError, PluginError
+from hookline.core.frontend.generation import Call, ProgressBar, infos_each, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.pooling_calls import PoolingCalls
 from hookline.core.frontend.step_guard import StepGuard
@@ -29,6 +29,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
+from hookline.core.util.garbage import freeze_heap
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -43,8 +44,11 @@ class LLM(PoolingCalls):
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
     processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
-    checkpoint: short for model's `checkpoint` field.
-    Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
+    checkpoint: short for model's `checkpoint` field. engine: {field: value}, as engine.* of the command line.
+    tp: tensor-parallel ranks, one GPU each. seed: of requests that bring none, and of random weights. dtype: of weights
+    and activations: "float32", "bfloat16" or "float16". device: "cpu", "cuda" or "cuda:N".
+    Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix: ConfigError for an
+    option, CheckpointError for the model's files, CapacityError if memory does not suffice, PluginError for a plugin.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class LLM(PoolingCalls):
         processors: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
+        pp: int | None = None,
         seed: int | None = None,
         dtype: str | None = None,
         device: str | None = None,
@@ -69,8 +74,8 @@ class LLM(PoolingCalls):
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
         options["pooler"] = pooler
-        tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "seed": seed, "dtype": dtype, "device": device}
-        tree |= {"observers": observers, "processors": processors}
+        tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "pp": pp, "seed": seed, "dtype": dtype}
+        tree |= {"device": device, "observers": observers, "processors": processors}
         if checkpoint is not None:
             tree["model"] = {**({"name": model} if isinstance(model, str) else model or {}), "checkpoint": checkpoint}
         config = validate({key: value for key, value in tree.items() if value is not None}, host)
@@ -84,10 +89,11 @@ class LLM(PoolingCalls):
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
-        self.config = config = with_model(config, host)
+        config, known = with_model(config, host)
+        self.config = config
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
-        built = build_engine(config, host, is_command=is_command)
+        built = build_engine(config, host, is_command=is_command, checkpoint=known)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
         self.captured = {
@@ -106,9 +112,11 @@ class LLM(PoolingCalls):
         if self.engine.structured_output is not None:
             tokenizer_facts = partial(grammar_vocabulary, self.codec, limits.eos_token_ids, limits.vocab_size)
             self.engine.structured_output.make_vocabulary = tokenizer_facts
-        guard = StepGuard(self.engine, config.engine, config.tp, chosen_entries(config, host))
+        guard = StepGuard(self.engine, config.engine, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
+        if config.engine.freeze_gc:
+            self.output_processor.heap = freeze_heap()
         built.phases.end()
         self.start_phases_s: Mapping[str, float] = built.phases.seconds
         """Seconds that the parts of the start took, by their names; in a command since the process was started."""
@@ -145,7 +153,8 @@ class LLM(PoolingCalls):
         deadline_s: by when each should be done, in seconds after it is queued: a wish, which schedulers may heed.
         cache_salt: at most 256 characters; a request finds only those prefixes in the cache that have the same salt.
         These four are for all prompts, or a list with one each.
-        timeout_s: ends each request so long after it is queued, with finish_reason "abort" and what it has by then.
+        timeout_s: ends each request this many seconds after it is queued, with finish_reason "abort" and what it has
+        by then.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
         Whatever interrupts the call, its requests are gone afterwards.
         Raises: RequestError if a list with one each is not as long as prompts; PluginError if a plugin fails in a step,
@@ -185,7 +194,7 @@ class LLM(PoolingCalls):
         **options: Any,
     ) -> Call:
         wanted = as_prompts(prompts)
-        asked = list(zip(wanted, _params_each(params, len(wanted)), strict=True))
+        asked = list(zip(wanted, params_each(params, SamplingParams, len(wanted)), strict=True))
         return Call(self.output_processor, asked, infos_each(infos, len(wanted)), **options)
 
     @property
@@ -195,14 +204,14 @@ class LLM(PoolingCalls):
 
     def enter_thread(self) -> None:
         """Let the calling thread drive the engine; a device is current in one thread only."""
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.engine.executor.is_here:
             import torch
 
             torch.cuda.set_device(self.device)
 
     def device_works(self) -> bool:
         """Whether the device still computes: after some errors a GPU does nothing more for this process."""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.engine.executor.is_here:
             return True
         import torch
 
@@ -241,14 +250,3 @@ def _close_dropped(output_processor: OutputProcessor) -> None:
         output_processor.close()
     except HooklineError as error:
         logger.error("while closing an engine that was dropped: %s", error)
-
-
-def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    each: list[Any] = list(params) if hasattr(params, "__iter__") else [params]
-    if not all(isinstance(one, SamplingParams) for one in each):
-        raise RequestError(f"params={shown(params)} must be SamplingParams, or a list of them")
-    if len(each) != count:
-        raise RequestError(f"{len(each)} sampling params for {count} prompts; pass one, or one for each prompt")
-    return each

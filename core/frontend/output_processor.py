@@ -1,14 +1,14 @@
 """Between callers and the engine: prompts become requests, committed tokens become text, and Deltas reach their caller.
 
-What LLM and AsyncLLM have in common. Knows text and the engine's verbs; no thread, no event loop. A request that needs
-its text only at the end has no TextReader and costs nothing while it runs.
+What LLM and AsyncLLM have in common. Knows text and the engine's methods; no thread, no event loop. A request that
+needs its text only at the end has no TextReader and costs nothing while it runs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,14 @@ from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogpr
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
 from hookline.core.tokenizer.reader import TextReader
+from hookline.core.util.garbage import FrozenHeap
 
 Send = Callable[[Delta], None]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Who waits for a request. reader: None if its text is made at the end."""
+    """Where a request's Deltas go. reader: None if its text is made at the end."""
 
     prompt_index: int
     index: int
@@ -43,6 +44,8 @@ class OutputProcessor:
         self._busy = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._new_deltas: list[TextReader] = []
+        self.heap: FrozenHeap | None = None
+        """What Python's full collections leave out until this is closed, if its owner asked for that."""
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -120,12 +123,14 @@ class OutputProcessor:
 
     def close(self) -> None:
         """End all requests, tell their callers, and close the engine; a second call does nothing."""
-        try:
-            self.abort(list(self._entries))
-        finally:
-            if self.guard is not None:
-                self.guard.stop()
-            self.engine.close()
+        heap, self.heap = self.heap, None
+        with nullcontext() if heap is None else heap.thawed():
+            try:
+                self.abort(list(self._entries))
+            finally:
+                if self.guard is not None:
+                    self.guard.stop()
+                self.engine.close()
 
     def _reader(self, params: SamplingParams, follows: bool) -> TextReader:
         detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hookline.core.errors import RequestError, shown
-from hookline.core.frontend.generation import Call, ProgressBar, infos_each
+from hookline.core.frontend.generation import Call, ProgressBar, infos_each, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.relevance import (
     QWEN3_RERANKER,
     PairTemplate,
     as_texts,
+    check_texts,
     cosine,
     embedding_params,
     pair_tokens,
@@ -31,9 +31,7 @@ NOT_SAMPLED = SamplingParams()
 
 
 class PoolingCalls:
-    """What an LLM does beside generating, in the same engine; what arguments have in common with `generate`, they do
-    alike.
-    """
+    """What an LLM does beside generating, in the same engine. Arguments that `generate` has too mean the same here."""
 
     output_processor: OutputProcessor
     codec: Codec
@@ -64,20 +62,27 @@ class PoolingCalls:
         """
         wanted = as_prompts(prompts)
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return self._pool(wanted, _params_each(params, len(wanted)), infos, timeout_s, progress)
+        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), infos, timeout_s, progress)
 
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: Params = PoolingParams(task=CLASSIFY),  # noqa: B008 - frozen
-        **options: Any,
+        *,
+        priority: int | Sequence[int] = 0,
+        tags: Tags | Sequence[Tags | None] | None = None,
+        deadline_s: float | Sequence[float | None] | None = None,
+        cache_salt: str | Sequence[str | None] | None = None,
+        timeout_s: float | None = None,
+        progress: ProgressBar | None = None,
     ) -> list[RequestOutput]:
-        """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`; options as of `embed`.
+        """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`, float32 (classes,).
 
-        Their softmax are the classes' probabilities.
+        Their softmax gives the classes' probabilities. Arguments as for `embed`.
         Raises: as generate.
         """
-        return self.embed(prompts, params, **options)
+        infos: dict[str, Any] = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        return self.embed(prompts, params, timeout_s=timeout_s, progress=progress, **infos)
 
     def score(
         self,
@@ -100,17 +105,15 @@ class PoolingCalls:
         Raises: as generate; RequestError if query or documents are no texts, or if there is no tokenizer.
         """
         texts = as_texts(documents)
-        for text in (query, *texts):
-            if not isinstance(text, str):
-                raise RequestError(f"score compares texts, and {shown(text)} is none")
+        check_texts(query, *texts)
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         pooling = scoring_params(params, self.pooling_defaults.scored_by)
         if pooling is None:
-            each = _params_each(embedding_params(params), 1 + len(texts))
+            each = params_each(embedding_params(params), PoolingParams, 1 + len(texts))
             found = self._pool([query, *texts], each, _with_first(infos, len(texts)), timeout_s, progress)
             return [scored(output, cosine(found[0])) for output in found[1:]]
         prompts = [pair_tokens(self.codec, template, query, text) for text in texts]
-        outputs = self._pool(prompts, _params_each(pooling, len(texts)), infos, timeout_s, progress)
+        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), infos, timeout_s, progress)
         return [scored(output, reading(pooling)) for output in outputs]
 
     def _pool(
@@ -125,17 +128,6 @@ class PoolingCalls:
         own = [{**info, "pooling": one} for info, one in zip(each, params, strict=True)]
         asked = [(prompt, NOT_SAMPLED) for prompt in prompts]
         return Call(self.output_processor, asked, own, timeout_s=timeout_s).outputs(progress)
-
-
-def _params_each(params: Params, count: int) -> list[PoolingParams]:
-    if params is None or isinstance(params, PoolingParams):
-        return [params or PoolingParams()] * count
-    each: list[Any] = list(params) if hasattr(params, "__iter__") else [params]
-    if not all(isinstance(one, PoolingParams) for one in each):
-        raise RequestError(f"params={shown(params)} must be PoolingParams, or a list of them")
-    if len(each) != count:
-        raise RequestError(f"{len(each)} pooling params for {count} prompts; pass one, or one for each prompt")
-    return each
 
 
 def _with_first(infos: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError
+from hookline.core.util.files import check_writable
 from hookline.core.util.ranges import bounded
 
 if TYPE_CHECKING:
@@ -56,10 +57,7 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.path.name.endswith(SUFFIXES):
             raise ConfigError(f"profile={self.path}: the name must end in {' or '.join(SUFFIXES)}")
-        if not self.path.parent.is_dir():
-            raise ConfigError(f"profile={self.path}: the folder {self.path.parent} does not exist; make it first")
-        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
-            raise ConfigError(f"profile={self.path} cannot be written")
+        check_writable(self.path, "profile")
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Profile | None:
@@ -75,11 +73,16 @@ class Profile:
 def profiled(llm: LLM, profile: Profile | None) -> Iterator[None]:
     """Trace the steps of its engine meanwhile, if a profile is wanted.
 
-    Raises: ConfigError if there were too few steps to trace any.
+    Raises: ConfigError if there were too few steps to trace any, or if no step is computed in this process.
     """
     if profile is None:
         yield
         return
+    if not llm.engine.executor.is_here:
+        raise ConfigError(
+            f"profile={profile.path} shows what this process does, and rank 0 computes in another one; leave out "
+            "engine.executor and engine.rank_0 for it"
+        )
     trace = _StepTrace(profile)
     llm.engine.watch.tracer = trace
     try:

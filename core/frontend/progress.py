@@ -39,5 +39,5 @@ class Progress:
 
 
 def progress_bar(num_requests: int) -> Progress | None:
-    """A bar on standard error, or None if that is no terminal."""
+    """A bar on standard error, or None if that is not a terminal."""
     return Progress(num_requests) if sys.stderr is not None and sys.stderr.isatty() else None

@@ -20,7 +20,7 @@ from hookline.core.util.arrays import VectorArray
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """What stands around a query and a document; as it stands here, it is Qwen3-Reranker's.
+    """What stands around a query and a document; the defaults are Qwen3-Reranker's.
 
     prefix and suffix may hold special tokens. instruction, in the pair's text, says what a good answer is.
     """
@@ -111,3 +111,10 @@ def cosine(query: RequestOutput) -> Callable[[VectorArray], float]:
 def as_texts(documents: Any) -> Sequence[Any]:
     """One text or several."""
     return [documents] if isinstance(documents, str) else list(documents)
+
+
+def check_texts(*texts: object) -> None:
+    """Refuse what cannot be compared as texts. Raises: RequestError."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise RequestError(f"score compares texts, and {shown(text)} is none")

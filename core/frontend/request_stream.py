@@ -13,7 +13,8 @@ from hookline.core.outputs import Delta
 class RequestStream:
     """The Deltas of one prompt's completions, as an async iterator; ends behind the last Delta of the last one.
 
-    Closing or dropping it, or cancelling who waits for it, ends its requests.
+    Closing or dropping it, or cancelling a coroutine that waits for it, ends its requests.
+    Raises: while it is read, what AsyncLLM.generate raises.
     """
 
     def __init__(self, thread: EngineThread, deltas: DeltaQueue, num_completions: int) -> None:

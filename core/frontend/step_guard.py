@@ -45,9 +45,9 @@ class StepGuard:
     Raises: EngineError naming who was stuck, if a step was broken off.
     """
 
-    def __init__(self, engine: Engine, config: EngineConfig, num_ranks: int, entries: Iterable[Entry]) -> None:
+    def __init__(self, engine: Engine, config: EngineConfig, entries: Iterable[Entry]) -> None:
         self._engine = weakref.ref(engine)
-        self._watch, self._num_ranks = engine.watch, num_ranks
+        self._watch, self._leaves_steps = engine.watch, engine.executor.watches_steps
         self.plan_s, self.step_s = config.stall_timeout_s, STEP_TIMEOUTS * config.step_timeout_s
         self._blaming = Blaming(entries, "")
         self.tell: Callable[[HooklineError], None] = lambda error: None
@@ -112,7 +112,7 @@ class StepGuard:
 
     def _limit_s(self) -> float | None:
         doing = self._watch.doing
-        if self._num_ranks > 1 and doing in ("launch", "wait"):
+        if self._leaves_steps and doing in ("launch", "wait"):
             return None
         return self.plan_s if doing == "plan" else self.step_s
 

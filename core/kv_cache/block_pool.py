@@ -102,7 +102,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def cache(self, block: int, hash_: int, tokens: bytes, parent: int) -> int:
-        """Make a full block cached; returns the serial that its children name as parent.
+        """Let a full block be found by its content; returns the serial that its children name as parent.
 
         If the same content is cached already, in another block, that one stays and its serial is returned.
         """

@@ -253,7 +253,7 @@ class GroupedCacheManager(KVCacheManager):
     def _cache_block(self, block: int, group: int, hash_: int) -> None:
         """Make a block cached, in place of another one with the same content that nobody holds.
 
-        There may be one if another group lacked it. Who shares this block then takes none from those that are free.
+        There may be one if another group lacked it. A request that shares this block then takes none of the free ones.
         """
         known = self._find(group, hash_)
         if known is not None and self.pool.references(known) == 0:

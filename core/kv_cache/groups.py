@@ -2,7 +2,8 @@
 
 Layers of one kind are cut into groups of at most `num_places`; place i of a block belongs to the i-th layer of the
 group that holds the block. So all blocks have the same bytes, one pool serves every group, and a model with full
-attention everywhere is one group whose places are its layers. No torch.
+attention everywhere is one group whose places are its layers. Of a model that is cut into stages, a stage's blocks have
+places for its own layers alone; which groups there are, and whose a block is, is the same on all stages. No torch.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ FULL_PADDING_WEIGHT = 4
 class CacheGroups:
     """windows: tokens that a query of each group's layers sees; None for all.
 
-    places: of each layer, where its keys and values lie; None for a layer that has none. A layer that attends over
-    another one's cache has the place of that one. num_places: layers that a block has room for, in any group.
-    writes: of each layer, whether it has keys and values of its own. has_states: whether a layer keeps a state.
+    places: of each layer, where its keys and values lie in its stage's blocks; None for a layer that has none. A layer
+    that attends over another one's cache has the place of that one. num_places: layers that a block has room for, in
+    any group; no stage has more. writes: of each layer, whether it has keys and values of its own. has_states: whether
+    a layer keeps a state.
     """
 
     windows: tuple[int | None, ...]
@@ -36,34 +38,49 @@ class CacheGroups:
     has_states: bool = False
 
     @classmethod
-    def of(cls, spec: ModelSpec, max_model_len: int) -> CacheGroups:
+    def of(cls, spec: ModelSpec, max_model_len: int, layer_counts: Sequence[int] = ()) -> CacheGroups:
         """The groups of a model. A window that no sequence outgrows is full attention.
 
-        Raises: ConfigError if the spec contradicts itself.
+        layer_counts: of each stage; empty if the model is not cut. A kind of layers has as many groups as the stage
+        with most of them needs, and each stage deals its own out to these.
+        Raises: ConfigError if the spec contradicts itself, or a layer is parted from the one whose cache it shares.
         """
         layers = [_seen(layer, max_model_len) for layer in checked_layers(spec)]
-        kinds: dict[int | None, list[int]] = {}
+        counts = layer_counts or (len(layers),)
+        stage_of = [stage for stage, count in enumerate(counts) for _ in range(count)]
+        kinds: dict[int | None, list[list[int]]] = {}
         for index, layer in enumerate(layers):
             if isinstance(layer, FullAttention | SlidingWindow):
-                kinds.setdefault(_window(layer), []).append(index)
-        num_places = best_num_places({window: len(members) for window, members in kinds.items()})
+                kinds.setdefault(_window(layer), [[] for _ in counts])[stage_of[index]].append(index)
+        most = {window: max(map(len, members)) for window, members in kinds.items()}
+        num_places = best_num_places(most)
         windows: list[int | None] = []
         places: list[Place | None] = [None] * len(layers)
+        firsts = {}
         for window in sorted(kinds, key=lambda window: (window is not None, window)):
-            for first in range(0, len(kinds[window]), num_places):
-                for place, index in enumerate(kinds[window][first : first + num_places]):
-                    places[index] = len(windows), place
-                windows.append(window)
+            firsts[window] = len(windows)
+            windows += [window] * -(-most[window] // num_places)
+        for stage in range(len(counts)):
+            own = {window: members[stage] for window, members in kinds.items()}
+            size = max((-(-len(members) // windows.count(window)) for window, members in own.items()), default=0)
+            for window, members in own.items():
+                for number, index in enumerate(members):
+                    places[index] = firsts[window] + number // size, number % size
         for index, layer in enumerate(layers):
             if isinstance(layer, SharedCache):
+                _refuse_parted(index, layer.layer, stage_of)
                 places[index] = places[layer.layer]
         writes = tuple(isinstance(layer, FullAttention | SlidingWindow) for layer in layers)
         has_states = any(isinstance(layer, RecurrentState) for layer in layers)
         return cls(tuple(windows) or (None,), tuple(places), num_places, writes, has_states)
 
+    def num_places_of(self, layers: range) -> int:
+        """Layers that a block has room for on the stage that has these."""
+        return max((place[1] + 1 for place in map(self.places.__getitem__, layers) if place is not None), default=0)
+
     @classmethod
     def of_described(cls, described: Mapping[str, Any]) -> CacheGroups:
-        """Groups of which no layer is known, for who counts blocks alone. described: as of `described`."""
+        """Groups without their layers, where only blocks are counted. described: what `described` gives."""
         windows = tuple(described.get("windows", (None,)))
         return cls(windows, (), 0, (), has_states=bool(described.get("has_states", False)))
 
@@ -79,17 +96,22 @@ class CacheGroups:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one group, which keeps every token: then nobody needs to know of groups."""
+        """Whether there is one group, which keeps every token: then who counts blocks need not know of groups."""
         return self.windows == (None,)
 
+    @property
+    def is_by_layer(self) -> bool:
+        """Whether every layer is in that group, with keys and values of its own: then no rank needs to know, either."""
+        return self.is_plain and all(self.writes)
+
     def most_blocks(self, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
-        """Most blocks that a sequence of so many tokens holds at a time, while it is computed in any chunks."""
+        """Most blocks that a sequence of `num_tokens` tokens holds at a time, while it is computed in any chunks."""
         columns = -(-num_tokens // block_size)
         most = [most_columns(window, block_size, max_num_batched_tokens) for window in self.windows]
         return sum(columns if one is None else min(columns, one) for one in most)
 
     def longest(self, num_blocks: int, block_size: int, max_num_batched_tokens: int, max_model_len: int) -> int:
-        """Tokens of the longest sequence, of at most max_model_len, that a pool of so many blocks can compute."""
+        """Tokens of the longest sequence, of at most max_model_len, that a pool of `num_blocks` blocks can compute."""
         low, high = 0, -(-max_model_len // block_size)
         while low < high:
             middle = (low + high + 1) // 2
@@ -150,6 +172,14 @@ def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
                     "earlier one with keys and values of its own"
                 )
     return layers
+
+
+def _refuse_parted(index: int, owner: int, stage_of: Sequence[int]) -> None:
+    if stage_of[index] != stage_of[owner]:
+        raise ConfigError(
+            f"layer {index} of the model shares the cache of layer {owner}, and they are on stages {stage_of[index]} "
+            f"and {stage_of[owner]}; keep them on one by engine.pp_layers, or take a lower pp"
+        )
 
 
 def _seen(layer: LayerCache, max_model_len: int) -> LayerCache:

@@ -143,7 +143,7 @@ class KVCacheManager:
         self.pool.release(blocks)
 
     def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
-        """A step has all its blocks: these entries decode in it, and the requests of these chunks compute them."""
+        """Note that a step has all its blocks: these entries decode in it, and it computes these chunks of requests."""
 
     # -------------------------------------------------------------------------------------------------------- caching
 
@@ -169,7 +169,7 @@ class KVCacheManager:
             request.num_cached_block_tokens += request.block_size
 
     def uncache(self, request: Request, num_tokens: int) -> None:
-        """Let nobody find the request's blocks that hold any of its last computed `num_tokens`: they were not computed.
+        """Let nobody find the request's blocks that hold any of its last `num_tokens` tokens, which were not computed.
 
         Only requests of the same step can share them by now.
         """

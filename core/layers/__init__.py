@@ -1,7 +1,8 @@
-"""Tensor-parallel layers, the residual stream and rotary tables, for models."""
+"""What models are made of: tensor-parallel layers, the residual stream, stages, rotary tables, config.json readers."""
 
 from hookline.core.distributed.partition import even_part
 from hookline.core.layers.clamped_experts import ClampedExperts, plain_clamped_expert_mlp
+from hookline.core.layers.config_values import ConfigValues, layer_caches
 from hookline.core.layers.experts import (
     ParallelExperts,
     SoftmaxRouter,
@@ -22,12 +23,15 @@ from hookline.core.layers.recurrent import plain_gated_delta_rule, plain_short_c
 from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import rope_table
 from hookline.core.layers.rope_config import RopeSettings, rope_settings
+from hookline.core.layers.stage import FinalNorm, StageLayers, stage_input
 from hookline.core.layers.taps import tapped
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
 
 __all__ = [
     "ClampedExperts",
     "ColumnParallelLinear",
+    "ConfigValues",
+    "FinalNorm",
     "GatedMLP",
     "MergedColumnParallelLinear",
     "ParallelExperts",
@@ -37,12 +41,14 @@ __all__ = [
     "RopeSettings",
     "RowParallelLinear",
     "SoftmaxRouter",
+    "StageLayers",
     "SummedBlock",
     "VocabParallelEmbedding",
     "WholeQKNorm",
     "empty_parameter",
     "even_part",
     "every_expert",
+    "layer_caches",
     "plain_clamped_expert_mlp",
     "plain_expert_mlp",
     "plain_gated_delta_rule",
@@ -50,6 +56,7 @@ __all__ = [
     "plain_short_convolution",
     "rope_settings",
     "rope_table",
+    "stage_input",
     "tapped",
     "vocab_part",
     "wanted_experts",

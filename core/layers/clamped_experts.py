@@ -26,6 +26,7 @@ class ClampedExperts:
     """Experts whose intermediate features are split over the ranks; rank 0 alone adds the biases of the second product.
 
     alpha: the gate's slope in its sigmoid. limit: the gate is at most this, the other factor within it on both sides.
+    num_experts: X. hidden: D. inner: intermediate features of the whole expert, over all ranks.
     Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
@@ -33,6 +34,7 @@ class ClampedExperts:
     def __init__(
         self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, alpha: float, limit: float, what: str
     ) -> None:
+        """Allocate this rank's parts, uninitialised, on runtime.device."""
         kernels = self.kernels = runtime.kernels
         self.ranks, self.part, self.alpha, self.limit = (
             runtime.ranks,
@@ -48,7 +50,7 @@ class ClampedExperts:
         self._has_mlp = is_offered(kernels.clamped_expert_mlp)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-        """Partial sum of this rank."""
+        """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
         weights = self.gate_up_XFD, self.gate_up_bias_XF, self.down_XDF, self._own_bias_XD
         mlp = self.kernels.clamped_expert_mlp if self._has_mlp else plain_clamped_expert_mlp
         return mlp(x_TD, expert_TA, weight_TA, *weights, self.alpha, self.limit)

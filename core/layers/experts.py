@@ -22,6 +22,9 @@ from hookline.core.layers.vocab import empty_parameter
 if TYPE_CHECKING:
     from hookline.core.contracts import Runtime
 
+ALIGNED_OUTPUTS = 8
+"""Products whose rows of 16-bit outputs begin at multiples of 16 bytes are the fast ones."""
+
 Expert = Callable[[Tensor], Tensor]
 """One expert: some tokens (N, D) to as many."""
 
@@ -31,11 +34,13 @@ class ParallelExperts:
 
     So all ranks do the same work whatever the routing, and the block sums up over the ranks once. Splitting the experts
     instead would leave a rank idle whenever no token wants its experts.
+    num_experts: X. hidden: D. inner: intermediate features of the whole expert, over all ranks.
     Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
 
     def __init__(self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, what: str) -> None:
+        """Allocate this rank's parts, uninitialised, on runtime.device."""
         kernels = self.kernels = runtime.kernels
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
         self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
@@ -43,7 +48,7 @@ class ParallelExperts:
         self._has_mlp = is_offered(kernels.expert_mlp)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-        """Partial sum of this rank."""
+        """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
         mlp = self.kernels.expert_mlp if self._has_mlp else plain_expert_mlp
         return mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
 
@@ -75,24 +80,41 @@ class ParallelExperts:
 class SoftmaxRouter:
     """Scores every expert for every token, and takes the best few; whole on every rank.
 
+    num_experts: X. hidden: D. top_k: A. bias: whether the logits have one.
     normalise: whether a token's weights are made to add up to one; they are then the softmax of the best few alone.
+    num_gates: outputs besides the scores, which `with_gates` hands on as they are; their weight is gate_GD. They share
+    the router's product, and take no bias.
     Shapes: x_TD (T, D) -> expert_TA (T, A) int64 and weight_TA (T, A) float32, the best expert first.
     """
 
     def __init__(
-        self, num_experts: int, hidden: int, top_k: int, runtime: Runtime, *, normalise: bool, bias: bool = False
-    ) -> None:
-        self.weight_XD = empty_parameter(runtime, num_experts, hidden)
+        self, num_experts: int, hidden: int, top_k: int, runtime: Runtime, *, normalise: bool, bias: bool = False,
+        num_gates: int = 0,
+    ) -> None:  # fmt: skip
+        """Allocate the whole matrix, uninitialised, on runtime.device."""
+        assert not (bias and num_gates)
+        num_rows, self.num_gates = num_experts + num_gates, num_gates
+        num_padded = -(-num_rows // ALIGNED_OUTPUTS) * ALIGNED_OUTPUTS if num_gates else num_rows
+        self._weight_RD = empty_parameter(runtime, num_padded, hidden)
+        self._weight_RD[num_rows:].zero_()
+        self.weight_XD, self.gate_GD = self._weight_RD[:num_experts], self._weight_RD[num_experts:num_rows]
         self.bias_X = empty_parameter(runtime, num_experts) if bias else None
         kernels = self.kernels = runtime.kernels
         self.top_k, self.normalise = top_k, normalise
         self._has_route = is_offered(kernels.route_experts)
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose each token's experts."""
-        logits_TX = self.kernels.linear(x_TD, self.weight_XD, self.bias_X)
+        """Choose each token's experts: (T, D) -> (T, A) and (T, A), by Kernels.route_experts where there is one."""
+        return self.with_gates(x_TD)[:2]
+
+    def with_gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What a call gives, and the gates' products (T, num_gates), whose rows are apart in memory."""
+        num_experts = len(self.weight_XD)
+        logits_TR = self.kernels.linear(x_TD, self._weight_RD, self.bias_X)
+        logits_TX = logits_TR[:, :num_experts] if self.num_gates else logits_TR
         route = self.kernels.route_experts if self._has_route else plain_route_experts
-        return route(logits_TX, self.top_k, self.normalise)
+        gate_TG = logits_TR[:, num_experts : num_experts + self.num_gates]
+        return *route(logits_TX, self.top_k, self.normalise), gate_TG
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> the whole matrix."""
@@ -103,7 +125,7 @@ class SoftmaxRouter:
 
 
 def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """See Kernels.route_experts."""
+    """See Kernels.route_experts. Device: no host sync."""
     weight_TA, expert_TA = logits_TX.softmax(-1, dtype=torch.float32).topk(top_k)
     return expert_TA, weight_TA / weight_TA.sum(-1, keepdim=True) if normalise else weight_TA
 

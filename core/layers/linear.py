@@ -26,11 +26,13 @@ from hookline.core.layers.vocab import empty_parameter
 class ColumnParallelLinear:
     """x @ W.T + b with the output features split over the ranks; no communication.
 
+    in_features, out_features: of the whole layer. weight_OD, bias_O: this rank's rows; bias_O None without a bias.
     Shapes: x_TD (T, D) -> (T, O); concatenated over the ranks it is the plain layer's output.
     Raises: ConfigError if the ranks do not divide the output features.
     """
 
     def __init__(self, in_features: int, out_features: int, runtime: Runtime, *, bias: bool = False) -> None:
+        """Allocate this rank's rows, uninitialised, on runtime.device."""
         self._allocate(in_features, [even_part(out_features, runtime.ranks, "output features")], runtime, bias)
 
     def _allocate(self, in_features: int, parts: Sequence[Part], runtime: Runtime, bias: bool) -> None:
@@ -67,6 +69,7 @@ class ColumnParallelLinear:
 class MergedColumnParallelLinear(ColumnParallelLinear):
     """Several column-parallel matrices of the same input in one product, e.g. gate and up.
 
+    out_features: of each whole matrix.
     Shapes: x_TD (T, D) -> (T, O), this rank's columns of the first matrix, then of the second, and so on.
     Raises: ConfigError, naming `what`, if the ranks do not divide one of the sizes.
     """
@@ -74,13 +77,15 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     def __init__(
         self, in_features: int, out_features: Sequence[int], runtime: Runtime, *, what: str, bias: bool = False
     ) -> None:
+        """Allocate this rank's rows of all matrices as one, uninitialised, on runtime.device."""
         self._allocate(in_features, [even_part(size, runtime.ranks, what) for size in out_features], runtime, bias)
 
 
 class QKVParallelLinear(ColumnParallelLinear):
     """Query, key and value projections in one product, split by heads; kv heads are replicated if ranks exceed them.
 
-    q_heads, kv_heads: which of the heads this rank has.
+    num_heads, num_kv_heads: as arguments of the whole model; as attributes of this rank, H and K. q_heads, kv_heads:
+    which of the heads this rank has.
     Shapes: x_TD (T, D) -> qkv_TC (T, (H + 2K) * E) with this rank's H and K.
     Raises: ConfigError listing the valid tp values if the heads cannot be split.
     """
@@ -95,6 +100,7 @@ class QKVParallelLinear(ColumnParallelLinear):
         *,
         bias: bool = False,
     ) -> None:
+        """Allocate this rank's rows of q, then of k, then of v, uninitialised, on runtime.device."""
         q_heads, kv_heads = head_parts(num_heads, num_kv_heads, runtime.ranks)
         self.q_heads, self.kv_heads = q_heads, kv_heads
         self.num_heads, self.num_kv_heads = q_heads.size, kv_heads.size
@@ -105,6 +111,7 @@ class QKVParallelLinear(ColumnParallelLinear):
 class RowParallelLinear:
     """x @ W.T + b with the input features split over the ranks; the partial sums are added up.
 
+    in_features, out_features: of the whole layer. weight_OD: this rank's columns. bias_O: whole, on every rank.
     Shapes: x_TD (T, D of this rank) -> (T, O), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the input features.
     """
@@ -118,6 +125,7 @@ class RowParallelLinear:
         what: str = "input features",
         bias: bool = False,
     ) -> None:
+        """Allocate this rank's columns, and the bias, uninitialised, on runtime.device."""
         self.ranks, self.kernels = runtime.ranks, runtime.kernels
         self.part = even_part(in_features, runtime.ranks, what)
         self.weight_OD = _matrix(runtime, out_features, self.part.size)
@@ -125,7 +133,7 @@ class RowParallelLinear:
         self._own_bias = self.bias_O if self.ranks.rank == 0 else None
 
     def local(self, x_TD: Tensor) -> Tensor:
-        """Partial sum of this rank; rank 0 alone adds the bias, so that the sum holds it once."""
+        """Partial sum of this rank, (T, O); rank 0 alone adds the bias, so that the sum over ranks has it once."""
         return self.kernels.linear(x_TD, self.weight_OD, self._own_bias)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -154,6 +162,7 @@ class RowParallelLinear:
 class GatedMLP:
     """down(silu(gate(x)) * up(x)) with the intermediate features split over the ranks; the partial sums are added up.
 
+    hidden: D. inner: intermediate features of the whole block, over all ranks. bias: of all three products.
     activation: "gelu_tanh" takes the tanh form of GELU in place of silu; kernels may offer `gelu_tanh_mul` for it.
     Shapes: x_TD (T, D) -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
@@ -169,6 +178,7 @@ class GatedMLP:
         bias: bool = False,
         activation: Literal["silu", "gelu_tanh"] = "silu",
     ) -> None:
+        """Allocate this rank's part of gate and up as one matrix, and of down, uninitialised, on runtime.device."""
         kernels = self.kernels = runtime.kernels
         self.gate_up = MergedColumnParallelLinear(hidden, [inner, inner], runtime, what=what, bias=bias)
         self.down = RowParallelLinear(inner, hidden, runtime, what=what, bias=bias)
@@ -177,7 +187,7 @@ class GatedMLP:
         self._has_gelu = not self._is_silu and is_offered(kernels.gelu_tanh_mul)
 
     def local(self, x_TD: Tensor) -> Tensor:
-        """Partial sum of this rank."""
+        """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
         return self.down.local(self._gated(x_TD))
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -187,7 +197,7 @@ class GatedMLP:
     def add_rms_norm(
         self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """As RowParallelLinear.add_rms_norm."""
+        """As RowParallelLinear.add_rms_norm, of the whole feed-forward: two (T, D), the norm and the sum."""
         return self.down.add_rms_norm(self._gated(x_TD), residual_TD, norm_weight_D, eps)
 
     def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Runtime, WeightTarget
+from hookline.core.errors import ConfigError
 from hookline.core.layers.linear import QKVParallelLinear
 from hookline.core.layers.vocab import empty_parameter
 
@@ -18,17 +19,25 @@ class WholeQKNorm:
     """Normalises queries over the heads of all ranks, and keys likewise; values stay.
 
     The ranks add up their mean squares, two numbers a token. A rank's share of the keys may be held by others as well:
-    all ranks hold equally many, so the mean over ranks is that over heads all the same.
+    all ranks hold equally many, so the mean over ranks is the mean over heads.
+    qkv: the projection whose output is normalised; it says which heads this rank has. eps: added to the mean square.
     Shapes: qkv_TC (T, C) as `qkv` gives it -> (T, C). May overwrite its input.
+    Raises: ConfigError for several ranks in batch-invariant mode.
     """
 
     def __init__(self, qkv: QKVParallelLinear, runtime: Runtime, eps: float) -> None:
+        """Allocate the weights of this rank's heads, uninitialised, on runtime.device."""
+        if runtime.batch_invariant and runtime.ranks.size > 1:
+            raise ConfigError(
+                f"engine.batch_invariant=true with tp={runtime.ranks.size}: norms over the heads of all ranks would "
+                "depend on the batch; use tp=1"
+            )
         self.ranks, self.kernels, self.eps = runtime.ranks, runtime.kernels, eps
         self.parts = qkv.parts[:2]
         self.q_weight_C, self.k_weight_C = (empty_parameter(runtime, part.size) for part in self.parts)
 
     def __call__(self, qkv_TC: Tensor) -> Tensor:
-        """Normalise queries and keys."""
+        """Normalise queries and keys: (T, C) -> (T, C). With several ranks, one collective of (T, 2) float32."""
         num_q, num_k = (part.size for part in self.parts)
         q_TC, k_TC = qkv_TC[:, :num_q], qkv_TC[:, num_q : num_q + num_k]
         if self.ranks.size == 1:

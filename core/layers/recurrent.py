@@ -23,7 +23,7 @@ EPS = 1e-6
 
 
 def plain_short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
-    """See Kernels.short_convolution."""
+    """See Kernels.short_convolution. Device: prompts need their lengths on the host, so no captured step has any."""
     num_channels, num_past = state_RCP.shape[1:]
     weight_C1W = weight_CW.float().unsqueeze(1)
     parts = []
@@ -46,7 +46,7 @@ def plain_gated_delta_rule(
     state_RHEF: Tensor,
     states: StateRows,
 ) -> Tensor:
-    """See Kernels.gated_delta_rule."""
+    """See Kernels.gated_delta_rule. Device: prompts need their lengths on the host, so no captured step has any."""
     group = v_THF.shape[1] // q_TKE.shape[1]
     q_THE = (_normalised(q_TKE) * q_TKE.shape[-1] ** -0.5).repeat_interleave(group, 1)
     k_THE = _normalised(k_TKE).repeat_interleave(group, 1)

@@ -44,6 +44,7 @@ class Residual:
     """
 
     def __init__(self, hidden_TD: Tensor, eps: float, runtime: Runtime, *, in_chunks: bool = True) -> None:
+        """Begin the stream of one forward; nothing is computed yet."""
         self._kernels, self._ranks, self._eps, self._in_chunks = runtime.kernels, runtime.ranks, eps, in_chunks
         self._chunks = cut(hidden_TD, self._ranks.num_chunks(len(hidden_TD)) if in_chunks else 1)
         self._knows_all_rows = True  # of ranks that sum chunk by chunk, each may know only the rows that it sums
@@ -95,7 +96,7 @@ class Residual:
     def stream(self) -> Tensor:
         """The stream with all that was added, (T, D), known on every rank; later additions may overwrite it.
 
-        The next norm is then an operation of its own: for who looks at the stream, and not for a model's layers.
+        The next norm is then an operation of its own, so this is for looking at the stream, not for a model's layers.
         """
         self._add_now()
         self._know_all_rows()

@@ -40,6 +40,7 @@ def _ntk_bases(settings: RopeSettings, position_P: Tensor, head_dim: int) -> Ten
     """The NTK-aware base of each position, (P, 1)."""
     length_P = (position_P + 1).clamp_min(settings.max_position_embeddings)
     stretch_P = settings.factor * length_P / settings.max_position_embeddings - (settings.factor - 1)
+    stretch_P.clamp_min_(1.0)  # rounding takes it below where the factor is huge
     return (settings.rope_theta * stretch_P ** (head_dim / (head_dim - 2)))[:, None]
 
 

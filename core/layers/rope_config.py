@@ -13,6 +13,8 @@ from hookline.core.util.text import near_miss
 
 MAX_POSITION = 2**24
 """Longest sequence that is believed, in tokens; the table of a longer one would take the machine's memory."""
+MAX_FACTOR = 1e30
+"""Largest base or factor that is believed; tables are float32, and larger numbers would make them infinite."""
 _KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -35,6 +37,11 @@ _KEYS: dict[str, tuple[str, ...]] = {
 class RopeSettings:
     """Rotary embedding as a checkpoint configures it; the fields carry Hugging Face's names and meanings.
 
+    rope_type: one of default, linear, dynamic, llama3, yarn. rope_theta: the base, whose powers are the inverse
+    frequencies. max_position_embeddings: 0 where the checkpoint does not say it. factor: by how much the length is
+    scaled. original_max_position_embeddings: the length before scaling; 0 for types without one. attention_factor:
+    multiplied into the table. beta_fast, beta_slow, truncate: yarn's; low_freq_factor, high_freq_factor: llama3's.
+    partial_rotary_factor: the share of a head, in (0, 1], that is rotated.
     Units: lengths are tokens; factors are dimensionless; betas are rotations over the original length.
     """
 
@@ -91,7 +98,7 @@ def rope_settings(
     scaling = dict(_mapping("rope_scaling", hf_config.get("rope_scaling")) or parameters)
     own_theta = scaling.pop("rope_theta", None)
     given = own_theta, parameters.get("rope_theta"), hf_config.get("rope_theta"), default_theta
-    theta = _positive("rope_theta", next(one for one in given if one is not None))
+    theta = _base(next(one for one in given if one is not None))
     alias = scaling.pop("type", None)
     rope_type = scaling.pop("rope_type", None) or alias or "default"
     own_partial, of_model = scaling.pop("partial_rotary_factor", None), hf_config.get("partial_rotary_factor")
@@ -156,8 +163,14 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _positive(name: str, value: Any) -> float:
-    if not _is_number(value) or not 0 < value <= sys.float_info.max:
-        raise ConfigError(f"{name} = {shown(value)} must be a positive number")
+    if not _is_number(value) or not 0 < value <= MAX_FACTOR:
+        raise ConfigError(f"{name} = {shown(value)} must be a positive number, at most {MAX_FACTOR:g}")
+    return float(value)
+
+
+def _base(value: Any) -> float:
+    if not _is_number(value) or not 1 < value <= MAX_FACTOR:
+        raise ConfigError(f"rope_theta = {shown(value)} must be a number above 1, at most {MAX_FACTOR:g}")
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""Taps of the residual stream: what it holds behind a layer, for whoever asked to see it. Knows no model.
+"""Taps of the residual stream: what it holds behind a layer, for observers that asked for it. Knows no model.
 
 Legend: T tokens of a step, D hidden.
 """
@@ -13,12 +13,13 @@ from torch import Tensor
 from hookline.core.layers.residual import Residual
 
 Layer = TypeVar("Layer")
+"""Whatever the model keeps its layers as."""
 Tap = Callable[[int, Callable[[], Tensor]], None]
 """tap(index, stream): called behind each layer; `stream` gives the stream there."""
 
 
 def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence[Layer] | Iterator[Layer]:
-    """A model's layers, to be gone through in order, with the stream behind each one shown to whoever asked.
+    """A model's layers, to be gone through in order, with the stream behind each one shown to observers that asked.
 
     For a model's forward: `for layer in tapped(self.layers, residual, attend)`. Core's `attend` knows whether somebody
     asked for hidden states; if nobody did, these are the layers themselves, and a captured graph is the same.
@@ -28,6 +29,6 @@ def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence
 
 
 def _each(layers: Sequence[Layer], residual: Residual, tap: Tap) -> Iterator[Layer]:
-    for index, layer in enumerate(layers):
+    for index, layer in zip(getattr(layers, "indices", range(len(layers))), layers, strict=True):
         yield layer
         tap(index, residual.stream)

@@ -16,13 +16,28 @@ from hookline.core.contracts import Part, Ranks, Runtime, WeightTarget
 class VocabParallelEmbedding:
     """An embedding whose vocabulary, padded with zero rows to a multiple of the ranks, is split over them.
 
+    vocab_size, hidden_size: of the whole embedding. weight_VD: this rank's rows, the padding's zero; part: its tokens.
+    is_tied: whether the head has the same weight. Of a model that is cut into stages, the first stage has it, and if
+    it is tied the last one, too; the others allocate nothing, and must not call it.
     Shapes: token_ids_T (T,) int64 -> (T, D), the same on every rank.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, runtime: Runtime) -> None:
-        self.ranks = runtime.ranks
-        self.part, num_rows = vocab_part(vocab_size, runtime.ranks)
-        self.weight_VD = empty_parameter(runtime, num_rows, hidden_size)
+    def __init__(self, vocab_size: int, hidden_size: int, runtime: Runtime, *, is_tied: bool = False) -> None:
+        """Allocate this rank's rows, uninitialised but for the padding, on runtime.device."""
+        stage = runtime.stage
+        self._allocate(vocab_size, hidden_size, runtime, is_here=stage.is_first or (is_tied and stage.is_last))
+
+    @classmethod
+    def of_head(cls, vocab_size: int, hidden_size: int, runtime: Runtime) -> VocabParallelEmbedding:
+        """The weight of a head of its own, which the last stage has."""
+        weight = cls.__new__(cls)
+        weight._allocate(vocab_size, hidden_size, runtime, is_here=runtime.stage.is_last)
+        return weight
+
+    def _allocate(self, vocab_size: int, hidden_size: int, runtime: Runtime, *, is_here: bool) -> None:
+        self.ranks, self.is_here = runtime.ranks, is_here
+        self.part, self.num_rows = vocab_part(vocab_size, runtime.ranks)
+        self.weight_VD = empty_parameter(runtime, self.num_rows if is_here else 0, hidden_size)
         self.weight_VD[self.part.size :].zero_()
 
     def local(self, token_ids_T: Tensor) -> Tensor:
@@ -40,6 +55,8 @@ class VocabParallelEmbedding:
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's rows, without the padding."""
+        if not self.is_here:
+            return {f"{name}.weight": WeightTarget.ignored()}
         return {f"{name}.weight": WeightTarget.shard(self.weight_VD[: self.part.size], 0, self.part)}
 
 
@@ -48,26 +65,32 @@ class ParallelHead:
 
     Shapes: hidden_ND (N, D) -> (N, padded V / ranks). Column 0 is token id `first_token`. Columns of the padding are
     -inf, so that they never win; concatenated over the ranks they all lie behind the vocabulary.
+    tied_to: the embedding whose weight it uses; then it allocates none, and ignores a checkpoint's.
     """
 
     def __init__(
         self, vocab_size: int, hidden_size: int, runtime: Runtime, *, tied_to: VocabParallelEmbedding | None = None
     ) -> None:
-        self.embedding = tied_to or VocabParallelEmbedding(vocab_size, hidden_size, runtime)
+        """Allocate this rank's rows as VocabParallelEmbedding does, or take those of `tied_to`."""
+        self.embedding = tied_to or VocabParallelEmbedding.of_head(vocab_size, hidden_size, runtime)
         self.is_tied = tied_to is not None
-        self.num_columns, num_rows = self.embedding.part.size, self.embedding.weight_VD.shape[0]
+        self.num_columns, num_rows = self.embedding.part.size, self.embedding.num_rows
         self.has_padding = self.num_columns < num_rows
         self.first_token = runtime.ranks.rank * num_rows
+        self._kernels = runtime.kernels if runtime.batch_invariant else None
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
         """Logits of this rank's tokens: (N, D) -> (N, padded V / ranks)."""
-        logits_NV = functional.linear(hidden_ND, self.embedding.weight_VD)
+        if self._kernels is None:
+            logits_NV = functional.linear(hidden_ND, self.embedding.weight_VD)
+        else:
+            logits_NV = self._kernels.linear(hidden_ND, self.embedding.weight_VD, None)
         if self.has_padding:
             logits_NV[:, self.num_columns :].fill_(-torch.inf)
         return logits_NV
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
-        """`name.weight` -> this rank's rows; ignored if tied, since some checkpoints store the copy all the same."""
+        """`name.weight` -> this rank's rows; ignored if tied, since some checkpoints store the copy anyway."""
         return {f"{name}.weight": WeightTarget.ignored()} if self.is_tied else self.embedding.targets(name)
 
 

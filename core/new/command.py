@@ -55,7 +55,7 @@ def _write(options: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def kinds() -> list[str]:
-    """The kinds there is a skeleton of, sorted."""
+    """The kinds that there are templates for, sorted."""
     return sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir() and path.name != COMMON)
 
 

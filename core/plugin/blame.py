@@ -55,7 +55,7 @@ class Blaming:
         return failure
 
     def whose(self, frames: list[FrameType]) -> str | None:
-        """Who fails of these frames, outermost first, and in which function that core or another plugin called."""
+        """The plugin that fails in these frames, outermost first, and in which of its functions that others call."""
         for frame in reversed(frames):  # a model calls kernels: the innermost is to blame
             near = [one for one in self._entries if _is_code_of(one, frame)]
             near = near or [one for one in self._entries if _is_beside(one, frame)]

@@ -29,6 +29,7 @@ _BESIDES: dict[str, tuple[type, ...]] = {
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""
+_PACKAGE = contracts.__name__
 _ALMOST = 0.83
 """How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
 
@@ -67,13 +68,13 @@ def methods_fault(
     fault = _misspelt(target, contract, {name for one in (contract, *besides) for name in _public(one)})
     if fault is not None:
         return f"{fault} {_where(contract)}"
-    for name, method in vars(contract).items():
-        if fault is None and name in _public(contract) and name not in unneeded:
+    for name, method in _members(contract).items():
+        if fault is None and name not in unneeded:
             fault = _member_fault(target, contract, name, method)
     for other in besides:
         for name in _public(other):
             if fault is None and hasattr(target, name):
-                fault, contract = _member_fault(target, other, name, vars(other)[name]), other
+                fault, contract = _member_fault(target, other, name, _members(other)[name]), other
     return f"{fault}; {_where(contract)}" if fault else None
 
 
@@ -85,14 +86,24 @@ def _where(contract: type) -> str:
     return f"hookline.core.contracts.{contract.__name__} says what is needed"
 
 
-def _public(owner: type) -> list[str]:
+def _members(contract: type) -> dict[str, Any]:
+    """What a contract has, with what it extends: the names that are public."""
+    owners = [owner for owner in contract.__mro__ if owner.__module__.startswith(_PACKAGE)]
+    return {name: vars(owner)[name] for owner in reversed(owners) for name in _own(owner)}
+
+
+def _public(contract: type) -> list[str]:
+    return list(_members(contract))
+
+
+def _own(owner: type) -> list[str]:
     return [name for name in vars(owner) if not name.startswith("_")]
 
 
 def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
     """A name that a class, or one that it extends, has in the place of one of the contract's."""
     for owner in target.__mro__:
-        own = [] if owner is contract else _public(owner)
+        own = [] if owner in contract.__mro__ else _own(owner)
         for name in own:
             if name not in known and (close := near_miss(name, sorted(known.difference(own)), cutoff=_ALMOST)):
                 return f"its {name} is not in the contract.{close}"
@@ -100,7 +111,7 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
 
 
 def _observer_fault(target: type) -> str | None:
-    """What looks like a hook and is none would never be called, and an observer without hooks observes nothing."""
+    """A method that only looks like a hook would never be called, and an observer without hooks observes nothing."""
     hooks, where = _public(contracts.Observer), _where(contracts.Observer)
     for name in dir(target):
         if name.startswith("on_") and name not in hooks:

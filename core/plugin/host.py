@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import PASSES, PluginError
+from hookline.core.errors import PASSES, PluginError, clipped
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
 from hookline.core.plugin.problems import Phase, Problem, Rejected
@@ -86,7 +86,7 @@ class PluginHost:
             return PluginError(f"{kind} '{name}' of {blame} cannot be used: {problem.cause}")
         names = sorted({*self.registry.names(kind), *also})
         available = ", ".join(names) or "none"
-        message = f"no {kind} named '{name}'.{near_miss(name, names)} Available: {available}"
+        message = f"no {kind} named '{clipped(name)}'.{near_miss(name[:50], names)} Available: {available}"
         return PluginError(
             "; ".join([message, *(f"not loaded: {problem}" for problem in self.problems), *self._hints()])
         )
@@ -136,7 +136,7 @@ class PluginHost:
             self._report(source.origin, error)
         except PASSES:
             raise
-        except BaseException as error:  # a plugin that is no module may raise anywhere
+        except BaseException as error:  # a plugin that is not a module may raise anywhere
             self._report(source.origin, Rejected(Phase.HOOKS, one_line(error)))
 
     def _report(self, origin: Origin, error: Rejected) -> None:

@@ -40,6 +40,8 @@ class Facts:
     num_ranks: int = 1
     attention: frozenset[str] = frozenset()
     """What of ATTENTION_FEATURES the model asks of its kernels."""
+    batch_invariant: bool = False
+    """Whether a row must get the same bits in every batch."""
 
 
 def unmet(needs: Needs, facts: Facts) -> list[str]:
@@ -61,6 +63,12 @@ def _lacking(needs: Needs, facts: Facts) -> list[str]:
     return [f"the model's attention needs {', '.join(missing)}"] if missing else []
 
 
+def unmet_invariance(needs: Needs, facts: Facts) -> list[str]:
+    """Whether a model, kernels or a sampler may give a row other bits in another batch although nobody may."""
+    is_refused = facts.batch_invariant and not needs.batch_invariant
+    return ["engine.batch_invariant is true, which it does not declare"] if is_refused else []
+
+
 def unavailable(needs: Needs) -> list[str]:
     """Why an entry cannot run on this machine, whatever the model and the engine: packages and devices only."""
     reasons = [f"package '{package}' is not installed" for package in _missing_packages(needs)]
@@ -76,7 +84,8 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
     Raises: PluginError with the reasons, and the entries that would fit.
     """
     entries = host.registry.of_kind("kernels")
-    reasons = {entry.name: unmet(entry.needs, facts) + _lacking(entry.needs, facts) for entry in entries}
+    compared = (unmet, _lacking, unmet_invariance)
+    reasons = {entry.name: [why for each in compared for why in each(entry.needs, facts)] for entry in entries}
     fitting = sorted((entry for entry in entries if not reasons[entry.name]), key=lambda entry: -entry.priority)
     if name == AUTO:
         return _best(fitting, reasons)

@@ -54,11 +54,11 @@ class Observers:
         return [*_plugins_calls(hook, manager), *chosen]
 
     def hears(self, hook: str) -> bool:
-        """Whether anybody implements a hook: what makes its arguments ready need not be done otherwise."""
+        """Whether anybody implements a hook; if nobody does, its arguments need not be computed."""
         return hook in self._calls
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call everybody who implements a hook; who raises is told nothing more but that the engine stops.
+        """Call everybody who implements a hook. One that raises is switched off: it is only told when the engine stops.
 
         Raises: PluginError naming the plugin or the observer that raised while the engine starts or stops.
         """

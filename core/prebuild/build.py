@@ -6,22 +6,24 @@ already is read and not compiled. Needs no GPU. The processes are forked, so it 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import Option
 from hookline.core.prebuild.pretended import Card, pretended, target_of
+from hookline.core.worker.late_work import variant_of
 
 LEAST_LAYERS = 2
 """Of a model whose layers are alike: the last one differs from those before it in what it computes."""
@@ -29,12 +31,21 @@ LEAST_LAYERS = 2
 
 @dataclass(frozen=True)
 class Built:
-    """What a build came to. failed: what could not be compiled, one line each."""
+    """What a build came to. failed: what could not be compiled, one line each. variants: what was, by `variant_of`."""
 
     num_kernels: int
     num_compiled: int
     seconds: float
     failed: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """What a variant came to: whether the cache did not have it, or what went wrong; and its name, see `variant_of`."""
+
+    is_new: bool
+    failure: str | None = None
+    variant: str | None = None
 
 
 def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> Built:
@@ -43,21 +54,25 @@ def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> B
     Raises: PluginError, ConfigError or CheckpointError, as an engine does that does not fit.
     """
     importlib.import_module("triton")  # once, and not in each of the processes
-    started, pending = time.perf_counter(), list[Future[tuple[bool, str | None]]]()
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
+    started, pending = time.perf_counter(), list[Future[Outcome]]()
+    launched: dict[tuple[str, str], None] = {}
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"), initializer=gc.enable) as pool:
         for _ in range(num_processes):
             pool.submit(int)  # so that all processes are there before this one pretends anything
 
         pool.submit(build_driver)
 
         def seen(kernel: Any, specialization: str) -> None:
-            pending.append(pool.submit(compile_one, card, kernel.__module__, kernel.__name__, specialization))
+            name = kernel.__module__, kernel.__name__
+            pending.append(pool.submit(compile_one, card, *name, specialization, tuple(launched)))
+            launched[name] = None
 
         with _quietly():
             launch_all(config, host, card, seen)
         done = [one.result() for one in pending]
-    failed = tuple(error for _, error in done if error is not None)
-    return Built(len(done), sum(is_new for is_new, _ in done), time.perf_counter() - started, failed)
+    failed = tuple(one.failure for one in done if one.failure is not None)
+    variants = tuple(one.variant for one in done if one.variant is not None)
+    return Built(len(done), sum(one.is_new for one in done), time.perf_counter() - started, failed, variants)
 
 
 @contextmanager
@@ -74,44 +89,53 @@ def _quietly() -> Iterator[None]:
 
 def launch_all(config: Config, host: PluginHost, card: Card, seen: Any) -> None:
     """Start an engine on a pretended card, with as many layers as have to be looked at, else with all."""
-    from hookline.core.prebuild.dry_run import dry_worker, num_unlike_layers
+    from hookline.core.prebuild.dry_run import dry_worker, few_layers
 
-    with pretended(card, seen, num_devices=config.tp):
-        layers = num_unlike_layers(config, LEAST_LAYERS)
+    with pretended(card, seen, num_devices=config.num_ranks):
+        few = few_layers(config, LEAST_LAYERS)
         try:
-            dry_worker(config if layers is None else with_layers(config, layers), host)
+            dry_worker(config if few is None else with_overrides(config, few), host)
         except HooklineError:
-            if layers is None:
+            if few is None:
                 raise
             dry_worker(config, host)
 
 
-def with_layers(config: Config, num_layers: int) -> Config:
-    """The same with a model of so many layers."""
+def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """The same with other values in the model's config.json."""
     model = config.model.config
-    overrides = {**model.hf_overrides, "num_hidden_layers": num_layers}
-    option: Option = replace(config.model, config=replace(model, hf_overrides=overrides))
+    option: Option = replace(config.model, config=replace(model, hf_overrides={**model.hf_overrides, **overrides}))
     return replace(config, model=option)
 
 
-def compile_one(card: Card, module: str, name: str, specialization: str) -> tuple[bool, str | None]:
-    """Compile one variant of a kernel: whether the cache did not have it, and what went wrong, if anything did."""
+def compile_one(
+    card: Card, module: str, name: str, specialization: str, before: Sequence[tuple[str, str]] = ()
+) -> Outcome:
+    """Compile one variant of a kernel. before: modules and names of kernels that an engine launches before this one.
+
+    In Triton 3.6 a kernel's key in the cache may depend on which keys its process computed before it, so they are
+    computed in the engine's order. A kernel of ours has the same key in any order; a plugin's need not.
+    """
     from triton import knobs
 
-    new: list[bool] = []
+    new, variant = list[bool](), ""
 
-    def listen(*, cache_hit: bool, **_: Any) -> None:
+    def listen(*, src: Any, metadata: Mapping[str, Any], cache_hit: bool, **_: Any) -> None:
+        nonlocal variant
         new.append(not cache_hit)
+        variant = variant_of(src, metadata)
 
     knobs.compilation.listener = listen
     try:
+        for of, earlier in before:
+            _ = getattr(getattr(importlib.import_module(of), earlier, None), "cache_key", None)  # which Triton keeps
         kernel = getattr(importlib.import_module(module), name)
         with target_of(card):
             build_launcher(kernel.preload(specialization))
     except Exception as error:  # whatever a compiler raises: the engine will find out for itself
         key = json.loads(specialization)["key"]
-        return False, f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({key})"
-    return any(new), None
+        return Outcome(False, f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({key})")
+    return Outcome(any(new), variant=variant)
 
 
 def build_launcher(compiled: Any) -> None:

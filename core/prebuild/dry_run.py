@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
-from hookline.core.assembly.worker import make_kernels, make_worker
+from hookline.core.assembly.worker import make_kernels, make_worker, runtime_of
 from hookline.core.checkpoint.checkpoint import resolve_model
 from hookline.core.config.settings import Config
-from hookline.core.contracts import Kernels, Model, Runtime
+from hookline.core.contracts import Kernels, LayerCache, Model, SharedCache
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.worker.worker import Worker
@@ -40,22 +40,30 @@ def on_cuda(config: Config) -> Config:
     return replace(config, device="cuda")
 
 
-def num_unlike_layers(config: Config, least: int) -> int | None:
-    """Fewest first layers of the model among which there is one of each kind, and at least `least`.
+def few_layers(config: Config, least: int) -> dict[str, Any] | None:
+    """Overrides of the model's config.json that leave its first layers, among which there is one of each kind.
 
-    None: all of them, or the layers cannot be told apart from here.
+    At least `least` of them. None: it takes all, or the layers cannot be told apart from here.
     """
     model = chosen(config.model).load()
     checkpoint = resolve_model(config.model.config, model)
     spec, hf_config = model.spec(checkpoint.config), checkpoint.config
     may_differ = any(hf_config.get(key) not in _ALIKE for key in _UNLIKE)
-    if spec.layers or may_differ or "num_hidden_layers" not in hf_config or spec.num_layers <= least:
+    kinds = [_kind(layer) for layer in spec.layers]
+    count = max([least, *(kinds.index(kind) + 1 for kind in set(kinds))])
+    if may_differ or "num_hidden_layers" not in hf_config or spec.num_layers <= count:
         return None
-    return least
+    types = hf_config.get("layer_types")
+    return {"num_hidden_layers": count, **({"layer_types": types[:count]} if isinstance(types, list) else {})}
 
 
-_UNLIKE = ("layer_types", "mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace", "sliding_window_pattern")
-"""Keys of a config.json by which its layers may differ."""
+def _kind(layer: LayerCache) -> LayerCache | type:
+    """What a layer has in common with those that launch the same kernels."""
+    return SharedCache if isinstance(layer, SharedCache) else layer
+
+
+_UNLIKE = ("mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace")
+"""Keys of a config.json by which layers may differ in what they compute besides attention."""
 _ALIKE: tuple[Any, ...] = (None, [], 0, 1)
 """Values of these keys with which they do not."""
 
@@ -64,6 +72,5 @@ def unloaded_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     """The model with weights of which nothing but their sizes is there."""
     option = resolved.config.model
     with torch.inference_mode():
-        runtime = Runtime(resolved.device, resolved.attention.dtype, resolved.ranks, kernels, option.config)
-        model: Model = chosen(option).load()(resolved.checkpoint.config, runtime)
+        model: Model = chosen(option).load()(resolved.checkpoint.config, runtime_of(resolved, kernels))
     return model

@@ -117,7 +117,7 @@ class _Addresses(TorchFunctionMode):
 def _indexed(tensor: Tensor, index: Any) -> Tensor:
     """tensor[index], step by step: a torch that was built without CUDA does not index tensors of such devices."""
     tensors: list[Tensor | None] = []
-    for one in index if isinstance(index, tuple) else (index,):
+    for one in _without_ellipsis(index if isinstance(index, tuple) else (index,), tensor.dim()):
         if isinstance(one, Tensor):
             tensors.append(one)
         elif isinstance(one, slice):
@@ -129,6 +129,15 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
         else:
             tensor = tensor.select(len(tensors), int(one))
     return tensor if all(one is None for one in tensors) else torch.ops.aten.index.Tensor(tensor, tensors)
+
+
+def _without_ellipsis(index: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
+    """The same with whole dimensions in place of `...`."""
+    places = [place for place, one in enumerate(index) if one is Ellipsis]
+    if not places:
+        return index
+    named = sum(one is not None for one in index) - 1
+    return (*index[: places[0]], *[slice(None)] * (num_dims - named), *index[places[0] + 1 :])
 
 
 def _put(tensor: Tensor, index: Any, value: Any) -> None:

@@ -21,7 +21,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over two axes. summary: the same in words, for who cannot see it."""
+    """Lines over two axes. summary: the same in words, for readers who cannot see the chart."""
 
     title: str
     summary: str

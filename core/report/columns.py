@@ -1,8 +1,8 @@
 """What sets the jobs of a sweep apart: the configuration keys whose values differ, as columns.
 
 A group whose choice differs (`scheduler=a,b`, `workload=x,y`) is one column; a key inside of it is a column only if it
-differs between jobs of the same choice. A key that only jobs of other revisions have says nothing: it may have been
-there under another name, or be new. Knows no group and no option.
+differs between jobs of the same choice. A key that only jobs of other revisions have explains no difference: it may
+have been there under another name, or be new. Knows no group and no option.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _candidates(jobs: Sequence[Job]) -> dict[str, _Candidate]:
 
 
 def _differing(name: str, candidate: _Candidate, jobs: Sequence[Job]) -> Column | None:
-    """The column, if jobs of the same choice of its group differ in it; who does not say, does not differ."""
+    """The column, if jobs of the same choice of its group differ in it; a job without the key differs from nobody."""
     values = {job.id: candidate.of(job) for job in jobs}
     revisions = {job.record.get("revision") for job in jobs if _has(job, name)}
     seen = defaultdict(set)

@@ -54,7 +54,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """What the arguments ask for; what is a name, then `=`, is a key, and anything else a folder.
+    """What the arguments ask for; `name=value` sets a key, anything else is a folder.
 
     Raises: ConfigError for an unknown key, a value that cannot be, or no folder.
     """
@@ -87,7 +87,7 @@ def _wants_png(value: str) -> bool:
 def write_report(options: Options) -> list[Path]:
     """Write all files of a report and return their paths, the page first.
 
-    Raises: ConfigError if there are no results, the baseline is none of them, or a file cannot be written.
+    Raises: ConfigError if there are no results, the baseline is not among them, or a file cannot be written.
     """
     from hookline.core.report.jobs import read_jobs
     from hookline.core.report.markdown import markdown

@@ -45,14 +45,14 @@ def distributions(report: Report, group: Group) -> list[Chart]:
 
 
 def stated(job: Job, name: str) -> Points | None:
-    """Of a job without records: the points that its result line states."""
+    """The same for a job without records: the points that its result line states."""
     known = [(job.figure(f"{name}.{part}"), percent) for part, percent in PERCENTILES.items()]
     points = [(value, percent) for value, percent in known if value is not None]
     return ([value for value, _ in points], [percent for _, percent in points]) if points else None
 
 
 def cumulative(values: Array) -> Points | None:
-    """Of sorted samples, in seconds, the percentage that is no larger; None if there are none."""
+    """Of sorted samples, in seconds, the percentage that is at most as large; None if there are none."""
     if not len(values):
         return None
     if len(values) <= len(FRACTIONS):

@@ -118,6 +118,6 @@ def _superlative(figure: Figure) -> str:
 
 
 def _best(report: Report, group: Group) -> Mapping[str, tuple[Figure, Job]]:
-    """Who has the best of each of those figures."""
+    """Which row has the best of each of those figures."""
     found = ((figure, group.best(figure)) for figure in _choosing(report))
     return {_superlative(figure): (figure, job) for figure, job in found if job is not None}

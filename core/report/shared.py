@@ -7,7 +7,7 @@ from typing import Any
 
 
 def common(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all configurations have alike, key by key."""
+    """The keys that have the same value in all configurations."""
     first, *others = trees or [{}]
     found: dict[str, Any] = {}
     for key, value in first.items():

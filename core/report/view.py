@@ -57,7 +57,7 @@ class Group:
         return Ratio(ratio, "" if abs(gain) < STEADY else "better" if gain > 0 else "worse")
 
     def best(self, figure: Figure) -> Job | None:
-        """Who has the best of a figure; None if there is nothing to choose from."""
+        """The row with the best value of a figure; None if there is nothing to choose from."""
         known = [job for job in self.done if job.figure(figure.name) is not None]
         if len(known) < 2 or not figure.better:
             return None

@@ -168,10 +168,15 @@ def checked_timeout_s(timeout_s: float | None) -> float | None:
 def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> None:
     """Refuse further requests while too many wait.
 
-    Raises: QueueFullError naming the key, its value and what waits.
+    Raises: QueueFullError naming the key, its value and what waits; RequestError for more than may ever wait.
     """
     load = len(queue.waiting) + len(queue.compiling), queue.num_waiting_tokens
     max_requests, max_tokens = limits.max_queued_requests, limits.max_queued_tokens
+    if max_requests is not None and num_requests > max_requests:
+        raise RequestError(
+            f"{num_requests} completions are asked for at once, and engine.max_queued_requests={max_requests}; ask for "
+            "fewer"
+        )
     if max_requests is not None and load[0] + num_requests > max_requests:
         raise QueueFullError("engine.max_queued_requests", max_requests, *load)
     if max_tokens is not None and load[1] >= max_tokens:

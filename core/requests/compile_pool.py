@@ -28,7 +28,7 @@ class Job:
         self.error: BaseException | None = None
 
     def start_clock(self) -> None:
-        """From now on the time limit runs."""
+        """Let the time limit run from now on."""
         self.started_s = time.monotonic()
 
     def run(self) -> None:
@@ -58,7 +58,7 @@ class CompilePool:
         self._running: dict[threading.Thread, Job] = {}
 
     def submit(self, work: Callable[[Job], Any]) -> Job:
-        """Have it done; `work` gets its job and calls `start_clock` when its time begins."""
+        """Queue some work; it gets its job, and calls `start_clock` when its time begins."""
         job = Job(work)
         self._queue.put(job)
         if len(self._threads) < self.num_threads:

@@ -1,6 +1,6 @@
 """The free part of a completion, before a grammar takes over: until a text, or a token, has come.
 
-A token that goes past the end of the text is not allowed, so that the grammar begins exactly behind it.
+A token that reaches beyond the end of the text is not allowed, so that the grammar begins exactly behind it.
 Legend: V tokens, W int32 words of a mask, K characters (bytes) of the text, of which a state has matched some.
 """
 

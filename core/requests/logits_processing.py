@@ -54,7 +54,7 @@ class Prepared:
     followers: tuple[Follower, ...] = ()
 
     def used(self, num_output_tokens: int) -> int:
-        """Bits of the processors that change the draw after so many output tokens."""
+        """Bits of the processors that change the draw after this many output tokens."""
         return sum(bit for bit, count in self.num_draws if count is None or num_output_tokens < count)
 
 

@@ -19,8 +19,6 @@ from hookline.core.pooling_params import EMBED, PoolingDefaults, PoolingParams
 from hookline.core.util.arrays import VectorArray
 from hookline.core.util.text import near_miss
 
-WIDTH = 4
-"""Integers for each pooled chunk of a step: its index, the pooler's, flags, and how many numbers count (0: all)."""
 SHORT_FOR = ("", "token", "_token", "_tokens")
 """Endings of sentence-transformers' modes that may be left out."""
 BEGINS, ENDS, NORMALIZES = 1, 2, 4

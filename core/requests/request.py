@@ -74,7 +74,7 @@ class Watcher(Protocol):
 class Request:
     """One request as the engine keeps it. Counts are tokens unless they say otherwise.
 
-    counts: those that steps advance, see COUNTS; slot: where the running table keeps them while the request runs, else
+    counts: those that steps advance, see COUNTS. entry: where the running table keeps them while the request runs, else
     -1.
     """
 

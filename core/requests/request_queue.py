@@ -1,7 +1,7 @@
 """The requests an engine holds, waiting and running, in order. Knows no blocks, no tensors and no policy.
 
 Waiting requests queue first come first served; a preempted one returns to the head, in order of admission. From its
-admission until it ends or is preempted, a request has a slot in `table`.
+admission until it ends or is preempted, a request has an entry in `table`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RequestQueue:
     """
 
     def __init__(self, max_num_seqs: int, max_len: int) -> None:
-        # Two steps may be in flight, and what ends with the first has its slot until those tokens arrive.
+        # Two steps may be in flight, and what ends with the first has its entry until those tokens arrive.
         self.table = RunningTable(2 * max_num_seqs, max_len)
-        self._running_slots: IntArray | None = None
+        self._running_entries: IntArray | None = None
         self.live: dict[int, Request] = {}
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
@@ -62,12 +62,12 @@ class RequestQueue:
         self.running[request.id] = self.waiting.pop(request.id)
         self._left(request)
         self.table.take(request)
-        self._running_slots = None
+        self._running_entries = None
 
     def end(self, request: Request) -> None:
         """Take a running request out of the scheduler's sight until its last token arrives."""
         self.ending[request.id] = self.running.pop(request.id)
-        self._running_slots = None
+        self._running_entries = None
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
@@ -79,7 +79,7 @@ class RequestQueue:
             self.num_waiting_tokens += request.num_prompt_tokens
             self.num_preempted_waiting += 1
             self.waiting.move_to_end(request.id, last=False)
-        self._running_slots = None
+        self._running_entries = None
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it stands."""
@@ -90,18 +90,18 @@ class RequestQueue:
         self.ending.pop(request.id, None)
         self.compiling.pop(request.id, None)
         self.table.leave(request)
-        self._running_slots = None
+        self._running_entries = None
 
     def _left(self, request: Request) -> None:
-        """Count a request out that waits no longer."""
+        """Take a request that waits no longer out of the counts."""
         self.num_waiting_tokens -= request.num_prompt_tokens
         self.num_preempted_waiting -= request.num_preemptions > 0
 
     def running_entries(self) -> IntArray:
         """Entries of the running requests, oldest first; nobody may write to it."""
-        if self._running_slots is None:
-            self._running_slots = ints(request.entry for request in self.running.values())
-        return self._running_slots
+        if self._running_entries is None:
+            self._running_entries = ints(request.entry for request in self.running.values())
+        return self._running_entries
 
     def decoding(self) -> IntArray:
         """Entries of the running requests that are past their known tokens, oldest first; nobody may write to it."""

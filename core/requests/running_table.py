@@ -55,7 +55,7 @@ class RunningTable:
         self._requests: list[Request | None] = [None] * num_entries
         self._free = list(reversed(range(num_entries)))
         self._num_stopping = np.zeros(1, dtype=np.int64)
-        """How many requests here each token id ends, up to the largest such id and 0 behind it."""
+        """How many of the requests here each token id ends: an entry for each id up to the largest such one."""
 
     def take(self, request: Request) -> None:
         """Give a request an entry and move its counts and tokens there."""
@@ -95,7 +95,7 @@ class RunningTable:
         return Sampled(entries_N, self.id_S[entries_N])
 
     def still_there(self, sampled: Sampled) -> Sampled:
-        """Those of them that have not left since."""
+        """Those of the sampled ones that have not left since."""
         is_here = self.id_S[sampled.entries_N] == sampled.ids_N
         return Sampled(sampled.entries_N[is_here], sampled.ids_N[is_here])
 

@@ -36,17 +36,17 @@ class Scores:
 
     @property
     def last_logprob(self) -> float | None:
-        """Of the newest token; None if not asked for."""
+        """The newest token's log-probability; None if not asked for."""
         return _floats(self._sampled[-1][1:2])[0] if self._sampled else None
 
     def sampled(self, first: int = 0) -> list[TokenLogprob] | None:
-        """Of the generated tokens from number `first` on; None if not asked for."""
+        """Log-probabilities of the generated tokens from number `first` on; None if not asked for."""
         if self.num_logprobs is None:
             return None
         return [_read(row, self.num_logprobs) for row in self._sampled[first:]]
 
     def prompt(self) -> list[TokenLogprob | None] | None:
-        """Of every prompt token, None for the first, and for those an early end left out; None if not asked for."""
+        """As `sampled`, of every prompt token; None for the first, and for those that an early end left out."""
         if self.num_prompt_logprobs is None:
             return None
         rows = [self._prompt.get(position) for position in range(1, self._num_missing + 1)]

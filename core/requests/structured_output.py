@@ -130,9 +130,9 @@ class _Waiting:
 class StructuredOutput:
     """The grammars of one engine.
 
-    choose: says which back end there is, or raises RequestError why there is none; asked by the first request.
+    choose: gives the back end to use, or raises RequestError that says why there is none; asked by the first request.
     vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the compiling thread.
-    Set later by who knows text.
+    Set later by the front end, which knows the tokenizer.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class StructuredOutput:
         except PASSES:
             raise
         except BaseException as error:
-            constraint.fault = self._blame("advance", error)
+            constraint.fault = self._fault_in("advance", constraint, error)
             constraint.end = FinishReason.ERROR
 
     def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> None:
@@ -323,10 +323,13 @@ class StructuredOutput:
             raise
         except BaseException as error:
             mask_W[:] = 0
-            is_theirs = not isinstance(error, RequestError)
-            constraint.fault = (
-                self._blame("fill", error) if is_theirs else f"{_PLACE}.{constraint.wanted.kind}: {error}"
-            )
+            constraint.fault = self._fault_in("fill", constraint, error)
+
+    def _fault_in(self, method: str, constraint: Constraint, error: BaseException) -> str:
+        """Why a request ends: its own grammar, which the back end says in a RequestError, or the back end."""
+        if isinstance(error, RequestError):
+            return f"{_PLACE}.{constraint.wanted.kind}: {error}"
+        return self._blame(method, error)
 
     def _clear_padding(self, masks_NW: MaskArray) -> None:
         """Forbid what the tokenizer does not know: rows of the model's vocabulary that only fill it up."""

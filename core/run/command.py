@@ -44,12 +44,9 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.progress import progress_bar
     from hookline.core.request_info import NOT_SAID
     from hookline.core.run.results import refusals, with_refused
-    from hookline.core.util.files import check_writable
 
     if run.output is None:
         require_output()
-    else:
-        check_writable(run.output, "output")
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
         infos: dict[str, Any] = {
             name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()

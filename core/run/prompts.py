@@ -54,7 +54,7 @@ def read_prompts(
 
     Without any source, standard input counts if it is piped and not empty, one prompt a line; else the default prompts.
     With a source it is not read: a script that runs Hookline in a loop keeps its own input.
-    A line of a file that is none is refused alone: it has an `error`.
+    A line of a file that is not a valid prompt is refused alone: it has an `error`.
     Raises: ConfigError for two sources, an unreadable file, or one without a good line; RequestError for bad sampling.
     """
     given = [name for name in SOURCES if tree.get(name) is not None]
@@ -115,7 +115,7 @@ def check_any_good(lines: Prompts) -> None:
 
 
 def _decoded(data: bytes, suffix: str) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
-    """The lines of a file that are not blank, each with its number; in place of one that is no UTF-8, its fault."""
+    """The lines of a file that are not blank, each with its number; in place of one that is not UTF-8, why."""
     try:
         text = data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:

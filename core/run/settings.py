@@ -5,7 +5,6 @@ Made once from the composed tree, before anything is loaded, so that a mistake i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.request_info import INFO_KEYS, RequestInfo
 from hookline.core.run.prompts import Line, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.files import check_writable
 from hookline.core.util.ranges import bounded
 
 GENERATE = "generate"
@@ -35,7 +35,7 @@ class VectorKeys:
     normalize: bool | None = None
     """Scale vectors to length 1; None: as the checkpoint says."""
     dimensions: int | None = bounded(None, 1)
-    """Keep so many of the first numbers."""
+    """Keep this many of the first numbers."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,5 @@ def _checked_output(value: Any, *, has_vectors: bool) -> Path | None:
     path = Path(str(value))
     if path.suffix != ".jsonl" and not (has_vectors and path.suffix == ".npy"):
         raise ConfigError(f"output={value}: the name must end in .jsonl; leave output out to print text")
-    if path.is_dir():
-        raise ConfigError(f"output={value} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"output={value}: the folder {path.parent} does not exist; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"output={value}: the folder {path.parent} cannot be written to")
+    check_writable(path, "output")
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import guarded, is_sweep
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hookline.core.plugin.host import PluginHost
     from hookline.core.serve.http.api_keys import ApiKeys
+    from hookline.core.serve.processes.shares import Share
     from hookline.core.serve.settings import ServeRun
 
     Announce = Callable[[Sequence[str], int], None]
@@ -65,12 +66,14 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     from hookline.core.serve.http.api_keys import read_keys
     from hookline.core.serve.http.server import listening_sockets
     from hookline.core.serve.http.tls import check_tls
+    from hookline.core.serve.processes.shares import shares_of
     from hookline.core.serve.settings import num_front_ends
 
     keys = read_keys(run.serve.api_key_file)  # a mistake here costs no start-up
     check_tls(run.serve)
     if run.serve.host not in LOCAL and not len(keys):
         _log.warning("serve.host=%s lets others in, and no API key is set: docs/serving.md", run.serve.host)
+    shares = shares_of(run.config, run.serve.replicas)
     count = num_front_ends(run.serve)
     sockets = listening_sockets(run.serve, max(1, count))
     port = sockets[0].getsockname()[1]
@@ -81,16 +84,21 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
         print(start_message(run.serve, port, names, max_model_len, has_keys=len(keys) > 0), flush=True)
 
     if count:
-        return _serve_from_processes(run, sockets, announce, engine)
+        return _serve_from_processes(run, sockets, announce, engine, shares)
     return _serve_here(run, host, sockets, keys, announce)
 
 
-def _serve_from_processes(run: ServeRun, sockets: list[socket], announce: Announce, engine: str) -> int:
+def _serve_from_processes(
+    run: ServeRun, sockets: list[socket], announce: Announce, engine: str, shares: Sequence[Share]
+) -> int:
     import asyncio
 
     from hookline.core.serve.processes.supervisor import Supervisor
 
-    supervisor = Supervisor(run, sockets, lambda ready: announce(ready["names"], ready["max_model_len"]), engine)
+    def ready(news: dict[str, Any]) -> None:
+        announce(news["names"], news["max_model_len"])
+
+    supervisor = Supervisor(run, sockets, ready, engine, shares)
     return asyncio.run(supervisor.serve())
 
 

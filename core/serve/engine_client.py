@@ -1,13 +1,13 @@
 """What endpoints know of the engine: a client to ask for completions, and the facts of the model that is served.
 
-Implementations: `core.serve.in_process` (the engine in this process), `core.serve.remote` (in another one) and
-`core.serve.testing` (none at all). Knows no HTTP.
+Implementations: `core.serve.in_process` (the engine in this process), `core.serve.processes.remote_client` (in another
+one), `core.serve.processes.replica_client` (several of these) and `core.serve.testing` (none at all). Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from hookline.core.pooling_params import SCORE
@@ -54,6 +54,19 @@ class Load:
     num_blocks: int = 0
     prompt_tokens_s: float = 0.0
     tokens_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """One of several engines behind a server. death: why it serves nothing now, in one line; None while it lives."""
+
+    death: str | None
+    load: Load
+
+
+def total_load(loads: Sequence[Load]) -> Load:
+    """How busy several engines are together."""
+    return Load(*(sum(values) for values in zip(*(astuple(one) for one in loads), strict=True)))
 
 
 def limited_timeout_s(asked_s: float | None, limit_s: float | None) -> float | None:
@@ -105,10 +118,12 @@ class EngineClient(Protocol):
         deadline_s: float | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        session: str | None = None,
         pooling: PoolingParams | None = None,
     ) -> DeltaStream:
         """Queue a prompt: a text, token ids or chat messages. Arguments as those of AsyncLLM.stream.
 
+        session: requests of one go to the same replica, where there are several.
         pooling: in place of params, which are not looked at then; the only Delta's output has the vector.
 
         With params.n > 1 the Deltas' `index` tells the completions apart. The last Delta of a completion has its
@@ -118,6 +133,11 @@ class EngineClient(Protocol):
 
     def load(self) -> Load:
         """How busy the engine is, at most about a second old."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[ReplicaState]:
+        """Each engine's state, where there are several; else nothing."""
         ...
 
     async def metrics(self) -> str:

@@ -27,7 +27,7 @@ RETRY_AFTER_S = 1
 """What a client is told to wait while the queue is full."""
 INVALID = "invalid_request_error"
 TOO_LONG = "context_length_exceeded"
-_FIELD = re.compile(r"sampling\.([a-z_]+)")
+_FIELD = re.compile(r"(?:sampling|pooling)\.([a-z_]+)")
 
 
 class ApiError(HooklineError):
@@ -78,7 +78,7 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
         return too_long(max_model_len, f"However, {error}.")
     if isinstance(error, RequestError):
         field = _FIELD.search(str(error))
-        return invalid(str(error).replace("sampling.", ""), field[1] if field else None)
+        return invalid(_FIELD.sub(r"\1", str(error)), field[1] if field else None)
     if isinstance(error, EngineError | RankError):
         return ApiError(503, "the engine broke off; the server's log says why", "engine_error", code="engine_error")
     if isinstance(error, HooklineError) and not isinstance(error, PluginError):

@@ -42,6 +42,8 @@ def served_model(llm: LLM, settings: ServeConfig) -> ServedModel:
 class InProcessClient:
     """`EngineClient` over an AsyncLLM, which it closes. throughput: what the engine's steps are counted by."""
 
+    replicas = ()
+
     def __init__(self, llm: AsyncLLM, settings: ServeConfig, throughput: Throughput | None = None) -> None:
         self._llm, self.facts = llm, served_model(llm.llm, settings)
         self._settings, self._throughput = settings, throughput
@@ -59,13 +61,16 @@ class InProcessClient:
         deadline_s: float | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        session: str | None = None,
         pooling: PoolingParams | None = None,
     ) -> RequestStream:
         """See EngineClient."""
         if self.death is not None:
             raise EngineError(self.death)
         if self._llm.num_open + params.n > self._settings.max_requests:
-            raise QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
+            full = QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
+            self._llm.refuse(full)
+            raise full
         options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         given = {name: value for name, value in options.items() if value is not None}
         timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)

@@ -43,6 +43,9 @@ class ServeConfig:
     processes: int | None = bounded(None, 0, 64)
     """Front ends, each a process that tokenizes, detokenizes and writes frames, beside the engine's process. 0: all in
     one process. None: as the machine's cores allow."""
+    replicas: int = bounded(1, 1, 64)
+    """Engines that serve the model, each a process with its own part of the GPUs, or of a CPU's cores. A request goes
+    to one that has its beginning in its cache, unless that one is much busier than others."""
     restart: bool = False
     """Start the engine again after it died; else the server stays, unhealthy, until it is ended."""
     drain_s: float = bounded(30.0, 0)
@@ -50,7 +53,7 @@ class ServeConfig:
     timeout_s: float | None = bounded(None, above=0)
     """Longest that a request may take, in seconds; None: no limit."""
     max_requests: int = bounded(4096, 1)
-    """Most completions that are made or wait at once; further ones are refused with status 429."""
+    """Most completions that are made or wait at once, of each replica; further ones are refused with status 429."""
     max_body_bytes: int = bounded(16 * MIB, 1)
     """Largest body of a request."""
     max_header_bytes: int = bounded(64 * 1024, 1024)
@@ -87,6 +90,11 @@ class ServeConfig:
         if self.reasoning_field not in REASONING_FIELDS:
             allowed = ", ".join(REASONING_FIELDS)
             raise ConfigError(f"serve.reasoning_field={shown(self.reasoning_field)} is not one of {allowed}")
+        if self.replicas > 1 and self.processes == 0:
+            raise ConfigError(
+                f"serve.processes=0 puts all into one process, which has one engine: serve.replicas={self.replicas} "
+                "needs serve.processes=1 or more"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,8 +128,8 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
 
 
 def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:
-    """Front ends beside the engine's process: as asked for, else as many as the cores allow."""
+    """Front ends beside the engines' processes: as asked for, else as many as the cores allow, and one for replicas."""
     if settings.processes is not None:
         return settings.processes
     cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
-    return min(cores // CORES_PER_PROCESS, MAX_DEFAULT_PROCESSES)
+    return max(min(cores // CORES_PER_PROCESS, MAX_DEFAULT_PROCESSES), settings.replicas > 1)

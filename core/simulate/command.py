@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hookline.core.simulate.cost import CostModel
 
 FAR = 2
-"""Steps of so many times the tokens of the largest measured one are worth a warning."""
+"""Steps with more than this many times the tokens of the largest measured one are worth a warning."""
 _log = logging.getLogger("hookline")
 
 

@@ -46,7 +46,7 @@ class Curve:
             )
 
     def at(self, tokens: float) -> float:
-        """The seconds of so many tokens."""
+        """Seconds that this many tokens take."""
         last = len(self.tokens) - 1
         if last == 0 or tokens <= self.tokens[0]:
             return self.seconds[0]
@@ -229,7 +229,7 @@ def write_cost(cost: CostModel, path: Path) -> None:
 
 
 def _short(value: Any) -> Any:
-    """Numbers with six digits that count."""
+    """Numbers with six significant digits."""
     if isinstance(value, Mapping):
         return {key: _short(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """A simulated engine: the real one, its scheduler and its block pool, around an executor that only takes time.
 
-What the machine would decide, the number of KV blocks say, comes from the configuration or from what the cost model was
-measured on. Whatever would change the machine's speed and is not what was measured is refused. No torch.
+What the machine would decide, such as the number of KV blocks, comes from the configuration or from what the cost model
+was measured on. Whatever would change the machine's speed and is not what was measured is refused. No torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hookline.core.simulate.executor import BlankExecutor, run_on
 
 VOCAB_SIZE = 1 << 30
 """Of a cost model that does not say; then whatever a trace holds is a token."""
-OF_THE_MACHINE = ("model", "sampler", "kernels", "tp", "dtype", "device")
+OF_THE_MACHINE = ("model", "sampler", "kernels", "tp", "pp", "dtype", "device")
 """Root keys that change what a step costs and nothing else."""
-ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cpu_threads", "cuda_graphs")
+ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cpu_threads", "cuda_graphs", "pp_layers")
 FREE = ("weights", "tokenizer", "chat")
 """Fields of a model that change nothing about its speed."""
 
@@ -102,12 +102,12 @@ def _shares_prefixes(origin: Mapping[str, Any], host: PluginHost) -> bool:
 
 
 def check_machine(tree: Mapping[str, Any], config: Config, cost: CostModel, host: PluginHost) -> None:
-    """Refuse what would make another machine of it than the one that was measured: its speed is not known.
+    """Refuse settings that would run otherwise than what was measured: their speed is not known.
 
     tree: as composed, and config: as validated. What is left at its default means the machine that was measured.
     Raises: ConfigError naming the key, its value and what was measured.
     """
-    measured, default = cost.origin.get("config", {}), validate({}, host)
+    measured, default = {"pp": 1, **cost.origin.get("config", {})}, validate({}, host)
     for key in OF_THE_MACHINE:
         if getattr(config, key) != getattr(default, key):
             name = cost.origin.get("kernels") if key == "kernels" else None

@@ -26,7 +26,7 @@ class VirtualClock:
         self.now_s = 0.0
 
     def now(self) -> float:
-        """The time."""
+        """Seconds that have passed on this clock."""
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
@@ -35,7 +35,7 @@ class VirtualClock:
         self.now_s += seconds
 
     def sleep_until(self, when_s: float) -> None:
-        """Let time pass until then, if that is not over."""
+        """Let time pass until that moment; nothing if it is over."""
         self.now_s = max(self.now_s, when_s)
 
 
@@ -51,11 +51,11 @@ class BlankExecutor(Executor):
         return step.num_sampled
 
     def collect(self, handle: int) -> IntArray:
-        """As many tokens."""
+        """As many random tokens as were counted."""
         return self._rng.integers(self._vocab_size, size=handle)
 
     def time_steps(self) -> Clock:
-        """Only what wraps this knows times."""
+        """Nothing: only the executor that wraps this one knows times."""
         raise AssertionError("nothing takes time here")
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class BlankExecutor(Executor):
 
 
 class SimulatedExecutor(Executor):
-    """An Executor around another one, on a virtual clock: the times are a cost model's, the tokens are its."""
+    """An Executor around another one, on a virtual clock: times are a cost model's, tokens those of the wrapped one."""
 
     def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:
         self.inner, self.cost, self.clock = inner, cost, clock

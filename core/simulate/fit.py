@@ -31,7 +31,7 @@ from hookline.core.sweep.results import RESULTS, read_lines
 Column = np.ndarray[Any, Any]
 NUM_REWEIGHTINGS = 4
 OUTLIER = 1.0
-"""Errors beyond so many times what is predicted count less."""
+"""Errors beyond this many times the prediction count less."""
 SMOOTHNESS = 1e-3
 """How much neighbouring slopes want to be alike, beside what the steps say: decides where there are none."""
 
@@ -114,7 +114,7 @@ ATTENTION = {
 }
 """Coefficients of a cost model, and the columns that they multiply."""
 LAUNCH_BOUND = 1.5
-"""A step that is not captured and takes the device less than so many launches is the host's doing."""
+"""A step that is not captured, and on the device shorter than this many launches, is bound by the host."""
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 """Keys of the engine's configuration that the shapes of its steps depend on."""
 SAME = ("device", "kernels", "block_size")
@@ -301,7 +301,8 @@ def _origin(measured: Sequence[Measured]) -> dict[str, Any]:
     first = measured[0].result
     sizes = [one.recording.num_blocks for one in measured]
     names = ("device", "kernels", "block_size", "cache_groups", "vocab_size", "overlap", "revision", "versions")
-    config = {key: first["config"].get(key) for key in ("model", "sampler", "kernels", "tp", "dtype", "device")}
+    keys = ("model", "sampler", "kernels", "tp", "pp", "dtype", "device")
+    config = {key: first["config"].get(key) for key in keys}
     return {
         **{name: first.get(name) for name in names},
         "num_blocks": int(np.median(sizes)),

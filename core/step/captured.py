@@ -58,7 +58,7 @@ class PromptShape:
     max_left_over: int = 0
 
     def holds(self, num_decodes: int, num_tokens: int, num_chunks: int) -> bool:
-        """Whether it can be a step of so many decodes and so many prompt tokens, in so many chunks."""
+        """Whether it can hold a step of this many decodes and this many prompt tokens, in this many chunks."""
         left_over = num_decodes - self.num_decodes
         return (
             num_decodes + num_tokens <= self.num_tokens

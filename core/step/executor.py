@@ -15,6 +15,16 @@ class Executor(Protocol):
     """Computes steps: one rank, or a group of them. For classes to extend."""
 
     @property
+    def watches_steps(self) -> bool:
+        """Whether it finds out by itself that a step gets no further, once it was launched."""
+        return False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether rank 0 computes in this process."""
+        return True
+
+    @property
     def progress(self) -> int:
         """A number that changes while a step gets further, for those who watch from another thread."""
         return 0

@@ -14,6 +14,10 @@ import numpy as np
 
 from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 
+POOLED_WIDTH = 4
+"""Integers for each pooled chunk of a step: its index, the pooler's, flags (see core.requests.pooling), and how many
+numbers count (0: all)."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -34,7 +38,7 @@ class Step:
     chunk's tokens are followed by one, and those that follow.
     known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
-    pooled: chunks whose hidden states are pooled, four integers each: see core.requests.pooling.WIDTH.
+    pooled: chunks whose hidden states are pooled, POOLED_WIDTH integers each.
     """
 
     admit_rows: IntArray = field(default_factory=no_ints)
@@ -82,6 +86,11 @@ class Step:
         return len(self.decode_rows) + len(self.token_ids_T)
 
     @property
+    def is_agreed_on(self) -> bool:
+        """Whether plugins run in it that may fail for single requests: then they must fail on all ranks, or on none."""
+        return self.processors != 0 or len(self.pooled) > 0
+
+    @property
     def num_sampled(self) -> int:
         """Tokens drawn."""
         return len(self.decode_rows) + len(self.sampled_chunks)
@@ -100,13 +109,27 @@ def pack(step: Step) -> IntArray:
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
 
 
-MASKS = -1
-"""The first word of a message that brings the masks of the step before it; of a step, it is no less than 0."""
+_PROCESSORS, _POOLED = HEADER.index("processors"), len(HEADER) + SECTIONS.index("pooled")
+
+
+def is_agreed_on(message: IntArray) -> bool:
+    """Step.is_agreed_on of a packed step; False of other messages."""
+    return bool(message[0] >= 0 and (message[_PROCESSORS] or message[_POOLED]))
+
+
+MASKS, TIME_STEPS = -1, -2
+"""The first word of a message that brings the masks of the step before it, and of one that has a rank 0 that is told so
+time its steps; of a step, it is no less than 0."""
 
 
 def pack_masks(masks_NW: MaskArray) -> IntArray:
     """The masks that the draws of the step sent last wait for, as a message of their own."""
     return np.concatenate([np.array([MASKS, len(masks_NW)], dtype=np.int64), masks_NW.reshape(-1).view(np.int64)])
+
+
+def pack_time_steps() -> IntArray:
+    """The message that tells rank 0 to time its steps from now on."""
+    return np.array([TIME_STEPS], dtype=np.int64)
 
 
 def masks_in(message: IntArray) -> MaskArray | None:

@@ -1,4 +1,4 @@
-"""How long the parts of a step take on the host, and their names in a trace while somebody makes one.
+"""How long the parts of a step take on the host, and their names in a trace while one is recorded.
 
 Knows nothing of what the parts do. A part costs two looks at the clock.
 """

@@ -25,6 +25,7 @@ from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
+from hookline.core.sweep.ray_gpus import on_gpus
 from hookline.core.sweep.results import FORMAT, RESULTS, append_line, read_lines
 from hookline.core.util.child_python import python_command
 
@@ -32,6 +33,8 @@ LOG = "log.txt"
 """In a job's folder: what the job printed."""
 BENCHES = {"bench": "bench", "simulate": "simulate"}
 """Commands that measure a load and write a result line, and their configurations."""
+ON_DEVICES = ("run", "bench")
+"""Commands whose jobs have an engine of their own."""
 WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 """Keys that change nothing about what a job computes."""
 
@@ -100,7 +103,8 @@ class Sweep:
         timeout_s = job.tree.get("job_timeout_s")
         if timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0):
             environ = {**self.environ, JOB_FOLDER: str(folder.resolve())}
-            ended = run_child(command, self.cwd, self.text, folder / LOG, timeout_s, environ)
+            run = on_gpus(run_child, job.tree) if self.command in ON_DEVICES else run_child
+            ended = run(command, self.cwd, self.text, folder / LOG, timeout_s, environ)
         else:
             error = f"job_timeout_s={timeout_s} must be a number of seconds above 0, or null"
             ended = {"status": FAILED, "error": error, "exit_code": None}
@@ -119,7 +123,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
     Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
     """
     text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
-    with tempfile.TemporaryDirectory(prefix="hookline-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=".hookline-", dir=_notes_place(arguments)) as scratch:
         notes = Path(scratch, "jobs.jsonl")
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
@@ -130,6 +134,14 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
             if records:
                 _summarise(records)
     return 0 if all(record["status"] == DONE for record in records) else 1
+
+
+def _notes_place(arguments: Sequence[str]) -> str | None:
+    """Where jobs can write notes for this process: with a launcher, which may run them on other nodes, in the folder of
+    the command, as the results are; the folder for temporary files is each node's own.
+    """
+    has_launcher = any(argument.lstrip("+").startswith("hydra/launcher=") for argument in arguments)
+    return os.getcwd() if has_launcher and os.access(os.getcwd(), os.W_OK) else None
 
 
 def _summarise(records: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What the conformance suites check tensors with: every failure is one line that says what is wrong and where.
+"""Checks of tensors for the conformance suites: every failure is one line that says what is wrong and where.
 
 Knows no plugin kind.
 """
@@ -16,20 +16,23 @@ _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empt
 
 
 def check(holds: bool, message: str) -> None:
-    """Fail with `message`; unlike assert it also works under python -O."""
+    """Raise AssertionError with `message` unless it holds; unlike `assert` it also works under python -O."""
     if not holds:
         raise AssertionError(message)
 
 
 def check_form(what: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """`tensor` is a tensor of this shape and dtype."""
+    """`tensor` is a tensor of this shape and dtype. Raises: AssertionError that begins with `what`."""
     check(isinstance(tensor, Tensor), f"{what} is a {type(tensor).__name__} and must be a tensor")
     check(tensor.shape == tuple(shape), f"{what} has shape {tuple(tensor.shape)} and must have {tuple(shape)}")
     check(tensor.dtype == dtype, f"{what} has dtype {tensor.dtype} and must have {dtype}")
 
 
 def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """|actual - expected| <= tolerance * (1 + |expected|) everywhere, the shapes agree, and nothing is NaN."""
+    """|actual - expected| <= tolerance * (1 + |expected|) everywhere, the shapes agree, and nothing is NaN.
+
+    Raises: AssertionError with the place of the largest error, both values there, and what is allowed.
+    """
     check_form(what, actual, expected.shape, actual.dtype)
     check(not bool(actual.isnan().any()), f"{what} holds NaN: part of it was never written, or reads what was not")
     error = (actual.double() - expected.double()).abs() / (1 + expected.double().abs())
@@ -42,7 +45,7 @@ def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -
 
 
 def check_unchanged(what: str, before: Tensor, after: Tensor) -> None:
-    """Not a bit differs."""
+    """Two tensors are equal in every bit; NaN differs from NaN. Raises: AssertionError that begins with `what`."""
     check(torch.equal(before, after), f"{what} was changed")
 
 

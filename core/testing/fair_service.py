@@ -1,4 +1,4 @@
-"""Loads of several tenants, for testing policies that share the machine among them: what each got, and how it waited.
+"""Loads of several tenants, for testing policies that share the machine among them: what each got, how long it waited.
 
 A tenant is a value of the tag "tenant".
 """

@@ -15,7 +15,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hookline.core.contracts import Grammar, GrammarMatcher, GrammarVocabulary, StructuredOutputs, is_offered
+from hookline.core.contracts import (
+    Grammar,
+    GrammarBackend,
+    GrammarMatcher,
+    GrammarVocabulary,
+    StructuredOutputs,
+    is_offered,
+)
 from hookline.core.errors import RequestError
 from hookline.core.testing.checks import check
 from hookline.core.testing.plain_grammar import allowed_in, allowed_tokens, small_vocabulary
@@ -26,13 +33,14 @@ MOST_COMPILE_S = 2.0
 MOST_FILL_S = 0.5
 """For any mask."""
 NUM_WALKS = 6
+"""Random completions that each case's masks are followed through."""
 MOST_STEPS = 64
 """Of a walk through a finite language."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked for, and all the texts that it allows."""
+    """A finite grammar: `wanted` is asked for, and `language` has all texts that it allows."""
 
     wanted: StructuredOutputs
     language: frozenset[bytes]
@@ -55,6 +63,7 @@ CASES = (
     _case(["x", "xz", "y", "yz"], grammar='root ::= ("x" | "y") "z"?\n'),
     _case([f'{{"a":{a},"b":{b}}}' for a in ("true", "false") for b in ('"x"', "7")], json=_OBJECT, whitespace=False),
 )
+"""Finite grammars, of which every text is known."""
 INVALID = (
     {"regex": "(ab"},
     {"json": {"type": 5}},
@@ -62,6 +71,7 @@ INVALID = (
     {"grammar": 'root ::= ("x"'},
     {"structural_tag": {"structures": 3}},
 )
+"""Grammars that a back end must refuse with a RequestError."""
 
 
 def _nested(depth: int) -> dict[str, Any]:
@@ -85,10 +95,14 @@ HOSTILE = (
     {"grammar": 'root ::= a a a a a a\na ::= b b b b b b\nb ::= c c c c c c\nc ::= "x" | "y" c | c c\n'},
     {"choice": [f"{number:>60}" for number in range(1000)]},
 )
+"""Grammars that take much time or memory unless both are bounded: each is compiled or refused in MOST_COMPILE_S."""
 
 
 class GrammarSuite:
-    """`class TestMine(GrammarSuite)` with `make`. kinds: what the back end knows; cases of others must be refused."""
+    """`class TestMine(GrammarSuite)` with `make`. kinds: what the back end knows; cases of others must be refused.
+
+    vocabulary: small, with several tokens that spell the same text.
+    """
 
     kinds: ClassVar[Sequence[str]] = ("json", "regex", "choice", "grammar", "structural_tag")
     vocabulary: ClassVar[GrammarVocabulary] = small_vocabulary()
@@ -188,15 +202,17 @@ class GrammarSuite:
 
     def test_what_is_invalid_is_refused_in_one_line(self) -> None:
         """By RequestError alone."""
+        backend = self.make(self.vocabulary)
         for wanted in INVALID:
-            self._refused_or_compiled(StructuredOutputs(**wanted), must_refuse=True)
+            self._refused_or_compiled(backend, StructuredOutputs(**wanted), must_refuse=True)
 
     def test_hostile_grammars_end_in_time(self) -> None:
         """They are refused, or compiled, and their masks filled, within the limits; nothing else is raised."""
+        backend = self.make(self.vocabulary)  # which may start a process: nothing that a grammar can help
         for wanted in HOSTILE:
             asked = StructuredOutputs(**wanted)
             started = time.perf_counter()
-            grammar = self._refused_or_compiled(asked)
+            grammar = self._refused_or_compiled(backend, asked)
             taken_s = time.perf_counter() - started
             check(taken_s < MOST_COMPILE_S, f"{_short(wanted)} takes {taken_s:.1f} s; refuse it by its size")
             if grammar is not None:
@@ -249,9 +265,11 @@ class GrammarSuite:
     def _named(self, ids: set[int]) -> str:
         return str([self.vocabulary.tokens[one] if self.vocabulary.tokens[one] else one for one in sorted(ids)][:5])
 
-    def _refused_or_compiled(self, wanted: StructuredOutputs, *, must_refuse: bool = False) -> Any:
+    def _refused_or_compiled(
+        self, backend: GrammarBackend, wanted: StructuredOutputs, *, must_refuse: bool = False
+    ) -> Any:
         try:
-            grammar = self.make(self.vocabulary).compile(wanted)
+            grammar = backend.compile(wanted)
         except RequestError as error:
             check(str(error).isprintable() and len(str(error)) <= 600, f"not one short line: {str(error)[:80]!r}")
             return None

@@ -11,6 +11,7 @@ from hookline.core.parsing import merged
 from hookline.core.testing.checks import check
 
 NUM_SPLITS = 40
+"""Random ways to cut each example into pieces."""
 
 
 class ParserSuite:

@@ -33,6 +33,7 @@ WORDS = (
     "\n\n",
     "é",
 )
+"""Tokens of small_vocabulary beside the single bytes; some spell together what another one does."""
 
 
 def small_vocabulary(num_padding: int = 27) -> GrammarVocabulary:
@@ -75,13 +76,13 @@ def allowed_in(mask_W: MaskArray) -> set[int]:
 
 
 class PlainGrammars(GrammarBackend):
-    """Knows choices only."""
+    """Compiles choices alone; raises RequestError for any other kind. A mask tries every token of the vocabulary."""
 
     def __init__(self, config: Any, vocabulary: GrammarVocabulary) -> None:
         self.config, self.vocabulary = config, vocabulary
 
     def compile(self, wanted: StructuredOutputs) -> PlainGrammar:
-        """See GrammarBackend."""
+        """See GrammarBackend. Raises: RequestError for anything but a choice."""
         if wanted.kind != "choice":
             raise RequestError(f"this back end knows choices alone, and no {wanted.kind}")
         return PlainGrammar(self.vocabulary, [text.encode() for text in wanted.value], self.matcher_class)

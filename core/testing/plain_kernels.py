@@ -17,7 +17,7 @@ from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpe
 
 
 class PlainKernels(Kernels):
-    """Implements core.contracts.Kernels; results are rounded once, to the input's dtype."""
+    """Implements hookline.core.contracts.Kernels; results are rounded once, to the input's dtype."""
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         self.spec = spec

@@ -26,7 +26,9 @@ from hookline.core.layers import (
 )
 
 EPS = 1e-6
+"""Of its norms."""
 SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+"""Keys of a config.json that must be there."""
 PLAIN_CONFIG = {
     "model_type": "plain",
     "num_hidden_layers": 2,
@@ -36,10 +38,11 @@ PLAIN_CONFIG = {
     "vocab_size": 31,
     "max_position_embeddings": 64,
 }
+"""A config.json of a PlainModel that any test can afford."""
 
 
 class PlainModel:
-    """Implements core.contracts.Model. The head dim is hidden_size / num_attention_heads."""
+    """Implements hookline.core.contracts.Model. The head dim is hidden_size / num_attention_heads."""
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         spec = self.spec(hf_config)
@@ -53,7 +56,7 @@ class PlainModel:
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
-        """See Model."""
+        """See Model. Raises: ConfigError for another model_type, or a key that it does not know."""
         known = {*PLAIN_CONFIG, "rope_scaling", "rope_parameters", "rope_theta"}
         unknown = [key for key, value in hf_config.items() if key not in known and value is not None]
         if hf_config.get("model_type") != "plain" or unknown:

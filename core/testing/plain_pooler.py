@@ -15,7 +15,7 @@ from hookline.core.contracts import PooledChunks, Pooler, PoolerSpec
 
 
 class PlainPooler(Pooler):
-    """Implements core.contracts.Pooler."""
+    """Implements hookline.core.contracts.Pooler."""
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
         self.config, self.spec = config, spec
@@ -34,7 +34,7 @@ class PlainPooler(Pooler):
 
 
 class FakePoolerModel:
-    """`core.contracts.PoolerModel` with random tensors and a token for each character."""
+    """`hookline.core.contracts.PoolerModel` with random tensors and a token for each character."""
 
     def __init__(self, vocab_size: int, device: str = "cpu") -> None:
         self._vocab_size, self._device = vocab_size, device

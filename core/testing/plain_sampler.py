@@ -14,7 +14,7 @@ from hookline.core.contracts import Sampler, SamplingBatch
 
 
 class PlainSampler(Sampler):
-    """Implements core.contracts.Sampler."""
+    """Implements hookline.core.contracts.Sampler."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

@@ -17,7 +17,9 @@ from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_pooler import fake_spec
 
 LENGTHS = (1, 7, 3, 24)
+"""Of the suite's prompts, in tokens."""
 TASKS = ("embed", "classify", "score")
+"""What a pooler's `task` may be."""
 
 
 class PoolerSuite:

@@ -25,13 +25,19 @@ from hookline.core.util.arrays import ints
 from hookline.core.worker.logits_pipeline import Pipeline
 
 NUM_ROWS = 16
+"""Rows of the request table; the row after them is the padding's."""
 LOGPROB = -4.0
+"""What `on_token` is told of every token that is asked with has_logprobs."""
 MAX_MODEL_LEN = 64
+"""Most tokens of a request."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What one request asks of the processor: its arguments (None: nothing), its tokens and its temperature."""
+    """What one request asks of the processor: its arguments (None: nothing), its tokens and its temperature.
+
+    num_prompt_tokens: the first of the tokens, those of the prompt. stop_ids: as in RequestFacts.
+    """
 
     arguments: Mapping[str, Any] | None
     tokens: Sequence[int] = (1, 2, 3)

@@ -18,14 +18,16 @@ from hookline.core.testing.checks import check, check_form
 from hookline.core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
 
 VOCAB_SIZE = 64
+"""V of the suite's logits; token ids in examples are below it."""
 
 
 class ProcessorSuite:
     """`class TestMine(ProcessorSuite): processor = Mine; config = MyArguments; examples = ({"n": 2.0},)`.
 
-    examples: arguments of requests, each of which changes some logits of the suite. If the processor reads tokens, the
-    suite's requests hold `tokens`, of which the first num_prompt_tokens are the prompt; give others for one that looks
-    at repetition. If it reads texts, name a `tokenizer`; if it wants log-probabilities, set has_logprobs.
+    device: where the processor runs. examples: arguments of requests, each of which changes some logits of the suite.
+    If the processor reads tokens, the suite's requests hold `tokens`, of which the first num_prompt_tokens are the
+    prompt; give others for one that looks at repetition. If it reads texts, name a `tokenizer`; if it wants
+    log-probabilities, set has_logprobs.
     """
 
     processor: ClassVar[Any]

@@ -1,7 +1,7 @@
 """A server whose engine has no model: all processes, sockets and the step loop are real, its tokens are made up.
 
 `python -c "from hookline.core.testing.serving import main; main()" serve.port=0 ...` takes the keys of `core.serve`.
-With `exact`, tokens are those of `core.testing.fakes.completion`, so that a test knows what each stream must bring.
+With `exact`, tokens are those of `hookline.core.testing.fakes.completion`, so a test knows what each stream must bring.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from hookline.core.util.arrays import IntArray
 VARIABLE = "HOOKLINE_MOCK"
 """Options of mock_llm as JSON, for the engine's process."""
 ENGINE = "hookline.core.testing.serving:engine_main"
+"""What the engine's process runs."""
 BLOCK_SIZE = 16
+"""Tokens of a block of the mock's cache."""
 
 
 class PacedExecutor(Executor):
-    """Another executor's tokens, so many seconds after a step's launch; fails with what `fail_at` asks for."""
+    """Another executor's tokens, so many seconds after a step's launch; fails after `fail_after` of them."""
 
     def __init__(self, inner: Executor, step_s: float, fail_after: int | None = None, low: int = 0) -> None:
         self._inner, self._step_s, self._steps_left, self._low = inner, step_s, fail_after, low
 
     def launch(self, step: Step) -> Any:
-        """See Executor."""
+        """See Executor. Raises: RuntimeError once the steps that `fail_after` allows are over."""
         if self._steps_left is not None:
             self._steps_left -= 1
             if self._steps_left < 0:

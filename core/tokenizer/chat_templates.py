@@ -1,13 +1,13 @@
-"""Renders chat templates, which are programs of a checkpoint's: in Jinja's sandbox, and within bounds of time and size.
+"""Renders chat templates, programs that come with a checkpoint: in Jinja's sandbox, within bounds of time and size.
 
-A loop is broken off by the clock, and by the memory that it takes. A single operation cannot be, so a template with
-numbers that only serve to make something huge is refused before it is compiled.
+A loop is broken off by the clock, by the memory that it takes, and by the text that it makes. A single operation cannot
+be, so a template with numbers that only serve to make something huge is refused before it is compiled.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -35,9 +35,11 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
     for template in templates.values() if isinstance(templates, Mapping) else [templates]:
         if fault := size_fault(str(template)):
             raise RequestError(f"the checkpoint's chat template is refused: {fault}")
+    render = tokenizer.apply_chat_template  # may import transformers, which is no work of the template
     try:
         with limits(TIMEOUT_S, MAX_BYTES):
-            text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            _bound_text(tokenizer, options)
+            text = render(messages, tokenize=False, **options)
     except PASSES:
         raise
     except Exception as error:
@@ -46,6 +48,34 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
         size = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
         raise RequestError(f"the chat template makes {size} of these messages; at most {MAX_CHARACTERS} can be")
     return text
+
+
+def _bound_text(tokenizer: Any, options: Mapping[str, Any]) -> None:
+    """Have the template put its text together piece by piece, with an eye on the size.
+
+    Otherwise one operation does, which nothing breaks off, and a long piece that comes often takes no memory before it.
+    The compiled template is the one that transformers keeps and is about to render. A tokenizer of a model's own may
+    know no templates.
+    """
+    if not hasattr(tokenizer, "get_chat_template"):
+        return
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template as compiled
+    except ImportError:
+        return
+    template = compiled(tokenizer.get_chat_template(options.get("chat_template"), options.get("tools")))
+    template.environment.concat = _joined
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """The pieces in one, unless that gets too long."""
+    taken, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > MAX_CHARACTERS:
+            raise MemoryError(f"it makes more than {MAX_CHARACTERS} characters")
+        taken.append(piece)
+    return "".join(taken)
 
 
 @lru_cache(maxsize=64)

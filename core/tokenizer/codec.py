@@ -27,8 +27,12 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
+MAX_TOKENS = 2**24
+"""Most token ids of a prompt that are looked at; no checkpoint has more positions."""
 OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
+_NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
+"""What can be gone through and is no prompt, nor a list of some."""
 
 
 class Codec:
@@ -62,6 +66,18 @@ class Codec:
             self._source = self._source if self._tokenizer is not None else None
         return self._tokenizer
 
+    def make_ready(self) -> None:
+        """Do what the first use would do: it may write to the tokenizer, which several threads will read, and import
+        what chat templates need.
+
+        Raises: RequestError if the tokenizer fails.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is not None:
+            self.encode("")
+            if getattr(tokenizer, "chat_template", None):
+                _ = tokenizer.apply_chat_template
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; special tokens in a text are read as such.
 
@@ -74,7 +90,10 @@ class Codec:
             return self._tokenize(prompt, "a text prompt")
         if is_chat(prompt):
             return self._chat(prompt)
-        if isinstance(prompt, Sequence) or hasattr(prompt, "__array__"):
+        is_array = hasattr(prompt, "__array__") and np.ndim(prompt) == 1
+        if is_array or (not isinstance(prompt, _NO_PROMPTS) and isinstance(prompt, Sequence)):
+            if len(prompt) > MAX_TOKENS:
+                raise PromptTooLongError(f"the prompt has {len(prompt)} token ids; at most {MAX_TOKENS} can be")
             return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
@@ -192,7 +211,7 @@ class Codec:
 
 
 def _no_unicode(text: str) -> str | None:
-    """What keeps a text from being Unicode: half a surrogate pair, as bytes become that are not UTF-8."""
+    """What keeps a text from being Unicode: half a surrogate pair, as Python makes of bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -224,10 +243,22 @@ def snapshot(prompt: Prompt) -> Prompt:
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """A list of prompts, from one prompt or several."""
+    """A list of prompts, from one prompt or several.
+
+    Raises: RequestError for what is neither, such as a mapping.
+    """
     is_one = isinstance(prompts, str) or is_chat(prompts)
     is_ids = isinstance(prompts, Sequence) and bool(prompts) and all(isinstance(item, int) for item in prompts)
-    return [prompts] if is_one or is_ids else list(prompts)
+    if is_one or is_ids:
+        return [prompts]
+    try:
+        each = None if isinstance(prompts, _NO_PROMPTS) else iter(prompts)
+    except TypeError:
+        each = None
+    if each is None:
+        what = type(prompts).__name__
+        raise RequestError(f"prompts are a text, token ids or chat messages, or a list of such, not {what}")
+    return list(each)
 
 
 def _is_message(item: object) -> bool:

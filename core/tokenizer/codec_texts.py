@@ -10,7 +10,7 @@ from hookline.core.tokenizer.codec import Codec
 
 
 class CodecTexts(TokenTexts):
-    """Of a codec that has a tokenizer, for a vocabulary of so many tokens."""
+    """Texts of tokens by a codec that has a tokenizer, for a vocabulary of `vocab_size` tokens."""
 
     def __init__(self, codec: Codec, vocab_size: int) -> None:
         self._codec, self._vocab_size = codec, vocab_size

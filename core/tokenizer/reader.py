@@ -55,9 +55,7 @@ class TextReader:
         return self._show(text)
 
     def read(self, token_ids: Sequence[int]) -> str:
-        """The text of further tokens, none of which is the last: as `see` and `take` of a completion without stop
-        strings, at once.
-        """
+        """The text of further tokens, none of them the last: `see` and `take` in one, without stop strings."""
         assert not self._params.stop
         if self._detokenizer is None:
             return ""

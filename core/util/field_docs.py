@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
-import textwrap
+import linecache
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 
@@ -19,13 +21,38 @@ def field_docs(config: type) -> dict[str, str]:
     return docs
 
 
-def _own_docs(cls: type) -> dict[str, str]:
+def _own_docs(cls: type) -> Mapping[str, str]:
     try:
-        definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError, SyntaxError):
+        path = inspect.getsourcefile(cls)
+    except (OSError, TypeError):
         return {}  # a built-in class, or one whose source is not at hand
+    return _docs_by_class("".join(linecache.getlines(path or ""))).get(cls.__qualname__, {})
+
+
+@functools.lru_cache(maxsize=64)
+def _docs_by_class(source: str) -> dict[str, dict[str, str]]:
+    """Qualified class name -> its fields' docstrings. `inspect.getsource` would parse the file once for each class."""
+    try:
+        return {name: _docs_in(definition) for name, definition in _classes_in(ast.parse(source), "")}
+    except SyntaxError:
+        return {}
+
+
+def _classes_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    """Each class with its `__qualname__`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield f"{prefix}{child.name}", child
+            yield from _classes_in(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _classes_in(child, f"{prefix}{child.name}.<locals>.")
+        elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):  # an expression defines no class
+            yield from _classes_in(child, prefix)
+
+
+def _docs_in(definition: ast.ClassDef) -> dict[str, str]:
     docs = {}
-    for statement, following in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+    for statement, following in pairwise(definition.body):
         text = _text(following)
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and text:
             docs[statement.target.id] = " ".join(text.split())

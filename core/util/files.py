@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +17,9 @@ def check_writable(path: Path, key: str) -> None:
     Raises: ConfigError naming the key.
     """
     if path.is_dir():
-        raise ConfigError(f"{key}={path} cannot be written: it is a folder")
+        raise ConfigError(f"{key}={path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{key}={path}: the folder {path.parent} does not exist; make it first")
     try:
         handle, name = _beside(path)
         os.close(handle)
@@ -50,7 +52,6 @@ def write_whole(path: Path, pieces: Iterable[str | bytes], key: str) -> None:
         handle, name = _beside(path)
         with os.fdopen(handle, "wb") as file:
             file.writelines(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
-        _give_usual_mode(name)
         os.replace(name, path)
     except OSError as error:
         raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
@@ -61,12 +62,14 @@ def write_whole(path: Path, pieces: Iterable[str | bytes], key: str) -> None:
 
 
 def _beside(path: Path) -> tuple[int, str]:
-    """A new file in the same folder, so that it can take the other's place at once."""
-    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+    """A new file in the same folder, so that it can take the other's place at once, with the mode of any new file.
 
-
-def _give_usual_mode(path: str) -> None:
-    # mkstemp makes files that only their owner can read; results get the mode of any other new file.
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(path, 0o666 & ~mask)
+    Not by tempfile: only its owner can read what that makes, and to find the usual mode out is to change the umask of
+    all threads for a moment.
+    """
+    while True:
+        name = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
+        try:
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), str(name)
+        except FileExistsError:
+            continue

@@ -20,6 +20,8 @@ from hookline.core.errors import Interrupted
 
 LOOK_S = 0.02
 """Time between two looks at the memory of code that is limited in it."""
+AGAIN_S = 0.25
+"""Time after which code at its limit is broken off again: Python drops what is raised in a destructor."""
 SIGNAL = signal.SIGURG
 """Ignored by default, so one that comes too late does nothing. Others may send it too, and are not answered."""
 
@@ -31,6 +33,8 @@ class Interrupter:
         self._lock = threading.Lock()
         self._inside: int | None = None
         self._takes_signals = self._is_asked = self._is_signalled = False
+        self._before: Any = None
+        """The handler that was there, while ours is in its place."""
 
     @contextmanager
     def region(self) -> Iterator[None]:
@@ -40,29 +44,42 @@ class Interrupter:
         """
         in_main = threading.current_thread() is threading.main_thread()
         self._takes_signals = in_main and signal.getsignal(SIGNAL) is not None  # None could not be put back
-        before = signal.getsignal(SIGNAL) if self._takes_signals else None
         try:
             if self._takes_signals:
-                signal.signal(SIGNAL, partial(self._heed, before))
+                self._before = signal.getsignal(SIGNAL)
+                signal.signal(SIGNAL, partial(self._heed, self._before))
             self._inside = threading.get_ident()
             yield
         finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the region, also when a demand comes in the middle of that; a second call does nothing.
+
+        For a region that an interruption kept from being left: it may strike where `region` has just been gone on with.
+        """
+        while True:
             try:
-                self._leave()
-            finally:
-                if before is not None:
-                    signal.signal(SIGNAL, before)
+                return self._leave()
+            except Interrupted:
+                continue
 
     def _leave(self) -> None:
         with self._lock:
             thread, self._inside, self._is_signalled = self._inside, None, False
             if self._is_asked and not self._takes_signals and thread is not None:
                 raise_in(thread, None)  # takes back what has not come yet
+        if self._before is not None:
+            signal.signal(SIGNAL, self._before)
+            self._before = None
 
-    def break_off(self) -> bool:
-        """Raise Interrupted in the region, if a thread is inside; whether it will be. A second call does nothing."""
+    def break_off(self, *, again: bool = False) -> bool:
+        """Raise Interrupted in the region, if a thread is inside; whether it will be.
+
+        A second call does nothing, except with `again`: for code that lost the first.
+        """
         with self._lock:
-            if self._inside is None or self._is_asked:
+            if self._inside is None or (self._is_asked and not again):
                 return False
             self._is_asked = True
             if self._takes_signals:
@@ -73,7 +90,7 @@ class Interrupter:
             return True
 
     def _heed(self, before: Any, number: int, frame: Any) -> None:
-        """The handler in the region: somebody else's signal goes where it would have gone without it."""
+        """The handler in the region: a signal for somebody else is handled as if this did not exist."""
         if self._is_signalled:
             self._is_signalled = False
             raise Interrupted
@@ -98,17 +115,22 @@ def limits(seconds: float, num_bytes: int) -> Iterator[None]:
             elif _resident_bytes() - before > num_bytes:
                 faults.append(MemoryError(f"it takes more than {num_bytes // 2**20} MiB"))
             if faults:
-                interrupter.break_off()
-                return
+                break
+        while not done.wait(AGAIN_S if interrupter.break_off(again=True) else LOOK_S):
+            pass
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        with interrupter.region():
-            yield
+        try:
+            with interrupter.region():
+                yield
+        finally:  # whatever was struck: from here on nothing is interrupted
+            try:
+                done.set()
+            finally:
+                interrupter.leave()
     except Interrupted:
         raise faults[0] from None
-    finally:
-        done.set()
 
 
 def _resident_bytes() -> int:

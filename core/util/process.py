@@ -1,14 +1,11 @@
-"""Processes: which one an object belongs to, whether one is stopped, and what is not searched for garbage.
+"""Processes: which one an object belongs to, and whether one is stopped.
 
 A fork copies objects, but neither the threads nor the ranks behind them.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from hookline.core.errors import HooklineError
@@ -34,22 +31,8 @@ class Home:
             )
 
 
-@contextmanager
-def settled() -> Iterator[None]:
-    """Inside, what is there now is not searched for garbage: with torch and transformers that stops a step for 0.13 s.
-
-    For commands, whose process is theirs: of what was there, circles that nobody holds any more stay until the end.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process, so that it does nothing until it is let go on.
+    """Whether a signal or a debugger has stopped a process, so that it does nothing until it is continued.
 
     Linux only; elsewhere False.
     """

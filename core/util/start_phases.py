@@ -1,6 +1,6 @@
 """How long the parts of an engine's start took, for the log and for records of benchmarks.
 
-Knows no engine: who starts one names the parts. Parts do not overlap; what is in none of them is told as the rest.
+Knows no engine: whoever starts one names the parts. Parts do not overlap; time in none of them is called the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StartPhases:
             self.seconds[name] += time.perf_counter() - begun
 
     def end(self) -> None:
-        """The engine is ready: what no part had is the rest."""
+        """Note that the engine is ready; time that no part had is the rest."""
         self.seconds["rest"] = max(0.0, time.perf_counter() - self._started - sum(self.seconds.values()))
 
     def __str__(self) -> str:

@@ -60,8 +60,9 @@ def warm(config: Config, host: PluginHost, card_name: str | None, num_processes:
     from hookline.core.prebuild.dry_run import on_cuda
     from hookline.core.prebuild.pretended import pretended
 
-    if config.tp > 1:
-        raise ConfigError(f"tp={config.tp}: kernels of several ranks are compiled when their engine starts")
+    if config.num_ranks > 1:
+        ranks = f"tp={config.tp}" + f" with pp={config.pp}" * (config.pp > 1)
+        raise ConfigError(f"{ranks}: kernels of several ranks are compiled when their engine starts")
     card = _card(card_name)
     with pretended(card, lambda *_: None):
         resolved = resolve(on_cuda(config), host)

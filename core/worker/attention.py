@@ -29,6 +29,8 @@ class PagedAttention:
     """One number: calls so far."""
     tap: Any = None
     """See core.layers.tapped; None if nobody asked for hidden states."""
+    stream_TD: Tensor | None = None
+    """See core.layers.stage_input; None if the model begins with its embedding."""
 
     def __call__(
         self,
@@ -66,6 +68,7 @@ class GroupedAttention:
     rows_B: Tensor | None = None
     is_new_B: Tensor | None = None
     tap: Any = None
+    stream_TD: Tensor | None = None
 
     def __call__(
         self,
@@ -120,8 +123,13 @@ def grouped_attention(
     """Prepare a step's batches, and bind them."""
     assert isinstance(batch, GroupedBatch), "the request table knows of no groups"
     batches = [batch, *batch.others]
+    prepared: dict[int | None, Batch] = {}
     for one in batches:
-        kernels.prepare(one)
+        if one.window in prepared:
+            kernels.prepare_alike(one, prepared[one.window])
+        else:
+            kernels.prepare(one)
+            prepared[one.window] = one
     is_new_B = None if layer_states is None else batch.context_lens_B == batch.query_starts_B1.diff()
     return GroupedAttention(kernels, kv_places, groups, batches, rows_N, progress, layer_states, batch.rows_B, is_new_B)
 

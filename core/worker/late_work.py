@@ -7,9 +7,12 @@ process's, so an engine's counts begin when it is ready, and two engines of one 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 import time
+from collections import Counter
+from collections.abc import Collection, Mapping
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -25,10 +28,14 @@ class LateWork:
     """Counts since `begin`, by kind; `seconds` likewise. Before that nothing is counted.
 
     is_late: whether each is a warning; if not, an engine is starting, and wants to know what of it its start is.
+    ahead: variants of kernels, see `variant_of`, that some other process compiled for this one.
     """
 
-    def __init__(self, *, is_late: bool = True) -> None:
-        self.is_late = is_late
+    def __init__(self, *, is_late: bool = True, ahead: Collection[str] = ()) -> None:
+        self.is_late, self._ahead = is_late, ahead
+        self._twice: Counter[str] = Counter()
+        """Kernels that were compiled all the same, by name."""
+        self._twice_s = 0.0
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._lock = Lock()
@@ -42,11 +49,25 @@ class LateWork:
         """Count no more."""
         _LISTENING.discard(self)
 
-    def add(self, kind: str, seconds: float) -> None:
-        """Something of this kind was done late."""
+    def add(self, kind: str, seconds: float, variant: str = "") -> None:
+        """Something of this kind was done late. variant: of the kernel that was compiled."""
         with self._lock:
             self.counts[kind] += 1
             self.seconds[kind] += seconds
+            if variant in self._ahead:
+                self._twice[variant.rpartition("-")[0]] += 1
+                self._twice_s += seconds
+
+    @property
+    def compiled_twice(self) -> str | None:
+        """Which kernels were compiled although they had been compiled ahead, in one line; None if there are none."""
+        if not self._twice:
+            return None
+        names = ", ".join(f"{name} {count}" for name, count in self._twice.items())
+        return (
+            f"compiled again although compiled ahead, {self._twice_s:.1f} s: {names}; Triton's cache has them under "
+            "other keys (docs/plugins.md#kernels-in-triton)"
+        )
 
     def __str__(self) -> str:
         done = [f"{_SHORT[kind]} {self.counts[kind]} in {self.seconds[kind]:.1f} s" for kind in _SHORT]
@@ -66,11 +87,11 @@ _LISTENING: WeakSet[LateWork] = WeakSet()
 _MICRO = 1e-6
 
 
-def note(kind: str, what: str, seconds: float) -> None:
+def note(kind: str, what: str, seconds: float, variant: str = "") -> None:
     """Tell every engine that is ready of something that was done late; the log hears of it once."""
     listening = tuple(_LISTENING)
     for one in listening:
-        one.add(kind, seconds)
+        one.add(kind, seconds, variant)
     if any(one.is_late for one in listening):
         logger.warning("%s after the engine was ready: %s, %.3f s", _TOLD[kind], what, seconds)
 
@@ -85,6 +106,17 @@ def _install() -> None:
         if name in sys.modules and name not in _HOOKED:
             _HOOKED.add(name)
             hook()
+
+
+def variant_of(source: Any, metadata: Mapping[str, Any]) -> str:
+    """A kernel's name and what it is compiled for, as a digest: as in Triton's own key, but without the kernel's code.
+
+    source, metadata: as Triton's compilation listener is given them.
+    """
+    constants = [str(value) for _, value in sorted(source.constants.items())]
+    options = [metadata.get("num_warps"), metadata.get("num_stages")]
+    told = f"{sorted(source.signature.items())} {constants} {source.attrs} {options}"
+    return f"{source.name}-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
 
 
 def _named(source: Any) -> str:
@@ -107,11 +139,13 @@ def _hook_triton() -> None:
 
     before, started = knobs.compilation.listener, dict[str, float]()
 
-    def listen(*, src: Any, times: Any, cache_hit: bool, **others: Any) -> None:
+    def listen(*, src: Any, times: Any, metadata: Mapping[str, Any], cache_hit: bool, **others: Any) -> None:
         if before is not None:
-            before(src=src, times=times, cache_hit=cache_hit, **others)
-        if _LISTENING:
-            note(FETCHED if cache_hit else COMPILED, _named(src), times.total * _MICRO)
+            before(src=src, times=times, metadata=metadata, cache_hit=cache_hit, **others)
+        if _LISTENING and cache_hit:
+            note(FETCHED, _named(src), times.total * _MICRO)
+        elif _LISTENING:
+            note(COMPILED, _named(src), times.total * _MICRO, variant_of(src, metadata))
 
     def load_starts(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
         started[hash] = time.perf_counter()

@@ -30,13 +30,17 @@ class LayerTaps:
 
         Raises: StepFault if the model never showed them.
         """
+        return SentStates({layer: send_apart(state_TD) for layer, state_TD in self.taken().items()})
+
+    def taken(self) -> dict[int, Tensor]:
+        """`take`, on the device."""
         states, self._states = self._states, {}
         if missing := sorted(self._layers.difference(states)):
             raise StepFault(
                 f"engine.taps asks for layers {missing}, which the model does not show, since its forward does not use "
                 "hookline.core.layers.tapped; leave engine.taps out"
             )
-        return SentStates({layer: send_apart(state_TD) for layer, state_TD in states.items()})
+        return states
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Pipeline:
     ) -> Tensor:
         """Logits (N, V) float32 as the processors leave them; may overwrite its input.
 
-        is_checking: whether to look at the form of what they return, and for NaN.
+        is_checking: whether to look for NaN in what they return, which waits for the device.
 
         Raises: RequestFault naming the processor that failed.
         """
@@ -171,13 +171,12 @@ class Pipeline:
                 logits_NV = one.processor.process(logits_NV, rows)
             except BaseException as error:
                 raise self._fault(one.index, "process", error) from error
-            if is_checking:
-                fault = form_fault(logits_NV, form, [torch.float32])
-                if not fault and not was_nan and bool(logits_NV.isnan().any()):
-                    fault = "it made a logit NaN"
-                if fault:
-                    what = f"{one.stage.entry} breaks its contract in process during a step: {fault}"
-                    raise RequestFault(what, processors=1 << one.index)
+            fault = form_fault(logits_NV, form, [torch.float32])
+            if is_checking and not fault and not was_nan and bool(logits_NV.isnan().any()):
+                fault = "it made a logit NaN"
+            if fault:
+                what = f"{one.stage.entry} breaks its contract in process during a step: {fault}"
+                raise RequestFault(what, processors=1 << one.index)
         return logits_NV
 
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:

@@ -51,7 +51,8 @@ class ModelRunner:
     """What a rank computes with: its model, kernels and sampler, its request table and its part of the KV cache.
 
     kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch. groups: of layers that keep unlike
-    things, whose places are in place of layers then; None if all keep every token.
+    things, whose places are in place of layers then; None if all keep every token. first_layer: of the model's that
+    this rank has, if it is cut into stages.
     clock: set when steps are timed.
     """
 
@@ -80,13 +81,18 @@ class ModelRunner:
         pipeline: Pipeline | None = None,
         checks: StepChecks | None = None,
         groups: CacheGroups | None = None,
+        batch_invariant: bool = False,
+        first_layer: int = 0,
     ) -> None:
         self.progress = [0]
+        self.batch_invariant = batch_invariant
         if not table.is_plain:
             self.groups = groups
         self.checks = StepChecks() if checks is None else checks
         self.model, self.kernels, self.sampler, self.table, self.ranks = model, kernels, sampler, table, ranks
         self.kv_layers = list(kv_cache.unbind(1))
+        if first_layer and self.groups is None:
+            self.kv_layers = [kv_cache[:, 0, :0]] * first_layer + self.kv_layers  # in place of other stages' layers
         self.num_blocks = kv_cache.shape[2] - 1
         """Blocks that requests can hold; the scratch block is not counted."""
         self.vocab_size = vocab_size
@@ -116,9 +122,10 @@ class ModelRunner:
         if self.clock is not None:
             self.clock.begin()
 
-    def forward(self, batch: Batch, tokens_N: Tensor | None = None) -> Tensor:
+    def forward(self, batch: Batch, tokens_N: Tensor | None = None, stream_TD: Tensor | None = None) -> Tensor:
         """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
 
+        stream_TD: the residual stream behind the stage before, if there is one; it may be overwritten.
         A model may compute only these in its last layer; a step that samples nothing computes one row in vain.
         """
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
@@ -127,6 +134,8 @@ class ModelRunner:
         attend = self._attend(batch, rows_N)
         if self.tap is not None:
             attend = replace(attend, tap=self.tap)
+        if stream_TD is not None:
+            attend = replace(attend, stream_TD=stream_TD)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
         if self.is_checking:
@@ -158,7 +167,8 @@ class ModelRunner:
 
     def _draw_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
         if not self.is_checking:
-            return self.sampler.sample_shard(logits_NV, params, first_token)
+            found = self.sampler.sample_shard(logits_NV, params, first_token)
+            return self.checks.shard_form(found, len(logits_NV))
         with self.checks.sampling("sample_shard", logits_NV):
             found = self.sampler.sample_shard(logits_NV, params, first_token)
         self.checks.shard(found, len(logits_NV), first_token, first_token + logits_NV.shape[1])
@@ -166,7 +176,9 @@ class ModelRunner:
 
     def _draw(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         if not self.is_checking:
-            return self.sampler.sample(logits_NV, params)
+            tokens_N = self.sampler.sample(logits_NV, params)
+            self.checks.form("sampler", "sample", tokens_N, (len(logits_NV),), torch.int64)
+            return tokens_N
         with self.checks.sampling("sample", logits_NV):
             tokens_N = self.sampler.sample(logits_NV, params)
         self.checks.tokens("sample", tokens_N, len(logits_NV), self.vocab_size)
@@ -174,7 +186,7 @@ class ModelRunner:
 
     def _logits(self, hidden_ND: Tensor) -> Tensor:
         logits_NV = self.model.logits(hidden_ND)
-        if self.is_checking:
+        if self.is_checking or not isinstance(logits_NV, Tensor):
             self.checks.logits(logits_NV, len(hidden_ND), -(-self.vocab_size // self.ranks.size))
         return logits_NV
 
@@ -243,9 +255,11 @@ class ModelRunner:
 
     def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
         if not (self._scores_by_sampler and raw_NV.is_cuda):
-            return scored(raw_NV, tokens_N, num_logprobs)
+            return (scored_alone if self.batch_invariant else scored)(raw_NV, tokens_N, num_logprobs)
         if not self.is_checking:
-            return self.sampler.score(raw_NV, tokens_N, num_logprobs)
+            found = self.sampler.score(raw_NV, tokens_N, num_logprobs)
+            self.checks.form("sampler", "score", found, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
+            return found
         with self.checks.sampling("score", raw_NV):
             found = self.sampler.score(raw_NV, tokens_N, num_logprobs)
         self.checks.scores(found, tokens_N, num_logprobs, self.vocab_size)
@@ -254,10 +268,29 @@ class ModelRunner:
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
     """Tokens with their log-probabilities and those of the most likely ones, (N, X) int64."""
+    return _scored(raw_NV, tokens_N, raw_NV.topk(num_logprobs, dim=1) if num_logprobs else None)
+
+
+def scored_alone(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
+    """`scored` of each row by itself: how torch adds up a row depends on how many there are.
+
+    Of equally likely tokens the first comes first, which with topk depends on how many the step asks for.
+    """
+    rows = []
+    for raw_1V, token_1 in zip(torch.split(raw_NV, 1), torch.split(tokens_N, 1), strict=True):
+        top = None
+        if num_logprobs:
+            values_1V, ids_1V = raw_1V.sort(dim=1, descending=True, stable=True)
+            top = values_1V[:, :num_logprobs], ids_1V[:, :num_logprobs]
+        rows.append(_scored(raw_1V, token_1, top))
+    return torch.cat(rows)
+
+
+def _scored(raw_NV: Tensor, tokens_N: Tensor, top: tuple[Tensor, Tensor] | None) -> Tensor:
     total_N1 = raw_NV.float().logsumexp(1, keepdim=True)
     columns = [tokens_N.unsqueeze(1), _bits(raw_NV.gather(1, tokens_N.unsqueeze(1)).float() - total_N1)]
-    if num_logprobs:
-        top_NK, ids_NK = raw_NV.topk(num_logprobs, dim=1)
+    if top is not None:
+        top_NK, ids_NK = top
         columns += [ids_NK, _bits(top_NK.float() - total_N1)]
     return torch.cat(columns, dim=1)
 

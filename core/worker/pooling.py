@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,11 +18,11 @@ from torch.nn import functional
 from hookline.core.contracts import PooledChunks, Pooler
 from hookline.core.errors import PASSES, HooklineError, RequestFault
 from hookline.core.plugin.blame import with_place
-from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES, WIDTH
-from hookline.core.step.message import Step
+from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
+from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray, VectorArray
 from hookline.core.worker.step_checks import form_fault
-from hookline.core.worker.token_transfer import TransferredTokens, send_apart
+from hookline.core.worker.token_transfer import send_apart
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,28 @@ class Group:
     tokens: IntArray
 
 
+DeviceVectors = Sequence[tuple[Tensor, IntArray]]
+"""Vectors of each pooler, (P, F), and of each, the index of its chunk among the step's."""
+
+
+class Rows(Protocol):
+    """Rows on their way to the host."""
+
+    def wait(self) -> IntArray:
+        """Wait for them; float32 may be seen as integers of as many bytes."""
+        ...
+
+
 @dataclass(frozen=True)
 class Vectors:
     """Vectors on their way to the host. places: of each, where it stands among those of the step."""
 
-    parts: Sequence[tuple[TransferredTokens, IntArray]]
+    parts: Sequence[tuple[Rows, IntArray]]
+
+    @classmethod
+    def sent(cls, vectors: DeviceVectors) -> Vectors:
+        """Start copying them."""
+        return cls([(send_apart(vectors_PF), chunks) for vectors_PF, chunks in vectors])
 
     def wait(self) -> Sequence[VectorArray]:
         """Wait for them; in the order of their chunks."""
@@ -76,7 +93,7 @@ class PooledStates:
 
     def groups(self, step: Step) -> list[Group]:
         """The step's pooled chunks, by their pooler."""
-        pooled_P4 = step.pooled.reshape(-1, WIDTH)
+        pooled_P4 = step.pooled.reshape(-1, POOLED_WIDTH)
         firsts = len(step.decode_rows) + np.cumsum(step.chunk_lens) - step.chunk_lens
         return [
             self._group(step, index, pooled_P4[pooled_P4[:, 1] == index], firsts)
@@ -98,12 +115,13 @@ class PooledStates:
         """Whether any of them needs more than a prompt's last token."""
         return any(self._reads_all_tokens[group.pooler] for group in groups)
 
-    def run(self, groups: Sequence[Group], hidden_PD: Tensor) -> Vectors:
+    def run(self, groups: Sequence[Group], hidden_PD: Tensor) -> DeviceVectors:
         """Pool the hidden states of the groups' tokens, which lie one group after the other.
 
         Raises: RequestFault naming the pooler that failed, and the rows of its requests.
         """
-        parts, first = [], 0
+        parts: list[tuple[Tensor, IntArray]] = []
+        first = 0
         for group in groups:
             hidden_TD = hidden_PD[first : first + len(group.tokens)]
             first += len(group.tokens)
@@ -116,9 +134,9 @@ class PooledStates:
                 why = str(error) if isinstance(error, HooklineError) else with_place(error)
                 raise RequestFault(f"{maker.name} fails: {why}", rows=rows) from error
             parts += part
-        return Vectors(parts)
+        return parts
 
-    def _run(self, group: Group, hidden_TD: Tensor) -> list[tuple[TransferredTokens, IntArray]]:
+    def _run(self, group: Group, hidden_TD: Tensor) -> DeviceVectors:
         pooler, state_RS = self._pooler(group.pooler)
         numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
         sent = torch.from_numpy(numbers)
@@ -146,7 +164,7 @@ class PooledStates:
         if wishes.any():
             is_scaled_B = torch.from_numpy(wishes > 0).to(self._device, non_blocking=True)
             vectors_BF = functional.normalize(vectors_BF).where(is_scaled_B.unsqueeze(1), vectors_BF)
-        return [(send_apart(vectors_BF.contiguous()), group.chunks[ends])]
+        return [(vectors_BF.contiguous(), group.chunks[ends])]
 
     def _pooler(self, index: int) -> tuple[Pooler, Tensor]:
         if index not in self._poolers:

@@ -24,6 +24,7 @@ class RequestTable:
 
     max_blocks: columns of a group's part of the block table. windows: of the groups of layers that have blocks of their
     own; their parts lie side by side. states: of layers that keep one, zeroed for each request that is admitted.
+    is_by_layer: see CacheGroups.
     Shapes: last_token_R int64, length_R int32 (tokens known, the last one not yet in the cache), temperature_R float32,
     seed_R int64, block_table_RM int32, shared_len_R int32 (tokens of a prefix shared with other rows). host_length_R
     mirrors length_R on the host.
@@ -39,6 +40,7 @@ class RequestTable:
         *,
         windows: Sequence[int | None] = (None,),
         states: LayerStates | None = None,
+        is_by_layer: bool = True,
     ) -> None:
         size, self.block_size, self.device = num_rows + 1, block_size, device
         self.padding_row = num_rows
@@ -51,7 +53,8 @@ class RequestTable:
         self.windows, self.states = tuple(windows), states
         self.group_tables = torch.split(self.block_table_RM, max_blocks, dim=1)
         """Each group's part of it, (R, max_blocks)."""
-        self.is_plain = self.windows == (None,) and states is None
+        self._tables_GRM = self.block_table_RM.view(size, len(windows), max_blocks).transpose(0, 1)
+        self.is_plain = self.windows == (None,) and states is None and is_by_layer
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
         self.host_length_R = np.ones(size, dtype=np.int32)
 
@@ -115,14 +118,15 @@ class RequestTable:
         """
         if self.is_plain:
             return batch
-        batch.window, others, num_columns = self.windows[0], [], batch.block_table_BM.shape[1]
-        for window, table_RM in zip(self.windows[1:], self.group_tables[1:], strict=True):
-            block_table_BM = table_RM[:, :num_columns].index_select(0, rows_B)
-            slot_mapping_T = slot_mapping(block_table_BM, batch_rows_T, batch.positions_T, self.block_size)
-            one = replace(
-                batch, window=window, slot_mapping_T=slot_mapping_T, block_table_BM=block_table_BM, scratch={}
-            )
-            others.append(one)
+        batch.window, num_columns = self.windows[0], batch.block_table_BM.shape[1]
+        if len(self.windows) == 1:
+            return GroupedBatch(**vars(batch), rows_B=rows_B)
+        tables_GBM = self._tables_GRM[1:, :, :num_columns].index_select(1, rows_B)
+        slots_GT = slot_mappings(tables_GBM, batch_rows_T, batch.positions_T, self.block_size)
+        others = [
+            replace(batch, window=window, slot_mapping_T=slots_GT[index], block_table_BM=tables_GBM[index], scratch={})
+            for index, window in enumerate(self.windows[1:])
+        ]
         return GroupedBatch(**vars(batch), others=others, rows_B=rows_B)
 
     def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,6 +140,10 @@ class RequestTable:
     def write_back(self, sampled: SampleRows, tokens_N: Tensor) -> None:
         """Keep the sampled tokens, so that the next step can start from them. Device: no host sync; graph-safe."""
         self.last_token_R[sampled.rows_N] = tokens_N
+        self.lengthen(sampled)
+
+    def lengthen(self, sampled: SampleRows) -> None:
+        """Count a sampled token in each of these rows, whatever it is. Device: no host sync; graph-safe."""
         self.length_R[sampled.rows_N] = (sampled.params.position_N + 1).to(torch.int32)
 
     def reset_padding(self) -> None:
@@ -229,12 +237,17 @@ class SampleRows:
 
 def slot_mapping(block_table_BM: Tensor, batch_rows_T: Tensor | None, positions_T: Tensor, block_size: int) -> Tensor:
     """Flat cache slot of each token; batch_rows_T None means that token t belongs to row t."""
+    return slot_mappings(block_table_BM.unsqueeze(0), batch_rows_T, positions_T, block_size).squeeze(0)
+
+
+def slot_mappings(tables_GBM: Tensor, batch_rows_T: Tensor | None, positions_T: Tensor, block_size: int) -> Tensor:
+    """The same for G groups of layers at once: (G, T)."""
     column_T = positions_T // block_size
     if batch_rows_T is None:
-        block_T = block_table_BM.gather(1, column_T.unsqueeze(1)).squeeze(1)
+        block_GT = tables_GBM.gather(2, column_T.view(1, -1, 1).expand(len(tables_GBM), -1, 1)).squeeze(2)
     else:
-        block_T = block_table_BM[batch_rows_T, column_T]
-    return torch.add(positions_T, block_T - column_T, alpha=block_size)
+        block_GT = tables_GBM[:, batch_rows_T, column_T]
+    return torch.add(positions_T, block_GT - column_T, alpha=block_size)
 
 
 def _chunk_tokens(views: Any, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""Whether models, kernels, samplers and processors return what their contracts say: looked at once per kind of step.
+"""Whether models, kernels, samplers and processors return what their contracts say.
 
-The first eager step of each kind is looked at, and the run before the first capture of each kind; replays are not.
-Looking at values waits for the device. Legend: as in core/contracts.
+All is looked at once per kind of step: in the first eager one, and in the run before the first capture. Of later eager
+steps only the form of draws is, which the host knows; looking at values waits for the device. Legend: as in
+core/contracts.
 """
 
 from __future__ import annotations
@@ -69,12 +70,17 @@ class StepChecks:
 
     def shard(self, found: Any, num_rows: int, first: int, end: int) -> None:
         """What `sample_shard` drew: a score and a token of the shard, from `first` to before `end`, for each row."""
-        scores_N, tokens_N = self.parts("sampler", "sample_shard", found, 2)
-        self.form("sampler", "sample_shard", scores_N, (num_rows,), torch.float32)
-        self.form("sampler", "sample_shard", tokens_N, (num_rows,), torch.int64)
+        scores_N, tokens_N = self.shard_form(found, num_rows)
         if bool(scores_N.isnan().any()):
             raise self.fault("sampler", "sample_shard", "a score is NaN")
         self._inside("sampler", "sample_shard", tokens_N, "token id", "the shard", first, end)
+
+    def shard_form(self, found: Any, num_rows: int) -> tuple[Tensor, Tensor]:
+        """The scores and tokens that `sample_shard` returned, by their form alone."""
+        scores_N, tokens_N = self.parts("sampler", "sample_shard", found, 2)
+        self.form("sampler", "sample_shard", scores_N, (num_rows,), torch.float32)
+        self.form("sampler", "sample_shard", tokens_N, (num_rows,), torch.int64)
+        return scores_N, tokens_N
 
     def scores(self, scored_NX: Any, tokens_N: Tensor, num_logprobs: int, vocab_size: int) -> None:
         """What a sampler's `score` returned: as `core.worker.model_runner.scored` lays it out."""
@@ -173,6 +179,10 @@ FORMS: dict[str, Form] = {
     "linear_add_rms_norm": lambda x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps: (
         [(len(x_TD), len(weight_OD))] * 2
     ),
+    "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, eps: [x_TD.shape] * 2,
+    "rms_norm_silu_mul": lambda x_THE, weight_E, eps, gate_THE: [x_THE.shape],
+    "sigmoid_mul": lambda x_TD, gate_TG, added_TD=None: [x_TD.shape],
+    "delta_gates": lambda beta_TH, decay_TH, log_rate_H, decay_bias_H: [beta_TH.shape] * 2,
     "short_convolution": lambda x_TC, weight_CW, state_RCP, states: [x_TC.shape],
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
@@ -180,7 +190,7 @@ FORMS: dict[str, Form] = {
     "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
 }
 """Shapes of what kernels return, by method, from what they are given."""
-DTYPES = {"route_experts": (torch.int64, torch.float32)}
+DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.float32, torch.float32)}
 """Of those whose results have other dtypes than their first argument."""
 _BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm")
 """What a class may leave out and has nevertheless."""

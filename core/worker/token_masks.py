@@ -36,10 +36,16 @@ class TokenMasks:
         """Copy the first rows to the device, in the order of its queue."""
         self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
 
-    def index(self, num_draws: int, masked_draws_K: Tensor) -> Tensor:
-        """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others."""
+    def index(self, num_draws: int, masked_draws_K: Tensor, masks_K: Tensor | None = None) -> Tensor:
+        """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others.
+
+        masks_K: of each masked draw, the row, where they are some of a step's.
+        """
         index_N = torch.empty(num_draws, dtype=torch.int64, device=self._device_RW.device)
-        self.write_index(index_N, num_draws, masked_draws_K)
+        if masks_K is None:
+            self.write_index(index_N, num_draws, masked_draws_K)
+        else:
+            index_N.fill_(self.unmasked_row)[masked_draws_K] = masks_K.to(index_N.device)
         return index_N
 
     def write_index(self, index_G: Tensor, num_draws: int, masked_draws_K: Tensor) -> None:

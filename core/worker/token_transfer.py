@@ -24,6 +24,11 @@ class TransferredTokens:
     tokens_N: Tensor
     event: Any = None
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.event is None or bool(self.event.query())
+
     def wait(self) -> IntArray:
         """Wait for the copy and return the tokens; the only place where the host waits for the device.
 

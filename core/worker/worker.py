@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,15 +35,35 @@ from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask
 from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.late_work import LateWork
-from hookline.core.worker.layer_taps import SentStates
 from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.pooling import Vectors
+from hookline.core.worker.pooling import DeviceVectors, Vectors
 from hookline.core.worker.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.token_masks import TokenMasks
 from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
 from hookline.core.worker.warm_up import eager_steps, graph_steps
+
+
+class States(Protocol):
+    """The hidden states of a step behind layers, on their way to the host."""
+
+    def wait(self) -> dict[int, VectorArray]:
+        """Wait for them; see Executor.collect_states."""
+        ...
+
+
+class Tokens(Protocol):
+    """The results of a step, on their way to the host."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there is nothing to wait for."""
+        ...
+
+    def wait(self) -> IntArray:
+        """Wait for them; see Executor.collect."""
+        ...
 
 
 @dataclass
@@ -51,9 +72,9 @@ class Handle:
     None if nobody asked for hidden states.
     """
 
-    tokens: TransferredTokens | None
+    tokens: Tokens | None
     vectors: Vectors | None = None
-    states: SentStates | None = None
+    states: States | None = None
 
 
 class Worker(SizedExecutor):
@@ -79,7 +100,7 @@ class Worker(SizedExecutor):
         """The step launched last, if its draws wait for masks."""
         self._vectors: Vectors | None = None
         """Those of the step computed last."""
-        self._states: SentStates | None = None
+        self._states: States | None = None
         """Likewise."""
 
     @property
@@ -100,17 +121,21 @@ class Worker(SizedExecutor):
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
         """Compute the largest step the limits allow, into the scratch block: for measuring its memory."""
-        num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
-        lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
-        lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
-        hidden_TD = self.runner.forward(self._padding_batch(lens))
+        hidden_TD = self.runner.forward(self._largest_batch(spec))
         if self.runner.tap is not None:
             self.runner.tap.take()
+        self._profile_sampling(spec, hidden_TD)
+
+    def _profile_sampling(self, spec: AttentionSpec, hidden_TD: Tensor) -> None:
+        """Draw as many tokens as requests can run."""
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
 
-    def _padding_batch(self, lens: IntArray) -> Batch:
-        """Prompts of these lengths, all of the padding row."""
+    def _largest_batch(self, spec: AttentionSpec) -> Batch:
+        """Prompts of as many tokens as a step may have, all of the padding row."""
+        num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
+        lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
+        lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
         step = Step(
             chunk_rows=np.full(len(lens), self.table.padding_row),
             chunk_starts=np.zeros(len(lens), dtype=np.int64),
@@ -173,7 +198,9 @@ class Worker(SizedExecutor):
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
         """See Executor."""
-        handle.tokens = self._send(self.finish(num_rows))
+        tokens_N = self.finish(num_rows)
+        assert tokens_N is not None
+        handle.tokens = self._send(tokens_N)
 
     def _send(self, tokens_N: Tensor) -> TransferredTokens:
         if self.runner.clock is not None:
@@ -183,7 +210,12 @@ class Worker(SizedExecutor):
     @cached_property
     def masks(self) -> TokenMasks:
         """Allocated when a step first needs it."""
-        return TokenMasks(self.table.padding_row, num_mask_words(self.runner.vocab_size), self.table.device)
+        return TokenMasks(self.table.padding_row, self.num_mask_words, self.table.device)
+
+    @property
+    def num_mask_words(self) -> int:
+        """32-bit words of a row's mask."""
+        return num_mask_words(self.runner.vocab_size)
 
     def mask_rows(self, num_rows: int) -> MaskArray:
         """See Executor."""
@@ -232,7 +264,7 @@ class Worker(SizedExecutor):
         except RuntimeError as broken:
             self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
-    def finish(self, num_rows: int) -> Tensor:
+    def finish(self, num_rows: int) -> Tensor | None:
         """The sampled tokens of the step computed last, which waited for so many masks; they are in `mask_rows`."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
@@ -266,7 +298,7 @@ class Worker(SizedExecutor):
             graphs.begin(views["decode_rows"], self.table.padding_row, self.masks, views["masked_draws"])
             self._waiting = WaitingStep(device_step, extras, graphs=graphs)
         else:
-            sampled, hidden_TD = self._forward(device_step)
+            sampled, hidden_TD = self._forward_step(device_step)
             self._waiting = WaitingStep(device_step, extras, sampled, hidden_TD)
         self.table.mirror(step)
 
@@ -291,7 +323,7 @@ class Worker(SizedExecutor):
         """A step that no graph holds."""
         step = device_step.step
         with self._looking_once(step, extras):
-            sampled, hidden_TD = self._forward(device_step)
+            sampled, hidden_TD = self._forward_step(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
         self._write_back(sampled, results_N)
         self.table.mirror(step)
@@ -309,7 +341,7 @@ class Worker(SizedExecutor):
             yield
         self._checked.add(kind)
 
-    def _forward(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor]:
+    def _forward_step(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor]:
         """The draws of a step that no graph holds, and their hidden states; all tokens' if prompt tokens are scored."""
         step = device_step.step
         self.runner.begin()
@@ -319,26 +351,29 @@ class Worker(SizedExecutor):
         sampled = self.table.sample_rows(device_step, batch)
         scores_prompts = len(step.scored_chunks) > 0
         if len(step.pooled):
-            hidden_TD = self._forward_pooled(step, batch, sampled, scores_prompts=scores_prompts)
+            hidden_TD, vectors = self._forward_pooled(step, batch, sampled)
+            self._vectors = Vectors.sent(vectors)
         else:
             hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
         if self.runner.tap is not None:
             self._states = self.runner.tap.take()
         return sampled, hidden_TD
 
-    def _forward_pooled(self, step: Step, batch: Batch, sampled: SampleRows, *, scores_prompts: bool) -> Tensor:
-        """The same of a step with pooled chunks, whose vectors are on their way afterwards."""
+    def _forward_pooled(
+        self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None = None
+    ) -> tuple[Tensor, DeviceVectors]:
+        """The hidden states of a step with pooled chunks, and the chunks' vectors. stream_TD: see ModelRunner."""
         states, wanted_N = self.runner.pooled_states, sampled.token_indices_N
         assert states is not None and wanted_N is not None, "chunks are pooled"
         groups = states.groups(step)
         tokens_P = torch.from_numpy(np.concatenate([group.tokens for group in groups])).to(wanted_N.device)
+        scores_prompts = len(step.scored_chunks) > 0
         if scores_prompts or states.reads_all_tokens(groups):
-            hidden_TD = self.runner.forward(batch)
-            self._vectors = states.run(groups, hidden_TD.index_select(0, tokens_P))
-            return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N)
-        hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]))
-        self._vectors = states.run(groups, hidden_XD[len(wanted_N) :])
-        return hidden_XD[: len(wanted_N)]
+            hidden_TD = self.runner.forward(batch, stream_TD=stream_TD)
+            vectors = states.run(groups, hidden_TD.index_select(0, tokens_P))
+            return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N), vectors
+        hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]), stream_TD)
+        return hidden_XD[: len(wanted_N)], states.run(groups, hidden_XD[len(wanted_N) :])
 
     def _write_back(self, sampled: SampleRows, results_N: Tensor) -> None:
         self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
@@ -372,15 +407,18 @@ class Worker(SizedExecutor):
         assert handle.tokens is not None, "the step's draws wait for masks"
         return handle.tokens.wait()
 
+    def has_arrived(self, handle: Handle) -> bool:
+        """Whether `collect` has nothing to wait for."""
+        assert handle.tokens is not None, "the step's draws wait for masks"
+        return handle.tokens.has_arrived
+
     def collect_vectors(self, handle: Handle) -> Sequence[VectorArray]:
-        """See Executor."""
-        assert handle.vectors is not None, "the step pooled nothing"
-        return handle.vectors.wait()
+        """See Executor; none if the step pooled nothing."""
+        return () if handle.vectors is None else handle.vectors.wait()
 
     def collect_states(self, handle: Handle) -> Mapping[int, VectorArray]:
-        """See Executor."""
-        assert handle.states is not None, "nobody asked for hidden states"
-        return handle.states.wait()
+        """See Executor; none if nobody asked for hidden states."""
+        return {} if handle.states is None else handle.states.wait()
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

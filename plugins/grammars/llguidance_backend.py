@@ -47,6 +47,10 @@ PARSERS_S = 0.1
 """Most time of processors for the further parsers of a grammar."""
 FEW_THREADS = 4
 """Between one thread and all of them."""
+FINER_LENGTHS = (*range(1, 11), 12, 15, 20, 30)
+"""Characters; llguidance itself has 10 and 30."""
+DOES_NOT_FIT = "doesn't satisfy the grammar"
+"""What llguidance says of a token that its grammar does not allow, and of nothing else."""
 MAX_NESTING = 100
 """Most brackets around a place in a GBNF grammar: its translation is recursive."""
 
@@ -76,7 +80,9 @@ class LLGuidance(GrammarBackend):
 
     def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary) -> None:
         self.config = config
-        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokenizer(vocabulary)), eos_token=sorted(vocabulary.stop_ids))
+        slices = _finer_slices() if config.finer_lengths else None
+        wrapper, stop_ids = TokenizerWrapper(_Tokenizer(vocabulary)), sorted(vocabulary.stop_ids)
+        self.tokenizer = LLTokenizer(wrapper, eos_token=stop_ids, slices=slices)
         self.limits = LLParserLimits(
             initial_lexer_fuel=config.initial_lexer_fuel,
             step_lexer_fuel=config.step_lexer_fuel,
@@ -86,8 +92,8 @@ class LLGuidance(GrammarBackend):
             verbose_errors=False,
         )
         self._num_parsers = config.num_threads or _num_threads()
-        self._executors = [None] if self._num_parsers == 1 else _executors(config.num_threads)
-        self._quickest = Quickest(len(self._executors))
+        self._ways = _ways(config.num_threads, self._num_parsers)
+        self._quickest = Quickest([num_threads for num_threads, _ in self._ways])
         self._lanes = count()
         self.mask_bytes = 4 * -(-self.tokenizer.vocab_size // 32)
 
@@ -131,17 +137,28 @@ class LLGuidance(GrammarBackend):
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """See GrammarBackend."""
-        way, started = self._quickest.choose(), time.perf_counter()
-        executor = self._executors[way]
-        if executor is None:
-            address, stride = masks_NW.ctypes.data, masks_NW.strides[0]
-            for row, matcher in enumerate(matchers):
-                matcher.inner.unsafe_compute_mask_ptr(address + row * stride, self.mask_bytes)
-        else:
-            self._fill_in_threads(executor, matchers, masks_NW)
-        self._quickest.took(way, (time.perf_counter() - started) / len(matchers))
+        way, num_done = self._quickest.choose(len(matchers)), 0
+        if way == 0:
+            way, num_done = self._fill_alone(matchers, masks_NW)
+        if num_done < len(matchers):
+            started, executor = time.perf_counter(), self._ways[way][1]
+            assert executor is not None
+            self._fill_in_threads(executor, matchers[num_done:], masks_NW[num_done:])
+            self._quickest.took(way, time.perf_counter() - started, len(matchers) - num_done)
         for matcher in matchers:
             raise_error(matcher.inner)
+
+    def _fill_alone(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> tuple[int, int]:
+        """Fill rows in this thread until others should be quicker: the way to take then, and the rows that are done."""
+        address, stride, num_rows = masks_NW.ctypes.data, masks_NW.strides[0], len(matchers)
+        way, patience_s, started = 0, self._quickest.patience_s, time.perf_counter()
+        for row, matcher in enumerate(matchers):
+            matcher.inner.unsafe_compute_mask_ptr(address + row * stride, self.mask_bytes)
+            seconds, num_left = time.perf_counter() - started, num_rows - row - 1
+            if seconds > patience_s and num_left > 1 and (way := self._quickest.rest(seconds, row + 1, num_left)):
+                break
+        self._quickest.took(0, seconds, num_rows - num_left)
+        return way, num_rows - num_left
 
     def _fill_in_threads(self, executor: LLExecutor, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         order = sorted(range(len(matchers)), key=lambda row: matchers[row].lane)  # neighbours go to one thread
@@ -185,7 +202,10 @@ class LLGuidanceMatcher(GrammarMatcher):
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """See GrammarMatcher."""
-        return self.inner.consume_token(tokens[0]) if len(tokens) == 1 else self.inner.consume_tokens(list(tokens))
+        fits = self.inner.consume_token(tokens[0]) if len(tokens) == 1 else self.inner.consume_tokens(list(tokens))
+        if not fits and DOES_NOT_FIT not in str(self.inner.get_error()):
+            raise_error(self.inner)  # a limit of its parser
+        return bool(fits)
 
     def rollback(self, num_tokens: int) -> None:
         """See GrammarMatcher."""
@@ -203,10 +223,19 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.inner.is_stopped() and not self.inner.is_error()
 
 
-def _executors(num_threads: int | None) -> list[LLExecutor | None]:
-    """None for the calling thread, a few threads, and as many as there may be."""
-    is_many = num_threads is None or num_threads > FEW_THREADS
-    return [None, *([LLExecutor(FEW_THREADS)] * is_many), LLExecutor(num_threads)]
+def _finer_slices() -> list[str]:
+    """Those of llguidance by default, and the texts within strings of JSON by more lengths.
+
+    A string with n characters left allows every token of a slice of at most n; all other tokens are tried.
+    """
+    white_space, *_, any_length = LLTokenizer.general_slices()
+    return [white_space, *(any_length.removesuffix("+") + f"{{1,{length}}}" for length in FINER_LENGTHS), any_length]
+
+
+def _ways(num_threads: int | None, at_most: int) -> list[tuple[int, LLExecutor | None]]:
+    """How many threads fill masks, and what runs them: the calling one, a few, and as many as there may be."""
+    few = [FEW_THREADS] * (at_most > FEW_THREADS)
+    return [(1, None), *((one, LLExecutor(one)) for one in few), *[(at_most, LLExecutor(num_threads))] * (at_most > 1)]
 
 
 def _num_threads() -> int:

@@ -1,38 +1,87 @@
-"""Which of several ways to do the same work is the quickest here and now, found by trying. Knows no grammar."""
+"""Whether the masks of a step are filled by one thread or by several, found by trying. Knows no grammar.
+
+How long masks take changes from step to step by a factor of ten; how long threads take to wake changes little on one
+machine, and is what machines differ in. So the two are measured apart: a way that lost while masks were long is not
+held to be slow when they are short.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 FIRST_TRIES = 3
-"""Times that each way is tried at first."""
+"""Times that each way is tried at first; the first of them starts threads and fills caches, and does not count."""
 RETRY_EVERY = 64
-"""Once in so many times, a way that was slower is tried again."""
-MEMORY = 8
-"""About so many of the last tries of a way count."""
+"""After this many calls a way with several threads is tried again."""
+FIRST_RETURN = 4
+"""After this many calls in several threads one thread is tried again; twice as many each time that it loses."""
+WAKING_STEP = 1.2
+"""How much one measurement changes the belief how long threads take to wake."""
+SHORTEST_S = 1e-6
 
 
 class Quickest:
-    """`choose` a way, do the work, and say what it `took`. A choice costs under a microsecond."""
+    """`choose` a way, do the work, and say what it `took`; one thread may have the `rest` done in another way.
 
-    def __init__(self, num_ways: int) -> None:
-        self._costs = [0.0] * num_ways
-        self._tries = [0] * num_ways
-        self._count = 0
+    num_threads: of each way, in ascending order; the first is one thread, the caller's own. A choice costs about a
+    microsecond.
+    """
 
-    def choose(self) -> int:
-        """The way to take: mostly the quickest one."""
-        ways = range(len(self._costs))
-        if len(ways) == 1:
+    def __init__(self, num_threads: Sequence[int]) -> None:
+        self._num_threads = num_threads
+        self._waking_s = [0.0] * len(num_threads)
+        self._tries = [0] * len(num_threads)
+        self._row_s = 0.0
+        """What one thread needs for a row, as seen last."""
+        self._is_fresh = False
+        self._count = self._since_alone = 0
+        self._return_after = FIRST_RETURN
+
+    def choose(self, num_rows: int) -> int:
+        """The way to take for so many rows: mostly the one that should be the quickest."""
+        num_ways = len(self._num_threads)
+        if num_ways == 1:
             return 0
         self._count += 1
-        fewest = min(self._tries)
-        if fewest < FIRST_TRIES:
-            return self._tries.index(fewest)
+        if min(self._tries) < FIRST_TRIES:
+            return self._tries.index(min(self._tries))
         if self._count % RETRY_EVERY == 0:
-            return self._count // RETRY_EVERY % len(ways)
-        return min(ways, key=self._costs.__getitem__)
+            return self._count // RETRY_EVERY % num_ways
+        way = min(range(num_ways), key=lambda one: self._expected_s(one, self._row_s * num_rows))
+        self._since_alone = 0 if way == 0 else self._since_alone + 1
+        if way == 0:
+            self._return_after = FIRST_RETURN
+        elif self._since_alone >= self._return_after:
+            self._since_alone, self._return_after = 0, min(RETRY_EVERY, 2 * self._return_after)
+            return 0
+        return way
 
-    def took(self, way: int, cost: float) -> None:
-        """What the way that was chosen took, in any unit, for the same amount of work."""
+    def _expected_s(self, way: int, alone_s: float) -> float:
+        return self._waking_s[way] + alone_s / self._num_threads[way]
+
+    @property
+    def patience_s(self) -> float:
+        """How long one thread goes on before it asks for another way for the `rest`."""
+        if len(self._num_threads) == 1 or min(self._tries) < FIRST_TRIES:
+            return float("inf")
+        return min(self._waking_s[1:])
+
+    def rest(self, seconds: float, num_done: int, num_left: int) -> int:
+        """The way to take for rows that are left, after one thread took so long for those that are done."""
+        alone_s = seconds / num_done * num_left
+        return min(range(len(self._num_threads)), key=lambda way: self._expected_s(way, alone_s))
+
+    def took(self, way: int, seconds: float, num_rows: int) -> None:
+        """What the way that was chosen took for so many rows."""
         self._tries[way] += 1
-        is_settled = self._tries[way] > 1  # the first time starts threads and fills caches
-        self._costs[way] += (cost - self._costs[way]) / (min(self._tries[way] - 1, MEMORY) if is_settled else 1)
+        if way == 0:
+            self._row_s, self._is_fresh = seconds / num_rows, True
+            return
+        waking_s = max(SHORTEST_S, seconds - self._row_s * num_rows / self._num_threads[way])
+        if self._tries[way] == 2:
+            self._waking_s[way] = waking_s
+        elif self._tries[way] == FIRST_TRIES:
+            self._waking_s[way] = min(waking_s, self._waking_s[way])
+        elif self._is_fresh:  # steps in a row take about as long
+            self._waking_s[way] *= WAKING_STEP if waking_s > self._waking_s[way] else 1 / WAKING_STEP
+        self._is_fresh = False

@@ -29,7 +29,7 @@ def register_kernels(register: Registrar) -> None:
         "torch",
         "hookline.plugins.kernels.torch_reference:TorchKernels",
         help="plain torch on any device: the reference",
-        needs=Needs(attention=("window", "scale", "softcap", "sinks")),
+        needs=Needs(attention=("window", "scale", "softcap", "sinks"), batch_invariant=True),
         priority=0,
     )
     register(
@@ -46,6 +46,7 @@ def register_kernels(register: Registrar) -> None:
             graph_safe=True,
             graph_prefill=True,
             shared_prefix=True,
+            batch_invariant=True,
             attention=("window", "scale", "softcap", "sinks"),
             preferred_block_size=64,  # 16 costs a tenth of decode and a third of prefill speed (docs/log.md)
         ),

@@ -15,18 +15,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, Kernels, QKNorm, Rope
-from hookline.plugins.kernels.torch_attention import attend_rows, plan_rows
+from hookline.plugins.kernels.attention.torch_attention import attend_rows, plan_rows
 
 RopeRows = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs, of a step's positions: (T, 1, R) each."""
 
 
 class TorchKernels(Kernels):
-    """Implements core.contracts.Kernels.
+    """Implements core.contracts.Kernels. What lies in slots that a query may not see is harmless, be it NaN."""
 
-    The cache must hold finite values everywhere (it starts as zeros): what lies in slots that a query may not see is
-    weighted with zero, so any finite garbage there is harmless, but NaN or infinity would spread.
-    """
+    def __new__(cls, config: Any, spec: AttentionSpec) -> TorchKernels:
+        """Of the class that computes a row alike in every batch, where the spec asks for that."""
+        return super().__new__(cls.batch_invariant_class() if spec.batch_invariant else cls)
+
+    @classmethod
+    def batch_invariant_class(cls) -> type[TorchKernels]:
+        """The class for AttentionSpec.batch_invariant. It extends this one, whose paths so need no branch for it."""
+        from hookline.plugins.kernels.invariant.torch_kernels import InvariantTorchKernels
+
+        return InvariantTorchKernels
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         self.spec = spec

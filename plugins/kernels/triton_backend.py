@@ -1,8 +1,8 @@
 """kernels=triton: the Triton kernels behind the Kernels contract, for CUDA cards from compute capability 8.0.
 
-Decides per step which kernels run on which rows; the kernels themselves live in the triton_* files. What they don't
-cover comes from the plain torch reference. Legend: T tokens, B requests, D hidden, O output features, F feed-forward,
-H heads, K kv heads, E head dim, N cache blocks, S block size, C = (H + 2K) * E.
+Decides per step which kernels run on which rows; the kernels themselves live in the packages beside this file. What
+they don't cover comes from the plain torch reference. Legend: T tokens, B requests, D hidden, O output features, F
+feed-forward, H heads, K kv heads, E head dim, N cache blocks, S block size, C = (H + 2K) * E.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from hookline.core.contracts import (
     StepShape,
 )
 from hookline.core.distributed.side_stream import SideStream
-from hookline.plugins.kernels import cublaslt, triton_experts, triton_ops, triton_recurrent, triton_thin
-from hookline.plugins.kernels.torch_reference import TorchKernels
-from hookline.plugins.kernels.triton_decode import (
+from hookline.plugins.kernels.attention.triton_decode import (
     FEW_ROWS,
     DecodeScratch,
     DecodeTiling,
@@ -38,24 +36,35 @@ from hookline.plugins.kernels.triton_decode import (
     decode_tiling,
     schedule_decode,
 )
-from hookline.plugins.kernels.triton_exchange import TritonExchange
-from hookline.plugins.kernels.triton_forms import Scoring
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
-from hookline.plugins.kernels.triton_prefill import (
+from hookline.plugins.kernels.attention.triton_forms import Scoring
+from hookline.plugins.kernels.attention.triton_prefill import (
     PrefillTiling,
     prefill_attention,
     prefill_tiling,
     query_tiles,
     query_tiles_on_device,
 )
-from hookline.plugins.kernels.triton_product import Kind, fitting_tiling, product
-from hookline.plugins.kernels.triton_shared_prefix import (
+from hookline.plugins.kernels.attention.triton_shared_prefix import (
     SharedTiling,
     make_shared_partials,
     shared_prefix_attention,
     shared_tiling,
 )
-from hookline.plugins.kernels.triton_wide import WideScratch, empty_with_room, fitting_wide_tiling, wide_product
+from hookline.plugins.kernels.experts import triton_experts, triton_few_experts
+from hookline.plugins.kernels.experts.triton_clamped_experts import clamped_expert_mlp
+from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_ops
+from hookline.plugins.kernels.products import cublaslt, triton_thin
+from hookline.plugins.kernels.products.triton_product import Kind, fitting_tiling, product
+from hookline.plugins.kernels.products.triton_wide import (
+    WideScratch,
+    empty_with_room,
+    fitting_wide_tiling,
+    wide_product,
+)
+from hookline.plugins.kernels.recurrent import triton_recurrent
+from hookline.plugins.kernels.torch_reference import TorchKernels
+from hookline.plugins.kernels.triton_exchange import TritonExchange
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
 
 MOST_DEEP_OUTPUTS = 5120
 _PROMPT_TOKENS = tuple(1 << exponent for exponent in range(15))
@@ -109,6 +118,13 @@ class TritonKernels(TorchKernels):
     own_row_counts = (1, 2, 3, 4, 5, 16, 24, 32, 64, 104, 128, 256, 257)
     """Thin products have a kernel for each number of rows; of the others, and of norms, these are the last rows of a
     choice, or the first."""
+
+    @classmethod
+    def batch_invariant_class(cls) -> type[TorchKernels]:
+        """See TorchKernels."""
+        from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels
+
+        return InvariantTritonKernels
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)
@@ -188,6 +204,30 @@ class TritonKernels(TorchKernels):
         """See Kernels.silu_mul."""
         return triton_ops.silu_mul(gate_up_TF)
 
+    def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """See Kernels.gelu_tanh_mul; one launch."""
+        return triton_gates.gelu_tanh_mul(gate_up_TF)
+
+    def norm_add_rms_norm(
+        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.norm_add_rms_norm; one launch."""
+        return triton_norms.norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps)
+
+    def rms_norm_silu_mul(self, x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:
+        """See Kernels.rms_norm_silu_mul; one launch."""
+        return triton_norms.rms_norm_silu_mul(x_THE, weight_E, eps, gate_THE)
+
+    def sigmoid_mul(self, x_TD: Tensor, gate_TG: Tensor, added_TD: Tensor | None = None) -> Tensor:
+        """See Kernels.sigmoid_mul; one launch."""
+        return triton_gates.sigmoid_mul(x_TD, gate_TG, added_TD)
+
+    def delta_gates(
+        self, beta_TH: Tensor, decay_TH: Tensor, log_rate_H: Tensor, decay_bias_H: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.delta_gates; one launch."""
+        return triton_gates.delta_gates(beta_TH, decay_TH, log_rate_H, decay_bias_H)
+
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See Kernels.route_experts; one launch."""
         return triton_experts.route_experts(logits_TX, top_k, normalise)
@@ -195,8 +235,23 @@ class TritonKernels(TorchKernels):
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
     ) -> Tensor:
-        """See Kernels.expert_mlp; pairs grouped by expert on the device."""
+        """See Kernels.expert_mlp; a few tokens as they come, others grouped by expert on the device."""
+        if triton_few_experts.fits(expert_TA, len(down_XDF)):
+            return triton_few_experts.few_expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
         return triton_experts.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+    def clamped_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+        down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
+    ) -> Tensor:  # fmt: skip
+        """See Kernels.clamped_expert_mlp; as expert_mlp."""
+        if triton_few_experts.fits(expert_TA, len(down_XDF)):
+            return triton_few_experts.few_expert_mlp(
+                x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, gate_up_bias_XF=gate_up_bias_XF,
+                down_bias_XD=down_bias_XD, alpha=alpha, limit=limit,
+            )  # fmt: skip
+        weights = gate_up_XFD, gate_up_bias_XF, down_XDF, down_bias_XD
+        return clamped_expert_mlp(x_TD, expert_TA, weight_TA, *weights, alpha, limit)
 
     def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
         """See Kernels.short_convolution."""
@@ -265,6 +320,13 @@ class TritonKernels(TorchKernels):
         batch.scratch["decode"] = self._prepare_decode(batch) if batch.num_decodes else None
         has_prefill = batch.num_requests > batch.num_decodes
         batch.scratch["prefill"] = self._prepare_prefill(batch) if has_prefill else None
+
+    def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
+        """See Kernels.prepare_alike; no launch: work lists name rows and positions, not blocks. A subclass's may."""
+        if type(self).prepare is TritonKernels.prepare:
+            batch.scratch.update(prepared.scratch)
+        else:
+            self.prepare(batch)
 
     def _prepare_decode(self, batch: Batch) -> _DecodeStep:
         spec, rows = self.spec, batch.num_decodes

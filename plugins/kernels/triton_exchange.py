@@ -1,6 +1,6 @@
 """Collectives of ranks that directly see each other's memory: sums with the norm that follows, and best tokens.
 
-triton_slots.py and triton_sums.py say where what is sent lies, and why no signals are needed.
+The package peer_memory says where what is sent lies, and why no signals are needed.
 Legend: T rows, D columns, R ranks, N rows of a draw.
 """
 
@@ -14,10 +14,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import MIN_SLOT_BYTES, Exchange, PeerMemory
-from hookline.plugins.kernels import triton_ops, triton_thin
-from hookline.plugins.kernels.triton_launch import launch_options
-from hookline.plugins.kernels.triton_product import Kind
-from hookline.plugins.kernels.triton_slots import (
+from hookline.plugins.kernels.norms import triton_ops
+from hookline.plugins.kernels.peer_memory.triton_slots import (
     LEAST_ROWS_BY_ROWS,
     WORD_BYTES,
     Sends,
@@ -29,14 +27,17 @@ from hookline.plugins.kernels.triton_slots import (
     place_constants,
     sums_by_rows,
 )
-from hookline.plugins.kernels.triton_sums import launch_sum, launch_sum_by_rows
-from hookline.plugins.kernels.triton_wide import (
+from hookline.plugins.kernels.peer_memory.triton_sums import launch_sum, launch_sum_by_rows
+from hookline.plugins.kernels.products import triton_thin
+from hookline.plugins.kernels.products.triton_product import Kind
+from hookline.plugins.kernels.products.triton_wide import (
     MAX_ROWS,
     WideScratch,
     empty_with_room,
     fitting_wide_tiling,
     send_wide_product,
 )
+from hookline.plugins.kernels.triton_launch import launch_options
 
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""

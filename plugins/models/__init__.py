@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookline.core.contracts import ModelConfig, Registrar, hookimpl
+from hookline.core.contracts import ModelConfig, Needs, Registrar, hookimpl
 
 API_VERSION = 2
+ROW_BY_ROW = Needs(batch_invariant=True)
+"""Of models whose products and norms are all their kernels'."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ def register_models(register: Registrar) -> None:
         config=Qwen3Config,
         help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU",
         architectures=("Qwen3ForCausalLM",),
+        needs=ROW_BY_ROW,
     )
     register(
         "qwen3_moe",
@@ -72,10 +75,11 @@ def register_models(register: Registrar) -> None:
         config=Qwen3MoeConfig,
         help="Qwen3-MoE: Qwen3's attention, experts chosen by a softmax router",
         architectures=("Qwen3MoeForCausalLM",),
+        needs=ROW_BY_ROW,
     )
     register(
         "transformers",
-        "hookline.plugins.models.transformers_model:TransformersModel",
+        "hookline.plugins.models.transformers.model:TransformersModel",
         config=TransformersConfig,
         help="any causal decoder of transformers, its attention over the paged KV cache",
         architectures=("*",),
@@ -87,6 +91,7 @@ def register_models(register: Registrar) -> None:
         help="Llama 2 and 3, Mistral, Yi, SmolLM, Phi-3: GQA, RoPE, SwiGLU; windows, biases, fused weights",
         # Not Phi3ForCausalLM: most of its checkpoints have longrope, which this model refuses.
         architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+        needs=ROW_BY_ROW,
     )
     register(
         "qwen2",
@@ -94,6 +99,7 @@ def register_models(register: Registrar) -> None:
         config=Qwen2Config,
         help="Qwen2 and Qwen2.5: GQA with biases, RoPE, SwiGLU",
         architectures=("Qwen2ForCausalLM",),
+        needs=ROW_BY_ROW,
     )
     register(
         "olmo2",
@@ -101,6 +107,7 @@ def register_models(register: Registrar) -> None:
         config=Olmo2Config,
         help="OLMo 2: norms behind each part, queries and keys normalised over all heads",
         architectures=("Olmo2ForCausalLM",),
+        needs=ROW_BY_ROW,
     )
     register(
         "gemma3",
@@ -108,6 +115,7 @@ def register_models(register: Registrar) -> None:
         config=Gemma3Config,
         help="Gemma 3, text alone: windows with a rope of their own on most layers, norms around each part",
         architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        needs=ROW_BY_ROW,
     )
     register(
         "gpt_oss",

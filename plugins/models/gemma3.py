@@ -30,8 +30,10 @@ from hookline.core.layers import (
     ParallelHead,
     QKVParallelLinear,
     RowParallelLinear,
+    StageLayers,
     VocabParallelEmbedding,
     rope_table,
+    stage_input,
 )
 from hookline.plugins.models.gemma3_config import Shape, read_config
 
@@ -40,20 +42,23 @@ VISION = ("vision_tower.*", "multi_modal_projector.*")
 
 
 class Gemma3:
-    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+    """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model."""
+
+    runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         tables = [rope_table(one, shape.head_dim, shape.max_position) for one in (shape.rope, shape.local_rope)]
         rope, local_rope = (Rope(table_PE.to(runtime.device)) for table_PE in tables)
         self.kernels, self.eps, self.sees_images = runtime.kernels, shape.eps, shape.sees_images
-        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
         self.embed_scale = float(torch.tensor(shape.hidden_size**0.5).to(runtime.dtype))
-        self.layers = [
-            Gemma3Layer(index, shape, local_rope if is_local else rope, runtime)
-            for index, is_local in enumerate(shape.is_local)
-        ]
-        self.norm_D = norm_weight(runtime, shape.hidden_size)
+
+        def layer(index: int) -> Gemma3Layer:
+            return Gemma3Layer(index, shape, local_rope if shape.is_local[index] else rope, runtime)
+
+        self.layers, self.is_last = StageLayers(layer, shape.num_layers, runtime), runtime.stage.is_last
+        self.norm_D = norm_weight(runtime, shape.hidden_size if self.is_last else 0)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
@@ -75,10 +80,17 @@ class Gemma3:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        hidden_TD = self.embed(token_ids_T) * self.embed_scale
-        for layer in self.layers:
-            hidden_TD = layer(hidden_TD, attend)
-        return self.kernels.rms_norm(hidden_TD, self.norm_D, self.eps)
+        hidden_TD = stage_input(self._embedded, token_ids_T, attend)
+        next_norms = [*(layer.before_attention_D for layer in self.layers), self.norm_D]
+        if not self.is_last:
+            next_norms[-1] = next_norms[0]  # any will do: the stream is handed on as it is
+        normed_TD = self.kernels.rms_norm(hidden_TD, next_norms[0], self.eps)
+        for layer, next_norm_D in zip(self.layers, next_norms[1:], strict=True):
+            normed_TD, hidden_TD = layer(normed_TD, hidden_TD, next_norm_D, attend)
+        return normed_TD if self.is_last else hidden_TD
+
+    def _embedded(self, token_ids_T: Tensor) -> Tensor:
+        return self.embed(token_ids_T) * self.embed_scale
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -88,11 +100,10 @@ class Gemma3:
         """See Model."""
         targets = {
             **self.embed.targets("model.embed_tokens"),
-            "model.norm.weight": norm_target(self.norm_D),
+            **self.layers.targets("model.layers"),
+            "model.norm.weight": norm_target(self.norm_D) if self.is_last else WeightTarget.ignored(),
             **self.head.targets("lm_head"),
         }
-        for layer in self.layers:
-            targets |= layer.weight_targets()
         if not self.sees_images:
             return targets
         ignored = dict.fromkeys(VISION, WeightTarget.ignored())
@@ -113,16 +124,18 @@ class Gemma3Layer:
         self.before_mlp_D, self.behind_mlp_D = norm_weight(runtime, hidden), norm_weight(runtime, hidden)
         self.mlp = GatedMLP(hidden, shape.intermediate_size, runtime, activation="gelu_tanh")
 
-    def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
-        norm, eps = self.kernels.rms_norm, self.eps
-        qkv_TC = self.qkv(norm(hidden_TD, self.before_attention_D, eps))
-        attended_TC = attend(self.index, qkv_TC, self.rope, self.qk_norm, self.form)
+    def __call__(
+        self, normed_TD: Tensor, hidden_TD: Tensor, next_norm_D: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream behind the layer, normalised for the next one, and as it is."""
+        attended_TC = attend(self.index, self.qkv(normed_TD), self.rope, self.qk_norm, self.form)
         rows_N = wanted_rows(attend) if self.is_last else None
         if rows_N is not None:
             attended_TC, hidden_TD = attended_TC.index_select(0, rows_N), hidden_TD.index_select(0, rows_N)
-        attended_TD = norm(self.output(attended_TC), self.behind_attention_D, eps)
-        normed_TD, hidden_TD = self.kernels.add_rms_norm(attended_TD, hidden_TD, self.before_mlp_D, eps)
-        return hidden_TD + norm(self.mlp(normed_TD), self.behind_mlp_D, eps)
+        norm = self.kernels.norm_add_rms_norm
+        attended_TD = self.output(attended_TC)
+        normed_TD, hidden_TD = norm(attended_TD, self.behind_attention_D, hidden_TD, self.before_mlp_D, self.eps)
+        return norm(self.mlp(normed_TD), self.behind_mlp_D, hidden_TD, next_norm_D, self.eps)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """The layer's checkpoint tensors, and where this rank puts them."""

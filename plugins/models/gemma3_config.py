@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.contracts import LayerCache
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues, layer_caches
+from hookline.core.layers import ConfigValues, RopeSettings, layer_caches, rope_settings
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForConditionalGeneration"}
 
@@ -70,8 +69,8 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         num_kv_heads=values.size("num_key_value_heads", 4),
         head_dim=values.size("head_dim", 256),
         eps=values.eps(),
-        is_tied=bool(values.values.get("tie_word_embeddings", True)),
-        attention_bias=bool(values.values.get("attention_bias", False)),
+        is_tied=values.flag("tie_word_embeddings", True),
+        attention_bias=values.flag("attention_bias"),
         scale=values.positive("query_pre_attn_scalar", 256) ** -0.5,
         max_position=length,
         rope=_rope(values, length),

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.contracts import LayerCache
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues, layer_caches
+from hookline.core.layers import ConfigValues, RopeSettings, layer_caches, rope_settings
 
 DEFAULT_ROPE = {
     "rope_type": "yarn",
@@ -72,8 +71,8 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         num_kv_heads=values.size("num_key_value_heads", num_heads),
         head_dim=values.size("head_dim", 64),
         eps=values.eps(default=1e-5),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
-        attention_bias=bool(hf_config.get("attention_bias", True)),
+        is_tied=values.flag("tie_word_embeddings"),
+        attention_bias=values.flag("attention_bias", True),
         rope=rope,
         layers=layer_caches(_windows(values), rope.max_position),
     )

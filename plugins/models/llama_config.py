@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.contracts import LayerCache
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues, layer_caches
+from hookline.core.layers import ConfigValues, RopeSettings, layer_caches, rope_settings
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM"}
 DEFAULT_LENGTHS = {"llama": 2048, "mistral": 131_072, "phi3": 4096}
@@ -62,9 +61,9 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         num_kv_heads=values.size("num_key_value_heads", 8 if model_type == "mistral" else num_heads),
         head_dim=values.size("head_dim", max(1, values.size("hidden_size") // num_heads)),
         eps=values.eps(default=1e-5 if is_phi3 else 1e-6),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
-        attention_bias=bool(hf_config.get("attention_bias", False)),
-        mlp_bias=bool(hf_config.get("mlp_bias", False)),
+        is_tied=values.flag("tie_word_embeddings"),
+        attention_bias=values.flag("attention_bias"),
+        mlp_bias=values.flag("mlp_bias"),
         is_fused=is_phi3,
         rope=rope,
         layers=layer_caches([_window(values, model_type)] * num_layers, rope.max_position),

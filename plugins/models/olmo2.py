@@ -14,28 +14,32 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.layers import (
+    FinalNorm,
     GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     RowParallelLinear,
+    StageLayers,
     VocabParallelEmbedding,
     WholeQKNorm,
     empty_parameter,
     rope_table,
+    stage_input,
 )
 from hookline.plugins.models.olmo2_config import Shape, read_config
 
 
 class Olmo2:
-    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+    """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model."""
+
+    runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
-        self.kernels, self.eps = runtime.kernels, shape.eps
-        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
-        self.layers = [Olmo2Layer(index, shape, rope, runtime) for index in range(shape.num_layers)]
-        self.norm_D = empty_parameter(runtime, shape.hidden_size)
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
+        self.layers = StageLayers(lambda index: Olmo2Layer(index, shape, rope, runtime), shape.num_layers, runtime)
+        self.norm = FinalNorm(shape.hidden_size, shape.eps, runtime)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
@@ -55,10 +59,10 @@ class Olmo2:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        hidden_TD = self.embed(token_ids_T)
+        hidden_TD = stage_input(self.embed, token_ids_T, attend)
         for layer in self.layers:
             hidden_TD = layer(hidden_TD, attend)
-        return self.kernels.rms_norm(hidden_TD, self.norm_D, self.eps)
+        return self.norm(hidden_TD)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -66,14 +70,12 @@ class Olmo2:
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """See Model."""
-        targets = {
+        return {
             **self.embed.targets("model.embed_tokens"),
-            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.layers.targets("model.layers"),
+            **self.norm.targets("model.norm"),
             **self.head.targets("lm_head"),
         }
-        for layer in self.layers:
-            targets |= layer.weight_targets()
-        return targets
 
 
 class Olmo2Layer:
@@ -91,6 +93,7 @@ class Olmo2Layer:
         self.mlp_norm_D = empty_parameter(runtime, hidden)
 
     def __call__(self, hidden_TD: Tensor, attend: Attend) -> Tensor:
+        """Stream in, stream out: (T, D) -> (T, D), in the last layer (N, D) of the wanted rows."""
         attended_TC = attend(self.index, self.qk_norm(self.qkv(hidden_TD)), self.rope)
         rows_N = wanted_rows(attend) if self.is_last else None
         if rows_N is not None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues
+from hookline.core.layers import ConfigValues, RopeSettings, rope_settings
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         num_kv_heads=values.size("num_key_value_heads", num_heads),
         head_dim=values.size("head_dim", max(1, values.size("hidden_size") // num_heads)),
         eps=values.eps(default=1e-5),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
-        attention_bias=bool(hf_config.get("attention_bias", False)),
+        is_tied=values.flag("tie_word_embeddings"),
+        attention_bias=values.flag("attention_bias"),
         rope=rope,
     )
     values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)

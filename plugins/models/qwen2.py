@@ -14,29 +14,34 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.layers import (
+    FinalNorm,
     GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     Residual,
     RowParallelLinear,
+    StageLayers,
     VocabParallelEmbedding,
     empty_parameter,
     rope_table,
+    stage_input,
     tapped,
 )
 from hookline.plugins.models.qwen2_config import Shape, read_config
 
 
 class Qwen2:
-    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+    """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model."""
+
+    runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
         self.runtime, self.eps = runtime, shape.eps
-        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
-        self.layers = [Qwen2Layer(index, shape, rope, runtime) for index in range(shape.num_layers)]
-        self.norm_D = empty_parameter(runtime, shape.hidden_size)
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
+        self.layers = StageLayers(lambda index: Qwen2Layer(index, shape, rope, runtime), shape.num_layers, runtime)
+        self.norm = FinalNorm(shape.hidden_size, shape.eps, runtime)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
@@ -57,10 +62,10 @@ class Qwen2:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        residual = Residual(self.embed(token_ids_T), self.eps, self.runtime)
+        residual = Residual(stage_input(self.embed, token_ids_T, attend), self.eps, self.runtime)
         for layer in tapped(self.layers, residual, attend):
             layer(residual, attend)
-        return residual.norm(self.norm_D)
+        return self.norm(residual)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -68,14 +73,12 @@ class Qwen2:
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """See Model."""
-        targets = {
+        return {
             **self.embed.targets("model.embed_tokens"),
-            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.layers.targets("model.layers"),
+            **self.norm.targets("model.norm"),
             **self.head.targets("lm_head"),
         }
-        for layer in self.layers:
-            targets |= layer.weight_targets()
-        return targets
 
 
 class Qwen2Layer:
@@ -91,6 +94,7 @@ class Qwen2Layer:
         self.mlp = GatedMLP(hidden, shape.intermediate_size, runtime)
 
     def __call__(self, residual: Residual, attend: Attend) -> None:
+        """Norm, attention, add; norm, feed-forward, add."""
         attended_TD = attend(self.index, residual.norm(self.attention_norm_D, self.qkv), self.rope)
         residual.add(attended_TD, through=self.output)
         if self.is_last:

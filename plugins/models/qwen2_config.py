@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.contracts import LayerCache
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues, layer_caches
+from hookline.core.layers import ConfigValues, RopeSettings, layer_caches, rope_settings
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         num_kv_heads=values.size("num_key_value_heads", min(num_heads, 32)),
         head_dim=values.size("head_dim", max(1, values.size("hidden_size") // num_heads)),
         eps=values.eps(),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
+        is_tied=values.flag("tie_word_embeddings"),
         rope=rope,
         layers=layer_caches(_windows(values), rope.max_position),
     )

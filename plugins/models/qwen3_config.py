@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues
+from hookline.core.layers import ConfigValues, RopeSettings, rope_settings
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     Raises: ConfigError naming the key, its value and what is supported.
     """
     values = ConfigValues(hf_config, "Qwen3")
-    values.refuse_other_architectures("qwen3", "Qwen3ForCausalLM")
+    check_architecture(values, "qwen3", "Qwen3ForCausalLM")
     num_heads = values.size("num_attention_heads")
     shape = Shape(
         vocab_size=values.size("vocab_size"),
@@ -47,9 +46,23 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         num_kv_heads=values.size("num_key_value_heads", num_heads),
         head_dim=values.size("head_dim", 128),
         eps=values.eps(),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
-        attention_bias=bool(hf_config.get("attention_bias", False)),
+        is_tied=values.flag("tie_word_embeddings"),
+        attention_bias=values.flag("attention_bias"),
         rope=rope_settings({**hf_config, "max_position_embeddings": values.size("max_position_embeddings", 32768)}),
     )
     values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
     return shape
+
+
+def check_architecture(values: ConfigValues, model_type: str, architecture: str) -> None:
+    """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything.
+
+    Raises: ConfigError.
+    """
+    values.model_type({model_type: architecture})
+    values.only("hidden_act", "silu")
+    if values.values.get("use_sliding_window"):
+        values.refuse("use_sliding_window", "false")
+    if set(values.texts("layer_types")) - {"full_attention"}:
+        values.refuse("layer_types", "full_attention in every layer")
+    values.refuse_quantised()

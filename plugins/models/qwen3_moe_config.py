@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues
+from hookline.core.layers import ConfigValues, RopeSettings, rope_settings
+from hookline.plugins.models.qwen3_config import check_architecture
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
     Raises: ConfigError naming the key, its value and what is supported.
     """
     values = ConfigValues(hf_config, "Qwen3-MoE")
-    values.refuse_other_architectures("qwen3_moe", "Qwen3MoeForCausalLM")
+    check_architecture(values, "qwen3_moe", "Qwen3MoeForCausalLM")
     num_heads, num_experts = values.size("num_attention_heads"), _num_experts(values)
     shape = MoeShape(
         vocab_size=values.size("vocab_size"),
@@ -53,21 +53,33 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
         expert_size=values.size("moe_intermediate_size", 768),
         num_experts=num_experts,
         num_chosen=values.size("num_experts_per_tok", 8),
-        normalises_weights=bool(hf_config.get("norm_topk_prob", False)),
-        sparse_layers=values.sparse_layers(),
+        normalises_weights=values.flag("norm_topk_prob"),
+        sparse_layers=sparse_layers(values),
         num_layers=values.num_layers(),
         num_heads=num_heads,
         num_kv_heads=values.size("num_key_value_heads", 4),
         head_dim=values.size("head_dim", max(1, values.size("hidden_size") // num_heads)),
         eps=values.eps(),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
-        attention_bias=bool(hf_config.get("attention_bias", False)),
+        is_tied=values.flag("tie_word_embeddings"),
+        attention_bias=values.flag("attention_bias"),
         rope=rope_settings({**hf_config, "max_position_embeddings": values.size("max_position_embeddings", 32768)}),
     )
     values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
     if shape.num_chosen > num_experts:
         values.refuse("num_experts_per_tok", f"at most num_experts = {num_experts}")
     return shape
+
+
+def sparse_layers(values: ConfigValues) -> frozenset[int]:
+    """The layers with experts: every decoder_sparse_step-th one, unless mlp_only_layers lists it.
+
+    Raises: ConfigError.
+    """
+    num_layers, step = values.num_layers(), values.size("decoder_sparse_step", 1)
+    dense = values.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list | tuple) or any(not isinstance(index, int) for index in dense):
+        values.refuse("mlp_only_layers", "a list of layer indices")
+    return frozenset(index for index in range(num_layers) if (index + 1) % step == 0) - frozenset(dense)
 
 
 def _num_experts(values: ConfigValues) -> int:

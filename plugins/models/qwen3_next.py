@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hookline.core.contracts import (
     Attend,
@@ -38,26 +37,31 @@ from hookline.core.layers import (
     Residual,
     RowParallelLinear,
     SoftmaxRouter,
+    StageLayers,
     VocabParallelEmbedding,
     empty_parameter,
     even_part,
     plain_gated_delta_rule,
     plain_short_convolution,
     rope_table,
+    stage_input,
 )
 from hookline.plugins.models.qwen3_next_config import Shape, read_config
 
 
 class Qwen3Next:
-    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+    """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model."""
+
+    runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
         self.runtime, self.eps = runtime, shape.eps
-        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
-        self.layers = [Qwen3NextLayer(index, shape, rope, runtime) for index in range(shape.num_layers)]
-        self.norm_D = float_parameter(runtime, shape.hidden_size)
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
+        self.layers = StageLayers(lambda index: Qwen3NextLayer(index, shape, rope, runtime), shape.num_layers, runtime)
+        self.is_last = runtime.stage.is_last
+        self.norm_D = float_parameter(runtime, shape.hidden_size if self.is_last else 0)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
@@ -79,10 +83,10 @@ class Qwen3Next:
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         # Not in chunks of rows: each chunk would read every expert's weights again.
         """See Model."""
-        residual = Residual(self.embed(token_ids_T), self.eps, self.runtime, in_chunks=False)
+        residual = Residual(stage_input(self.embed, token_ids_T, attend), self.eps, self.runtime, in_chunks=False)
         for layer in self.layers:
             layer(residual, attend)
-        return residual.norm(self.norm_D)
+        return residual.norm(self.norm_D) if self.is_last else residual.stream()
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -90,15 +94,13 @@ class Qwen3Next:
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """See Model. A checkpoint's layers for drafting several tokens are left out."""
-        targets = {
+        return {
             **self.embed.targets("model.embed_tokens"),
-            "model.norm.weight": norm_target(self.norm_D),
+            **self.layers.targets("model.layers"),
+            "model.norm.weight": norm_target(self.norm_D) if self.is_last else WeightTarget.ignored(),
             **self.head.targets("lm_head"),
             "mtp.*": WeightTarget.ignored(),
         }
-        for layer in self.layers:
-            targets |= layer.weight_targets()
-        return targets
 
 
 class Qwen3NextLayer:
@@ -134,14 +136,15 @@ class GatedAttention:
 
     def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
         self.index, self.rope, hidden, head_dim = index, rope, shape.hidden_size, shape.head_dim
-        self.head_dim = head_dim
+        self.head_dim, self.kernels = head_dim, runtime.kernels
         self.qkv = QKVParallelLinear(hidden, shape.num_heads, shape.num_kv_heads, head_dim, runtime)
         self.gate = ColumnParallelLinear(hidden, shape.num_heads * head_dim, runtime)
         self.qk_norm = QKNorm(float_parameter(runtime, head_dim), float_parameter(runtime, head_dim), shape.eps)
         self.output = RowParallelLinear(shape.num_heads * head_dim, hidden, runtime)
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        return attend(self.index, self.qkv(x_TD), self.rope, self.qk_norm) * self.gate(x_TD).sigmoid()
+        attended_TC = attend(self.index, self.qkv(x_TD), self.rope, self.qk_norm)
+        return self.kernels.sigmoid_mul(attended_TC, self.gate(x_TD))
 
     def targets(self, layer: str) -> dict[str, WeightTarget]:
         """A head's queries lie before its gate in one tensor."""
@@ -165,10 +168,10 @@ class GatedDeltaNet:
         sizes, hidden = shape.delta, shape.hidden_size
         self.sizes, self.key_heads = sizes, even_part(sizes.num_key_heads, runtime.ranks, "linear_num_key_heads")
         keys, values = sizes.num_key_heads * sizes.key_dim, sizes.num_value_heads * sizes.value_dim
-        what, value_heads = "linear_num_value_heads", [sizes.num_value_heads] * 2
-        self.qkvz = MergedColumnParallelLinear(hidden, [keys, keys, values, values], runtime, what=what)
-        self.beta_decay = MergedColumnParallelLinear(hidden, value_heads, runtime, what=what)
-        self.widths = [part.size for part in self.qkvz.parts]
+        what, value_heads = "linear_num_value_heads", sizes.num_value_heads
+        parts = [keys, keys, values, values, value_heads, value_heads]
+        self.projections = MergedColumnParallelLinear(hidden, parts, runtime, what=what)
+        self.widths = [part.size for part in self.projections.parts]
         self.conv_CW = empty_parameter(runtime, sum(self.widths[:3]), sizes.conv_width)
         self.decay_bias_H, self.log_rate_H = (float_parameter(runtime, self.key_heads.size * sizes.group) for _ in "ab")
         self.norm_F = empty_parameter(runtime, sizes.value_dim)
@@ -180,22 +183,21 @@ class GatedDeltaNet:
         states, sizes = attend.states(self.index), self.sizes
         convolve = self.kernels.short_convolution if self._has_conv else plain_short_convolution
         rule = self.kernels.gated_delta_rule if self._has_rule else plain_gated_delta_rule
-        mixed_TC, z_TV = self.qkvz(x_TD).split_with_sizes([sum(self.widths[:3]), self.widths[3]], -1)
+        joined = [sum(self.widths[:3]), *self.widths[3:]]
+        mixed_TC, z_TV, beta_TH, decay_TH = self.projections(x_TD).split_with_sizes(joined, -1)
         mixed_TC = convolve(mixed_TC, self.conv_CW, states.tensors["conv"], states)
         q_TKE, k_TKE, v_THF = (
-            one.reshape(len(one), -1, size)
+            one.view(len(one), -1, size)
             for one, size in zip(
                 mixed_TC.split_with_sizes(self.widths[:3], -1),
                 (sizes.key_dim, sizes.key_dim, sizes.value_dim),
                 strict=True,
             )
         )
-        beta_TH, decay_TH = self.beta_decay(x_TD).float().chunk(2, -1)
-        log_decay_TH = -self.log_rate_H.exp() * functional.softplus(decay_TH + self.decay_bias_H)
-        memory = states.tensors["memory"]
-        out_THF = rule(q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH.sigmoid(), memory, states)
-        normed_TV = self.kernels.rms_norm(out_THF.flatten(0, 1), self.norm_F, self.eps).view_as(z_TV)
-        return (normed_TV * functional.silu(z_TV.float())).to(x_TD.dtype)
+        gates = self.kernels.delta_gates(beta_TH, decay_TH, self.log_rate_H, self.decay_bias_H)
+        out_THF = rule(q_TKE, k_TKE, v_THF, *gates, states.tensors["memory"], states)
+        z_THF = z_TV.view(len(z_TV), -1, sizes.value_dim)
+        return self.kernels.rms_norm_silu_mul(out_THF, self.norm_F, self.eps, z_THF).flatten(1)
 
     def targets(self, layer: str) -> dict[str, WeightTarget]:
         """The projections' rows lie by key head, the convolution's by kind."""
@@ -203,12 +205,15 @@ class GatedDeltaNet:
         of_head = [sizes.key_dim] * 2 + [sizes.group * sizes.value_dim] * 2
         channels = [
             WeightTarget.shard(view_CW.unsqueeze(1), 0, part)
-            for view_CW, part in zip(self.conv_CW.split_with_sizes(self.widths[:3]), self.qkvz.parts, strict=False)
+            for view_CW, part in zip(
+                self.conv_CW.split_with_sizes(self.widths[:3]), self.projections.parts, strict=False
+            )
         ]
         value_heads = heads.times(sizes.group)
+        views = self.projections.weight_OD.split_with_sizes(self.widths)
         return {
-            f"{name}.in_proj_qkvz.weight": by_head(self.qkvz.weight_OD.split_with_sizes(self.widths), of_head, heads),
-            f"{name}.in_proj_ba.weight": by_head(self.beta_decay.weight_OD.chunk(2), [sizes.group] * 2, heads),
+            f"{name}.in_proj_qkvz.weight": by_head(views[:4], of_head, heads),
+            f"{name}.in_proj_ba.weight": by_head(views[4:], [sizes.group] * 2, heads),
             f"{name}.conv1d.weight": WeightTarget.joined(channels),
             f"{name}.dt_bias": WeightTarget.shard(self.decay_bias_H, 0, value_heads, init="ones"),
             f"{name}.A_log": WeightTarget.shard(self.log_rate_H, 0, value_heads, init="zeros"),
@@ -223,15 +228,16 @@ class Experts:
     def __init__(self, shape: Shape, runtime: Runtime) -> None:
         num_experts, hidden = shape.num_experts, shape.hidden_size
         self.ranks, self.kernels = runtime.ranks, runtime.kernels
-        self.router = SoftmaxRouter(num_experts, hidden, shape.num_chosen, runtime, normalise=shape.normalises_weights)
+        normalise = shape.normalises_weights
+        self.router = SoftmaxRouter(num_experts, hidden, shape.num_chosen, runtime, normalise=normalise, num_gates=1)
         self.experts = ParallelExperts(num_experts, hidden, shape.expert_size, runtime, what="moe_intermediate_size")
         self.shared = GatedMLP(hidden, shape.shared_size, runtime, what="shared_expert_intermediate_size")
-        self.shared_gate_1D = empty_parameter(runtime, 1, hidden)
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank: (T, D)."""
-        shared_TD = self.shared.local(x_TD) * self.kernels.linear(x_TD, self.shared_gate_1D, None).sigmoid()
-        return self.experts.local(x_TD, *self.router(x_TD)) + shared_TD
+        expert_TA, weight_TA, gate_T1 = self.router.with_gates(x_TD)
+        routed_TD = self.experts.local(x_TD, expert_TA, weight_TA)
+        return self.kernels.sigmoid_mul(self.shared.local(x_TD), gate_T1, routed_TD)
 
     def add_rms_norm(
         self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
@@ -245,7 +251,7 @@ class Experts:
             **self.router.targets(f"{name}.gate"),
             **self.experts.targets(f"{name}.experts", gate, up, down),
             **self.shared.targets(f"{name}.shared_expert", gate, up, down),
-            f"{name}.shared_expert_gate.weight": WeightTarget.whole(self.shared_gate_1D),
+            f"{name}.shared_expert_gate.weight": WeightTarget.whole(self.router.gate_GD),
         }
 
 

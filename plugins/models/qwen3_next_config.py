@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.contracts import FullAttention, LayerCache, RecurrentState, StateTensor
-from hookline.core.layers import RopeSettings, rope_settings
-from hookline.plugins.models.config_values import ConfigValues
+from hookline.core.layers import ConfigValues, RopeSettings, rope_settings
+from hookline.plugins.models.qwen3_moe_config import sparse_layers
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         shared_size=values.size("shared_expert_intermediate_size", 512),
         num_experts=num_experts,
         num_chosen=values.size("num_experts_per_tok", 10),
-        normalises_weights=bool(hf_config.get("norm_topk_prob", True)),
-        sparse_layers=values.sparse_layers(),
+        normalises_weights=values.flag("norm_topk_prob", True),
+        sparse_layers=sparse_layers(values),
         num_layers=values.num_layers(),
         num_heads=num_heads,
         num_kv_heads=values.size("num_key_value_heads", 2),
         head_dim=values.size("head_dim", 256),
         delta=delta,
         eps=values.eps(),
-        is_tied=bool(hf_config.get("tie_word_embeddings", False)),
+        is_tied=values.flag("tie_word_embeddings"),
         rope=_rope(values),
         layers=_layers(values, delta.state),
     )

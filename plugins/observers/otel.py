@@ -33,7 +33,7 @@ REQUEST = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "
 
 
 class OpenTelemetry(Observer):
-    """`core.contracts.Observer`: spans of one engine, through a provider of its own.
+    """`hookline.core.contracts.Observer`: spans of one engine, through a provider of its own.
 
     exporter: what takes the spans; None sends them as the config says.
     """

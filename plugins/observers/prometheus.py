@@ -38,7 +38,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Prometheus(Observer):
-    """`core.contracts.Observer`: `text()` is what a scrape gets, `registry` is for an exporter of your own."""
+    """`hookline.core.contracts.Observer`: `text()` is what a scrape gets, `registry` is for an exporter of your own."""
 
     def __init__(self, config: PrometheusConfig) -> None:
         self._config = config

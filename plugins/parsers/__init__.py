@@ -7,6 +7,7 @@ API_VERSION = 2
 
 @hookimpl
 def register_reasoning_parsers(register: Registrar) -> None:
+    """Add the parser of <think> tags."""
     register(
         "think", "hookline.plugins.parsers.think:Think", help="<think>...</think> in front of the answer: Qwen3, R1"
     )
@@ -14,6 +15,7 @@ def register_reasoning_parsers(register: Registrar) -> None:
 
 @hookimpl
 def register_tool_parsers(register: Registrar) -> None:
+    """Add the parser of Hermes' and Qwen's tool calls."""
     register(
         "hermes",
         "hookline.plugins.parsers.hermes:Hermes",

@@ -24,9 +24,11 @@ class LastTokenHead(Pooler):
         self.config, self.spec = config, spec
 
     def state_size(self) -> int:
+        """The last token's hidden state."""
         return self.spec.hidden_size
 
     def accumulate(self, state_BS: Tensor, hidden_TD: Tensor, chunks: PooledChunks) -> Tensor:
+        """The newest piece's last token takes the place of the one before."""
         return hidden_TD.index_select(0, chunks.starts_B + chunks.lens_B - 1).float()
 
 
@@ -40,6 +42,7 @@ class ClassLogits(LastTokenHead):
         self.weight_FD = spec.model.weight("score.weight", (num_classes(spec), spec.hidden_size))
 
     def finish(self, state_BS: Tensor, num_tokens_B: Tensor) -> Tensor:
+        """Logits of the classes, (B, classes); no softmax."""
         return functional.linear(state_BS, self.weight_FD)
 
 
@@ -54,6 +57,7 @@ class YesNo(LastTokenHead):
         self.ids_2 = torch.tensor(ids, device=spec.device)
 
     def finish(self, state_BS: Tensor, num_tokens_B: Tensor) -> Tensor:
+        """The softmax of the two tokens' logits, of which that of yes: (B, 1)."""
         logits_BV = self.spec.model.logits(state_BS)
         return logits_BV.index_select(1, self.ids_2).float().softmax(1)[:, 1:]
 

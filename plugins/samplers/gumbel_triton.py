@@ -103,7 +103,8 @@ def _best_of_stretch(
         top_score = top_score * coldness + _gumbel(_random(top_column + first_token, first_key, second_key))
         best = tl.max(top_score, axis=0)
         winner = tl.min(tl.where(top_score == best, top_column, num_tokens - 1), axis=0)
-        if runner_up >= best:
+        # A stretch that a grammar forbids as a whole is settled: all of it is -inf, with any noise.
+        if (runner_up >= best) & (runner_up > -float("inf")):
             score = tl.load(row_ptr + columns, mask=columns < num_tokens, other=-float("inf")).to(tl.float32)
             score = score * coldness + _gumbel(_random(columns + first_token, first_key, second_key))
             best, winner = _best(score, columns, num_tokens)

@@ -17,7 +17,7 @@ from hookline.core.errors import RequestError
 from hookline.plugins.samplers import MirostatArguments
 
 UNITS = 1 << 20
-"""Values of the bound travel as whole numbers of so many parts of a bit."""
+"""Values of the bound travel as whole numbers: this many to a bit."""
 MAX_BITS = 64.0
 """The bound stays within this: no token is more surprising by far."""
 
@@ -44,16 +44,19 @@ class Mirostat(LogitsProcessor):
 
     @staticmethod
     def num_draws(arguments: MirostatArguments, request: RequestFacts) -> int | None:
+        """All of them, unless tau is 0 or the request is greedy."""
         return 0 if arguments.tau == 0 or request.temperature == 0 else None
 
     @staticmethod
     def start(arguments: MirostatArguments, request: RequestFacts) -> Bound:
+        """The bound of a request's first draw: 2 tau bits. Raises: RequestError without log-probabilities."""
         if not request.has_logprobs:
             raise RequestError("mirostat follows the tokens' log-probabilities: set sampling.logprobs=0 or more")
         return Bound(min(2 * arguments.tau, MAX_BITS), arguments.tau, arguments.eta)
 
     @staticmethod
     def on_token(state: Bound, token_id: int, logprob: float | None) -> str | None:
+        """Lower the bound by eta times the bits that the token's surprise exceeds tau by. Ends nothing."""
         assert logprob is not None
         bits = state.bits - state.eta * (-logprob / math.log(2) - state.tau)
         state.bits = min(max(bits, 0.0), MAX_BITS)
@@ -61,12 +64,15 @@ class Mirostat(LogitsProcessor):
 
     @staticmethod
     def encode(arguments: MirostatArguments, request: RequestFacts) -> Sequence[int]:
+        """The bound as one whole number, see UNITS."""
         return [round(request.state.bits * UNITS)]
 
     def load(self, row: int, values_X: Tensor) -> None:
+        """Keep the bound of the request that owns the row now."""
         self.bits_R[row] = values_X[0] / UNITS if len(values_X) else 0.0
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        """Forbid tokens whose surprise exceeds the row's bound, but never the most likely one."""
         is_used_N1 = (rows.columns["tau"] > 0).unsqueeze(1)
         bits_N1 = self.bits_R.index_select(0, rows.rows_N).unsqueeze(1)
         surprise_NV = logits_NV.log_softmax(1) / -math.log(2)

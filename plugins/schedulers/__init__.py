@@ -81,6 +81,7 @@ class DeadlineConfig(WatermarkConfig):
 
 @hookimpl
 def register_schedulers(register: Registrar) -> None:
+    """Add the policies, each with the dataclass of its fields."""
     register(
         "prefill_first",
         "hookline.plugins.schedulers.prefill_first:PrefillFirst",

@@ -21,4 +21,5 @@ class Chunked:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
+        """See hookline.core.scheduling.plan_mixed."""
         return plan_mixed(view, self.config.watermark)

@@ -67,6 +67,7 @@ class Deadline:
     # --------------------------------------------------------------------------------------------------------- memory
 
     def committed(self, step: CommittedStep) -> None:
+        """Learn what steps cost, and forget the requests that ended."""
         self._arrivals.forget(step)
         if step.is_carried_out:
             self._costs.learn(step, is_backlogged=bool(self._due))
@@ -134,6 +135,7 @@ class Deadline:
     # ----------------------------------------------------------------------------------------------------------- plan
 
     def plan(self, view: SchedulerView) -> Plan:
+        """The urgent prompts first, in steps that leave running requests in time."""
         self._note(view)
         if can_simply_decode(view):
             return SIMPLY_DECODE

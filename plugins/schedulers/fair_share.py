@@ -1,7 +1,7 @@
 """Weighted service by a tag: who was served least for its weight is admitted next.
 
 Each tenant has a counter of what it was served, divided by its weight; a waiting request of the tenant with the least
-counter is admitted first. Who comes back from idleness begins at the least counter of those that wait, so that nobody
+counter is admitted first. A tenant that was idle begins at the least counter of those that wait, so that nobody
 saves up for later (Virtual Token Counter: Sheng et al. 2024, arXiv:2401.00588).
 """
 
@@ -19,7 +19,7 @@ from hookline.plugins.schedulers import FairShareConfig
 MAX_IDLE_TENANTS = 4096
 """Tenants without a request whose counters are kept, because they were served more than others that still wait."""
 MIN_IDLE_TENANTS = 64
-"""Below so many it is not worth looking whom to forget."""
+"""With fewer idle tenants than this, none is forgotten."""
 UNTAGGED = ""
 
 
@@ -62,6 +62,7 @@ class FairShare:
         self._most_idle = MIN_IDLE_TENANTS
 
     def plan(self, view: SchedulerView) -> Plan:
+        """Prompts first, the waiting requests in their tenants' turns."""
         for request in self._arrivals.new(view.waiting):
             self._add(request)
         if can_simply_decode(view):
@@ -70,6 +71,7 @@ class FairShare:
         return plan_prompts_first(view, config.watermark, waiting, config.max_prompt_steps, self._counter_of)
 
     def committed(self, step: CommittedStep) -> None:
+        """Charge each tenant for what its requests were served."""
         self._arrivals.forget(step)
         self._charge(step)
         self._raise_floor()
@@ -151,7 +153,7 @@ class FairShare:
             self._owners[request.id].waiting.pop(request.id, None)
 
     def _end(self, request: RequestView) -> None:
-        """A request is no more."""
+        """A request has ended."""
         self._begin(request)
         tenant = self._owners.pop(request.id, None)
         if tenant is None:

@@ -39,6 +39,7 @@ class LongestFirst:
         self._pace, self._plans_left = math.inf, 0
 
     def plan(self, view: SchedulerView) -> Plan:
+        """Decodes and chunks together, the waiting requests by rank, at the pace that ends everybody together."""
         if can_simply_decode(view):
             return SIMPLY_DECODE
         if self._ranked.keep(view.waiting):

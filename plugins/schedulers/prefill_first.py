@@ -23,4 +23,5 @@ class PrefillFirst:
         self.config = config
 
     def plan(self, view: SchedulerView) -> Plan:
+        """See hookline.core.scheduling.plan_prompts_first."""
         return plan_prompts_first(view, self.config.watermark, max_prompt_steps=self.config.max_prompt_steps)

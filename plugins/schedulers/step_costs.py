@@ -18,14 +18,14 @@ FORGETTING = 0.98
 RECENT = 0.2
 """Part of the newest step in a size's mean."""
 MOST_SURPRISE = 3.0
-"""A step counts at most so many times what was expected: one that compiled a kernel says nothing about the next."""
+"""A step counts at most as this many times what was expected: one that compiled a kernel does not foretell the next."""
 FIRST_STEPS = 2
 LAST_STEPS = 9
 REFIT_STEPS = 8
 LEAST_TOKENS = 32
 """Smallest size of prompt steps; each further one is twice as large."""
 WORTH = 1.3
-"""A larger size has to be so many times cheaper per token: smaller ones answer sooner."""
+"""A larger size has to be this many times cheaper per token: smaller ones answer sooner."""
 STALE_STEPS = 2000
 """Steps with prompts after which a size that was not used counts as unknown."""
 
@@ -48,7 +48,7 @@ class PromptCosts:
         self._num_steps = 0
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many prompt tokens took so long."""
+        """Learn how long a step of this many prompt tokens took."""
         self._num_steps += 1
         size = size_of(num_tokens)
         mean = self._means.get(size)
@@ -66,7 +66,7 @@ class PromptCosts:
         return self._known(size_of(num_tokens)) is not None
 
     def seconds(self, num_tokens: int) -> float:
-        """What so many tokens will take; 0 as long as nothing is known."""
+        """Seconds that this many tokens will take; 0 as long as nothing is known."""
         size = size_of(num_tokens)
         known = [one for one in self._means if self._known(one) is not None]
         if not known:
@@ -115,7 +115,7 @@ class DecodeCosts:
         return self._num_steps > FIRST_STEPS
 
     def learn(self, num_rows: int, num_context_tokens: int, seconds: float) -> None:
-        """A step of so many decodes, which read so many tokens, took so long."""
+        """Learn how long a step of this many decodes took, which read this many tokens."""
         self._num_steps += 1
         if not self.is_known:
             return
@@ -141,7 +141,7 @@ class DecodeCosts:
         return row_s + token_s * self._context_per_row
 
     def seconds(self, num_rows: int) -> float:
-        """What so many rows will take, with as much to read as the last ones; 0 as long as nothing is known."""
+        """Seconds for this many rows, with as much to read as the last ones; 0 as long as nothing is known."""
         return self._solution[0] + self.row_s * num_rows if num_rows else 0.0
 
 
@@ -158,7 +158,7 @@ class Throughput:
         return self._seconds / self._tokens if self._tokens else 0.0
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """A step took so long, with so many prompt tokens."""
+        """Learn how long a step took, and how many prompt tokens it had."""
         if not self.step_s or seconds < self.step_s / MOST_SURPRISE:
             self.step_s = seconds
         self.step_s += RECENT * (min(seconds, MOST_SURPRISE * self.step_s) - self.step_s)
@@ -187,5 +187,5 @@ class StepCosts:
 
 
 def size_of(num_tokens: int) -> int:
-    """The size that so many tokens fall into: the next power of two."""
+    """The size that this many tokens fall into: the next power of two."""
     return max(LEAST_TOKENS, 1 << (num_tokens - 1).bit_length())

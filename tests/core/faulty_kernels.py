@@ -287,6 +287,30 @@ class KeepsTheResidual(PlainKernels):
         out_TD.copy_(self.add_rms_norm(parts_PTD.sum(0), residual_TD.clone(), weight_D, eps)[0])
 
 
+class ForgetsTheInnerNorm(PlainKernels):
+    def norm_add_rms_norm(
+        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return self.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+
+
+class AddsBeforeItGates(PlainKernels):
+    def sigmoid_mul(self, x_TD: Tensor, gate_TG: Tensor, added_TD: Tensor | None = None) -> Tensor:
+        return super().sigmoid_mul(x_TD if added_TD is None else x_TD + added_TD, gate_TG)
+
+
+class ForgetsTheRate(PlainKernels):
+    def delta_gates(
+        self, beta_TH: Tensor, decay_TH: Tensor, log_rate_H: Tensor, decay_bias_H: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return super().delta_gates(beta_TH, decay_TH, torch.zeros_like(log_rate_H), decay_bias_H)
+
+
+class AttendsToAnothersBlocks(PlainKernels):
+    def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
+        batch.block_table_BM.copy_(prepared.block_table_BM)
+
+
 class AttendsBeforeItWrites(PlainKernels):
     def qkv_attend(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
@@ -366,6 +390,10 @@ FAULTS = {
     ForgetsTheResidual: "the norm that linear_add_rms_norm of (1, 64) without bias",
     ForgetsTheLastPart: "the norm that add_parts_rms_norm of (2, 5, 48) writes",
     KeepsTheResidual: "the sum that add_parts_rms_norm of (2, 5, 48) leaves",
+    ForgetsTheInnerNorm: "the norm that norm_add_rms_norm of 1 x 96 returns",
+    AddsBeforeItGates: "sigmoid_mul of 1 x 96 by 96 gates, and a sum",
+    ForgetsTheRate: "the decays that delta_gates of 1 x 4 returns",
+    AttendsToAnothersBlocks: "attend of a batch that was prepared like another",
     AttendsBeforeItWrites: "what qkv_attend with norm and rope of 4 rows returns",
     WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",
     RotatesBeforeTheNorm: "qk_norm_rope with norm and rope",

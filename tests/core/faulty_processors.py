@@ -86,7 +86,7 @@ FAULTS = {
     KeepsTheLastOwner: "a row that changed hands gets other logits than a new one",
     AppliesTheFirstRowToAll: "process changes the logits of a row that does not use it",
     LooksAtTheOtherRows: "rows in reverse order get other logits",
-    ReturnsHalfPrecision: "what process returns",
+    ReturnsHalfPrecision: "breaks its contract in process",
     ReturnsProbabilities: "process changes the logits of a row that does not use it",
     DoesNothing: "changes no logit",
     ForbidsEverything: "forbids every token",

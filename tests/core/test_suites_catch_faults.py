@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from hookline.core.contracts import AttentionSpec
-from hookline.core.testing.counts import chi_square_p_value
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
+from hookline.core.testing.kernels_suite.invariance import InvarianceCases
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.core.testing.parser_suite import ParserSuite
 from hookline.core.testing.plain_grammar import PlainGrammars
@@ -26,10 +26,12 @@ from hookline.core.testing.pooler_suite import PoolerSuite
 from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
+from hookline.core.testing.sampler_suite.counts import chi_square_p_value
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
     faulty_attention,
     faulty_grammars,
+    faulty_invariance,
     faulty_kernels,
     faulty_models,
     faulty_parsers,
@@ -47,6 +49,7 @@ PLAIN = [
     faulty_attention.PlainForms,
     faulty_recurrence.PlainRecurrence,
     faulty_kernels.DenseKernels,
+    faulty_invariance.InvariantKernels,
     PlainSampler,
     PlainModel,
     PlainScheduler,
@@ -58,6 +61,7 @@ PLAIN = [
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
     *faulty_attention.FAULTS.items(),
+    *faulty_invariance.FAULTS.items(),
     *faulty_recurrence.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
@@ -71,6 +75,18 @@ FAULTS = [
 
 class SmallKernelsSuite(KernelsSuite):
     plugin: Any
+    dtypes = (torch.bfloat16,)
+    block_sizes = (16,)
+    head_dims = (32,)
+    groups = (2,)
+
+    def make(self, spec: AttentionSpec) -> Any:
+        return self.plugin(None, spec)
+
+
+class SmallInvarianceSuite(InvarianceCases):
+    plugin: Any
+    batch_invariant = True
     dtypes = (torch.bfloat16,)
     block_sizes = (16,)
     head_dims = (32,)
@@ -133,6 +149,8 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainSampler):
         return type("Suite", (SmallSamplerSuite,), {"plugin": plugin})
+    if issubclass(plugin, faulty_invariance.InvariantKernels):
+        return type("Suite", (SmallInvarianceSuite,), {"plugin": plugin})
     declared = {name: getattr(plugin, name, False) for name in ("graph_safe", "graph_prefill")}
     declared["attention"] = getattr(plugin, "attention", ())
     return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
@@ -160,6 +178,7 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     [
         faulty_kernels,
         faulty_attention,
+        faulty_invariance,
         faulty_recurrence,
         faulty_samplers,
         faulty_models,

@@ -16,10 +16,11 @@ import torch
 from hookline.core.contracts import HEADER_BYTES, PeerMemory
 from hookline.core.distributed.peer_memory import block_bytes
 from hookline.core.executor.shared_memory import WORD, SharedWords
-from hookline.plugins.kernels import triton_slots, triton_wide
+from hookline.plugins.kernels.peer_memory import triton_slots
+from hookline.plugins.kernels.peer_memory.triton_slots import Way
+from hookline.plugins.kernels.products import triton_wide
+from hookline.plugins.kernels.products.triton_wide import WideScratch
 from hookline.plugins.kernels.triton_exchange import TritonExchange
-from hookline.plugins.kernels.triton_slots import Way
-from hookline.plugins.kernels.triton_wide import WideScratch
 
 SLOTS, SLOT_BYTES = 12, 2048
 STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.plugins.kernels import cublaslt
-from hookline.plugins.kernels.cublaslt import (
+from hookline.plugins.kernels.products import cublaslt
+from hookline.plugins.kernels.products.cublaslt import (
     ALONE,
     MAX_ROWS,
     MIN_ROWS,

@@ -15,8 +15,8 @@ from hookline.core.simulate.cost import read_cost
 from hookline.core.simulate.engine import simulated_engine
 from hookline.core.testing.fair_service import add_for, p99_waits, served_shares, shared_engine
 from hookline.core.testing.fakes import fake_engine
-from hookline.core.testing.policy_memory import footprint
 from hookline.core.testing.scheduler_suite import drain
+from hookline.core.testing.scheduler_suite.policy_memory import footprint
 from hookline.plugins.schedulers import FairShareConfig, PrefillFirstConfig
 from hookline.plugins.schedulers import fair_share as fair_share_module
 from hookline.plugins.schedulers.fair_share import FairShare
@@ -51,6 +51,7 @@ def test_of_two_tenants_the_one_that_was_served_less_goes_first():
     assert [output.tags["tenant"] for output in drain(engine)] == ["a", "b", "c", "b", "c"]
 
 
+@pytest.mark.slow
 def test_who_was_idle_has_saved_nothing_up():
     engine = shared_engine(fair_share(weights={}))
     shares = served_shares(engine, {"a": 4, "b": 4}, 300)
@@ -89,6 +90,7 @@ def test_a_weight_that_is_none_is_refused(weight):
 
 BACKLOG = {"a": 3, "b": 3, "c": 30}
 ENGINE = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 160, "num_blocks": 200}
+COST = CONF / "cost_models/h200_qwen3_0_6b.json"
 OPTION = {"name": "fair_share", "weights": WEIGHTS, "output_token_cost": 1.0}
 
 
@@ -96,9 +98,19 @@ OPTION = {"name": "fair_share", "weights": WEIGHTS, "output_token_cost": 1.0}
 def test_shares_follow_the_weights_in_a_simulation():
     host = PluginHost.load()
     config = validate({"scheduler": OPTION, "engine": ENGINE}, host)
-    engine = simulated_engine(config, read_cost(CONF / "cost_models/h200_qwen3_0_6b.json"), host)
+    engine = simulated_engine(config, read_cost(COST), host)
     shares = served_shares(engine, BACKLOG, 1500)
     assert shares == pytest.approx({"a": 0.6, "b": 0.2, "c": 0.2}, rel=0.05)
+
+
+@pytest.mark.slow
+def test_in_a_simulation_nobodys_wait_grows_with_the_load_of_another():
+    host = PluginHost.load()
+    config, cost = validate({"scheduler": OPTION, "engine": ENGINE}, host), read_cost(COST)
+    light = {"a": 0.1, "b": 0.1}
+    few, many = (p99_waits(simulated_engine(config, cost, host), {**light, "c": rate}, 400) for rate in (1.0, 4.0))
+    for tenant in light:
+        assert many[tenant] <= few[tenant] + 3 < few["c"] / 10
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import SamplingBatch
-from hookline.core.testing.counts import chi_square_p_value
 from hookline.core.testing.sampler_suite import LEAST_P_VALUE, SamplerSuite
+from hookline.core.testing.sampler_suite.counts import chi_square_p_value
 from hookline.plugins.samplers import GumbelConfig
 from hookline.plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
 

@@ -71,6 +71,18 @@ def test_extreme_temperatures_draw_as_the_plain_version(best_tokens, temperature
     assert best_tokens(*arguments, 0, False)[1].cpu().tolist() == plain.sample(logits_NV, params).tolist()
 
 
+@pytest.mark.parametrize("allowed", [[], [0], [9000, 9007], [4095, 4096, 12287]])
+def test_where_nearly_all_tokens_are_forbidden_the_plain_version_draws_the_same(best_tokens, allowed):
+    logits_NV = torch.full((3, 12288), -torch.inf)
+    logits_NV[:, allowed] = 1.0
+    seed_N, position_N, temperature_N = torch.arange(3), torch.arange(3) + 9, torch.tensor([0.0, 0.7, 1.0])
+    plain = Gumbel(GumbelConfig())
+    plain.fused = None
+    expected = plain.sample(logits_NV, SamplingBatch(temperature_N, seed_N, position_N)).tolist()
+    arguments = (x.to(DEVICE) for x in (logits_NV, temperature_N, seed_N, position_N))
+    assert best_tokens(*arguments, 0, False)[1].cpu().tolist() == expected
+
+
 def test_greedy_ignores_temperature_and_takes_the_first_of_equals(best_tokens):
     logits_NV = torch.zeros(2, 50, device=DEVICE)
     logits_NV[1, 30] = logits_NV[1, 40] = 5.0

@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from hookline.core.config.compose import compose
 from hookline.core.info.command import inventory, only
 from hookline.core.info.layout import show_one
@@ -20,6 +22,7 @@ def test_a_documented_field_is_shown_with_its_docstring_and_the_file_is_the_real
     assert lines[field + 1].strip().startswith("Fraction of all KV blocks kept free")
 
 
+@pytest.mark.slow
 def test_every_field_of_our_own_options_is_documented() -> None:
     options = inventory(PluginHost.load(environ={}))["options"]
     ours = [one for one in options if one["distribution"] == "hookline" and one["kind"] in KINDS]
@@ -34,6 +37,7 @@ def test_a_plugin_is_shown_with_its_file_hooks_and_options() -> None:
     assert "scheduler=prefill_first" in text and "scheduler=chunked" in text
 
 
+@pytest.mark.slow
 def test_an_observers_fields_are_shown_with_the_argument_that_sets_them() -> None:
     host = PluginHost.load(environ={})
     text = show_one(only(inventory(host), "prometheus"))

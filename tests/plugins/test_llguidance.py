@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from hookline.core.contracts import GrammarVocabulary, StructuredOutputs
+from hookline.core.errors import RequestError
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.plain_grammar import small_vocabulary
 from hookline.plugins.grammars import LLGuidanceConfig, llguidance_backend
 from hookline.plugins.grammars.llguidance_backend import LLGuidance
+from hookline.plugins.grammars.quickest import Quickest
 
+VOCABULARY = small_vocabulary()
 WANTED = StructuredOutputs(json={"type": "array", "items": {"enum": ["x", 7]}})
 
 
@@ -55,6 +58,41 @@ def test_masks_filled_at_once_are_those_filled_one_by_one(threaded, monkeypatch)
             token_id = rng.choice([token for token in range(32 * num_words) if alone[token // 32] >> token % 32 & 1])
             if not one.is_terminated:
                 assert one.advance([token_id]) and other.advance([token_id])
+
+
+def test_sorting_the_vocabulary_by_more_lengths_changes_no_mask():
+    wanted = StructuredOutputs(json={"type": "string", "maxLength": 9})
+    backends = [LLGuidance(LLGuidanceConfig(num_threads=1, finer_lengths=finer), VOCABULARY) for finer in (False, True)]
+    assert set(backends[0].tokenizer.general_slices()) < set(llguidance_backend._finer_slices())
+    matchers = [backend.compile(wanted).matcher() for backend in backends]
+    for text in '"abcdefghi"':
+        masks = np.zeros((2, backends[0].mask_bytes // 4), dtype=np.int32)
+        for matcher, mask_W in zip(matchers, masks, strict=True):
+            matcher.fill(mask_W)
+        assert (masks[0] == masks[1]).all() and masks[0].any()
+        assert all(matcher.advance(VOCABULARY.encode(text)) for matcher in matchers)
+
+
+def test_masks_are_those_filled_one_by_one_where_threads_take_over_half_way(threaded, monkeypatch):
+    monkeypatch.setattr(threaded, "_quickest", quickest := Quickest([1, 3]))
+    monkeypatch.setattr(quickest, "choose", lambda num_rows: 0)
+    monkeypatch.setattr(Quickest, "patience_s", 0.0)
+    monkeypatch.setattr(quickest, "rest", lambda seconds, num_done, num_left: int(num_done == 3))
+    matchers = [threaded.compile(StructuredOutputs(regex=f"(a|{letter}){{2,9}}")).matcher() for letter in "bcdefgh"]
+    masks, alone = np.zeros((2, len(matchers), threaded.mask_bytes // 4), dtype=np.int32)
+    threaded.fill(matchers, masks)
+    for matcher, mask_W in zip(matchers, alone, strict=True):
+        matcher.fill(mask_W)
+    assert (masks == alone).all() and len(np.unique(masks, axis=0)) == len(matchers)
+
+
+def test_a_limit_that_a_token_reaches_is_told_and_a_token_that_does_not_fit_is_refused(threaded):
+    schema = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(600)}}
+    brace, letter = VOCABULARY.encode("{"), VOCABULARY.encode("x")
+    with pytest.raises(RequestError, match=r"row has [0-9]+ items; max is [0-9]+"):
+        threaded.compile(StructuredOutputs(json=schema)).matcher().advance(brace)
+    assert threaded.compile(WANTED).matcher().advance(letter) is False
+    assert threaded.compile(WANTED).matcher().advance(VOCABULARY.encode("[") + letter) is False
 
 
 def test_a_text_that_a_grammar_forces_is_tokenized_once():

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hookline.core.contracts import SamplingBatch
 from hookline.core.errors import RequestError
-from hookline.core.testing.counts import chi_square_p_value
 from hookline.core.testing.processor_driver import Asked, ProcessorDriver
 from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.sampler_suite import LEAST_P_VALUE
+from hookline.core.testing.sampler_suite.counts import chi_square_p_value
 from hookline.plugins.samplers import (
     GumbelConfig,
     MirostatArguments,

@@ -1,41 +1,95 @@
 """The way of filling masks that is quickest where an engine runs."""
 
+from itertools import pairwise
+
 import pytest
 
-from hookline.plugins.grammars.quickest import FIRST_TRIES, MEMORY, RETRY_EVERY, Quickest
+from hookline.plugins.grammars.quickest import FIRST_TRIES, RETRY_EVERY, Quickest
+
+ROWS, THREADS = 32, [1, 4, 12]
 
 
-def ways_taken(quickest, costs, num_times):
-    taken = []
-    for _ in range(num_times):
-        taken.append(quickest.choose())
-        quickest.took(taken[-1], costs[taken[-1]])
-    return taken
+class Machine:
+    """Threads that take `waking_us` to wake. done_us: how long each step took."""
+
+    def __init__(self, waking_us, row_us=10.0):
+        self.quickest, self.waking_us, self.row_us, self.done_us = Quickest(THREADS), waking_us, row_us, []
+
+    def fill(self, num_times):
+        """Fill the masks of so many steps; returns the ways they were begun in."""
+        return [self._fill() for _ in range(num_times)]
+
+    def _fill(self):
+        way = begun = self.quickest.choose(ROWS)
+        num_done, spent_us = 0, 0.0
+        while way == 0 and num_done < ROWS:
+            num_done += 1
+            spent_us = num_done * self.row_us
+            if num_done < ROWS and spent_us > 1e6 * self.quickest.patience_s:
+                way = self.quickest.rest(spent_us / 1e6, num_done, ROWS - num_done)
+        if num_done:
+            self.quickest.took(0, spent_us / 1e6, num_done)
+        if num_done < ROWS:
+            took_us = self.waking_us[way] + (ROWS - num_done) * self.row_us / THREADS[way]
+            self.quickest.took(way, took_us / 1e6, ROWS - num_done)
+            spent_us += took_us
+        self.done_us.append(spent_us)
+        return begun
 
 
-@pytest.mark.parametrize("best", [0, 1, 2])
-def test_after_a_few_tries_of_each_the_quickest_is_taken(best):
-    quickest, costs = Quickest(3), [3.0, 3.0, 3.0]
-    costs[best] = 1.0
-    assert sorted(ways_taken(quickest, costs, 3 * FIRST_TRIES)) == sorted([0, 1, 2] * FIRST_TRIES)
-    taken = ways_taken(quickest, costs, 10 * RETRY_EVERY)
-    assert taken.count(best) >= len(taken) - 10
+@pytest.mark.parametrize(
+    ("waking_us", "row_us", "best"),
+    [((0, 400, 900), 10.0, 0), ((0, 60, 900), 10.0, 1), ((0, 400, 1200), 100.0, 1), ((0, 400, 410), 100.0, 2)],
+)
+def test_after_a_few_tries_of_each_the_quickest_is_taken(waking_us, row_us, best):
+    machine = Machine(waking_us, row_us)
+    assert sorted(machine.fill(3 * FIRST_TRIES)) == sorted([0, 1, 2] * FIRST_TRIES)
+    begun = machine.fill(10 * RETRY_EVERY)
+    assert begun.count(best) >= 0.95 * len(begun)
 
 
 def test_the_first_try_of_a_way_does_not_count():
-    quickest = Quickest(2)
-    for way in (0, 1):
-        quickest.took(way, 1000.0 if way else 1.0)
-    ways_taken(quickest, [2.0, 1.0], 2 * FIRST_TRIES)
-    assert set(ways_taken(quickest, [2.0, 1.0], RETRY_EVERY // 2)) == {1}
+    machine = Machine((0, 10**6, 10**6))
+    machine.fill(3)
+    machine.waking_us = (0, 20, 30)
+    machine.fill(3 * (FIRST_TRIES - 1))
+    assert set(machine.fill(3)) == {2}
 
 
-def test_a_way_that_becomes_slower_is_left_for_another():
-    quickest = Quickest(2)
-    ways_taken(quickest, [1.0, 2.0], 3 * RETRY_EVERY)
-    later = ways_taken(quickest, [9.0, 2.0], 3 * RETRY_EVERY)
-    assert later[:2] == [0, 0] and later[MEMORY:].count(1) > 2 * RETRY_EVERY
+def test_after_a_few_steps_with_long_masks_one_thread_fills_the_short_ones_again():
+    machine = Machine((0, 800, 1500))
+    machine.fill(5 * RETRY_EVERY)
+    for _ in range(4):
+        machine.row_us = 200.0
+        machine.fill(20)
+        machine.row_us = 10.0
+        machine.fill(30)
+        assert machine.fill(30).count(0) >= 29
+
+
+def test_one_thread_has_the_rest_done_when_masks_turn_out_long():
+    machine = Machine((0, 100, 200), row_us=3.0)
+    machine.fill(2 * RETRY_EVERY)
+    machine.row_us = 300.0
+    assert machine.fill(1) == [0] and machine.done_us[-1] < 32 * 300.0 / 4
+
+
+def test_one_thread_does_all_where_others_take_longer_to_wake_than_what_is_left():
+    machine = Machine((0, 10**5, 10**5))
+    machine.fill(2 * RETRY_EVERY)
+    machine.row_us = 300.0
+    machine.fill(1)
+    assert machine.done_us[-1] == 32 * 300.0
+
+
+def test_where_several_threads_stay_the_quickest_one_thread_is_tried_ever_more_rarely():
+    machine = Machine((0, 40, 60), row_us=100.0)
+    begun = machine.fill(8 * RETRY_EVERY)[3 * FIRST_TRIES :]
+    alone = [step for step, way in enumerate(begun) if way == 0]
+    gaps = [later - one for one, later in pairwise(alone)]
+    assert gaps[0] < 10 and max(gaps[4:]) >= RETRY_EVERY / 2 and len(alone) < 24
 
 
 def test_one_way_is_no_choice():
-    assert set(ways_taken(Quickest(1), [1.0], 200)) == {0}
+    quickest = Quickest([1])
+    assert {quickest.choose(ROWS) for _ in range(200)} == {0} and quickest.patience_s == float("inf")

@@ -14,7 +14,7 @@ from hookline.core.checkpoint.checkpoint import resolve
 from hookline.core.checkpoint.load import load_checkpoint, random_weights
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError
-from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
+from hookline.core.testing.model_suite.thread_ranks import ThreadRanks, on_ranks
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.models.qwen3 import Qwen3
 from tests.forgetful_ranks import ForgetfulRanks, ForgetfulWholes

@@ -15,7 +15,7 @@ from hookline.core.checkpoint.checkpoint import resolve
 from hookline.core.checkpoint.load import load_checkpoint, random_weights
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError
-from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
+from hookline.core.testing.model_suite.thread_ranks import ThreadRanks, on_ranks
 from hookline.plugins.models.qwen3_moe import Qwen3Moe
 from tests.hf_models import QWEN3_MOE, build, make_qwen3_moe, one_prompt, run
 
@@ -86,6 +86,7 @@ def test_wanted_rows_alone_go_through_the_last_layers_experts(tmp_path: Path) ->
     torch.testing.assert_close(run(*load(tmp_path), one_prompt(PROMPT), wanted), whole[wanted], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["plain", "named layers have none", "many experts"])
 def test_ranks_together_give_the_logits_of_one(tmp_path: Path, size: int, name: str) -> None:

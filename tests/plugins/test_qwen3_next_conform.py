@@ -12,8 +12,8 @@ from torch import Tensor
 from hookline.core.contracts import FullAttention, RecurrentState
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
-from hookline.core.testing.model_driver import Chunk, ModelDriver, stored_weights
 from hookline.core.testing.model_suite import ModelSuite
+from hookline.core.testing.model_suite.driver import Chunk, ModelDriver, stored_weights
 from hookline.plugins.models.qwen3_next import Qwen3Next
 from tests.small_models import CONFIGS, reference_logits
 

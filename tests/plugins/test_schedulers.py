@@ -321,6 +321,7 @@ def test_prompts_of_short_answers_are_left_for_later_and_all_end_as_soon():
     assert max(map(sum, paced[8:])) <= 256 < max(map(sum, at_once[8:]))
 
 
+@pytest.mark.slow
 def test_a_step_with_prompts_is_filled_up_to_whole_tiles():
     steps = steps_of_a_batch(SPREAD)
     filled = [sum(step) for step in steps if step[0]]

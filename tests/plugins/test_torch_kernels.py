@@ -68,6 +68,24 @@ def test_a_sequence_in_adjacent_blocks_is_read_in_place_with_the_same_result(con
     torch.testing.assert_close(in_place, gathered, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("left_over", [torch.nan, torch.inf])
+@pytest.mark.parametrize("window", [None, 6])
+def test_what_overflowed_in_the_request_that_had_a_block_before_is_not_seen(
+    left_over: float, window: int | None
+) -> None:
+    spec, lengths = spec_of(), [(5, 1), (12, 1), (3, 1), (21, 1)]
+    rows = scatter_rows(lengths, SIZE, NUM_BLOCKS, 0)
+    batch = replace(make_batch(rows, spec, num_decodes=4), window=window)
+    clean = random_cache(spec, NUM_BLOCKS, seed=1, num_layers=2)
+    dirty = clean.clone()
+    for row in rows:
+        dirty[:, :, row.blocks[-1], row.context % SIZE :] = left_over
+    if window is not None:
+        dirty[:, :, rows[-1].blocks[1], :7] = left_over  # of 21 tokens 15 lie before the window
+    expected = attend(spec, batch, clean)
+    torch.testing.assert_close(attend(spec, batch, dirty), expected, rtol=0, atol=0)
+
+
 def test_decodes_of_very_different_lengths_come_back_in_their_order() -> None:
     spec = spec_of()
     lengths = [(5, 1), (400, 1), (12, 1), (380, 1), (90, 1), (3, 1), (7, 7)]
@@ -129,3 +147,12 @@ def test_layers_with_one_rope_share_the_rows_of_a_step_and_other_ropes_have_thei
 def rope_of(base: float) -> Rope:
     angle_PF = torch.outer(torch.arange(64.0), base ** -torch.linspace(0, 1, HEAD_DIM // 2))
     return Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1))
+
+
+def test_in_batch_invariant_mode_what_lies_before_a_window_may_be_nan():
+    sizes = AttentionSpec(2, 1, 16, 16, 8, 64, 256, torch.device("cpu"), torch.float32, batch_invariant=True)
+    kernels, kv_2NSKE = TorchKernels(None, sizes), random_cache(sizes, 5, seed=0)[:, 0]
+    kv_2NSKE[:, 0] = torch.nan
+    batch = replace(make_batch([Row(70, 9, (0, 1, 2, 3, 4))], sizes, num_decodes=0), window=20)
+    kernels.prepare(batch)
+    assert kernels.attend(torch.ones(9, 2, 16), kv_2NSKE, batch).isfinite().all()

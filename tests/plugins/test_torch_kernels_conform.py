@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.plugins.kernels.torch_reference import TorchKernels
@@ -36,3 +38,15 @@ class TestTorchKernelsWithManyGroups(KernelsSuite):
 
     def make(self, spec: AttentionSpec) -> TorchKernels:
         return TorchKernels(None, spec)
+
+
+class TestTorchKernelsInBatchInvariantMode(KernelsSuite):
+    graph_safe = False
+    attention = ATTENTION_FEATURES
+    batch_invariant = True
+    block_sizes = (16,)
+    head_dims = (32,)
+    groups = (2,)
+
+    def make(self, spec: AttentionSpec) -> TorchKernels:
+        return TorchKernels(None, replace(spec, batch_invariant=True))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from hookline.core.testing.model_suite import ModelSuite
-from hookline.plugins.models.transformers_model import TransformersModel
+from tests.lazily import Lazily
 
+TransformersModel: Any = Lazily("hookline.plugins.models.transformers.model", "TransformersModel")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

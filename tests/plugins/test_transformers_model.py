@@ -8,18 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hookline.core.contracts import FullAttention, Runtime, SlidingWindow
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
-from hookline.core.testing.model_driver import ModelDriver
+from hookline.core.testing.model_suite.driver import ModelDriver
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.plugins.models.transformers_layers import is_plain_rms_norm
-from hookline.plugins.models.transformers_model import TransformersModel
 from tests.fuzzing import examples
+from tests.lazily import Lazily
 from tests.plugins.test_hostile_configs import CHANGES, CONFIG
 from tests.transformers_cases import CASES, SIZES
+
+pytestmark = pytest.mark.slow  # importing what is tested takes seconds
+CONFIG_MAPPING: Any = Lazily("transformers.models.auto.configuration_auto", "CONFIG_MAPPING")
+TransformersModel: Any = Lazily("hookline.plugins.models.transformers.model", "TransformersModel")
+is_plain_rms_norm: Any = Lazily("hookline.plugins.models.transformers.layers", "is_plain_rms_norm")
 
 
 def config_of(model_type: str, **options: Any) -> dict[str, Any]:

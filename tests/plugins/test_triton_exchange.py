@@ -9,7 +9,7 @@ import torch
 
 from hookline.core.contracts import HEADER_BYTES, NUM_COPIES
 from hookline.core.executor.shared_memory import WORD, SharedWords
-from hookline.plugins.kernels.triton_slots import Way, sums_by_rows
+from hookline.plugins.kernels.peer_memory.triton_slots import Way, sums_by_rows
 from tests.plugins.exchange_rank import fill, let_go, num_words
 
 pytestmark = pytest.mark.skipif(
@@ -130,6 +130,7 @@ class Model:
 KINDS = ("once", "parts1", "parts2", "rows1", "sent once", "sent parts2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "num_exchanges"), [(2, 4), (3, 3), pytest.param(3, 4, marks=(pytest.mark.nightly, pytest.mark.slow))]
 )

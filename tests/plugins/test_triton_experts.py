@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 
 from hookline.core.contracts import AttentionSpec  # noqa: E402
 from hookline.core.layers import every_expert, plain_route_experts  # noqa: E402
-from hookline.plugins.kernels import triton_experts  # noqa: E402
-from hookline.plugins.kernels.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts  # noqa: E402
+from hookline.plugins.kernels.experts import triton_experts  # noqa: E402
+from hookline.plugins.kernels.experts.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if GPU else [torch.float32, torch.float16]

@@ -25,10 +25,8 @@ from hookline.core.contracts import (  # noqa: E402
     QKNorm,
     Rope,
 )
-from hookline.plugins.kernels import triton_backend, triton_ops, triton_product  # noqa: E402
-from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
-from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from hookline.plugins.kernels.triton_decode import (  # noqa: E402
+from hookline.plugins.kernels import triton_backend  # noqa: E402
+from hookline.plugins.kernels.attention.triton_decode import (  # noqa: E402
     MAX_PROGRAMS_PER_SM,
     Card,
     DecodeScratch,
@@ -38,13 +36,17 @@ from hookline.plugins.kernels.triton_decode import (  # noqa: E402
     schedule_decode,
     target_items,
 )
-from hookline.plugins.kernels.triton_launch import fuses_decode  # noqa: E402
-from hookline.plugins.kernels.triton_prefill import (  # noqa: E402
+from hookline.plugins.kernels.attention.triton_prefill import (  # noqa: E402
     prefill_tiling,
     query_tiles,
     query_tiles_on_device,
 )
-from hookline.plugins.kernels.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
+from hookline.plugins.kernels.norms import triton_ops  # noqa: E402
+from hookline.plugins.kernels.products import triton_product  # noqa: E402
+from hookline.plugins.kernels.products.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
+from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from hookline.plugins.kernels.triton_launch import fuses_decode  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")

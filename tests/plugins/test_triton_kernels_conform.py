@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,3 +28,16 @@ class TestTritonKernels(KernelsSuite):
         from hookline.plugins.kernels.triton_backend import TritonKernels
 
         return TritonKernels(None, spec)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="takes minutes under the interpreter; see test_triton_invariant.py")
+class TestTritonKernelsInBatchInvariantMode(KernelsSuite):
+    graph_prefill = batch_invariant = True
+    attention = ATTENTION_FEATURES
+    device = "cuda"
+    head_dims = (64, 128)
+
+    def make(self, spec: AttentionSpec):
+        from hookline.plugins.kernels.triton_backend import TritonKernels
+
+        return TritonKernels(None, replace(spec, batch_invariant=True))

@@ -14,10 +14,10 @@ if not GPU:
 pytest.importorskip("triton")
 
 from hookline.core.contracts import AttentionSpec  # noqa: E402
-from hookline.plugins.kernels import triton_backend, triton_wide  # noqa: E402
-from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from hookline.plugins.kernels.triton_product import Kind  # noqa: E402
-from hookline.plugins.kernels.triton_wide import (  # noqa: E402
+from hookline.plugins.kernels import triton_backend  # noqa: E402
+from hookline.plugins.kernels.products import triton_wide  # noqa: E402
+from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
+from hookline.plugins.kernels.products.triton_wide import (  # noqa: E402
     FULL_CARD,
     MAX_SHARED_TILE,
     SHARED_BYTES,
@@ -28,6 +28,7 @@ from hookline.plugins.kernels.triton_wide import (  # noqa: E402
     wide_product,
     wide_tiling,
 )
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float16
@@ -77,7 +78,7 @@ def test_outputs_have_room_for_a_tile():
         out = empty_with_room(num_rows, 3, 8, like=like)
         rows = rows if GPU else num_rows  # the interpreter has no use for it
         assert out.shape == (num_rows, 3, 8) and out.untyped_storage().nbytes() == rows * 24 * 2
-        assert triton_wide._rows_in_reach(out.view(num_rows, 24)) == rows
+        assert triton_wide.rows_in_reach(out.view(num_rows, 24)) == rows
 
 
 @pytest.mark.parametrize("num_rows", [1, 17, 32])

@@ -15,11 +15,15 @@ SCRIPT = Path(__file__).parents[1] / "launched_kernels.py"
 SIZES = ("engine.max_num_seqs=40", "engine.max_model_len=16384", "model.random_shape.num_hidden_layers=2")
 
 
-def launched(*arguments: str) -> dict:
+PERIODS = {"gemma3_4b": ["sliding_window_pattern"], "qwen3_next_80b_a3b": ["full_attention_interval"]}
+"""Keys that say how many layers there are until the kinds of layers come again."""
+
+
+def launched(*arguments: str, num_steps: int = 80) -> dict:
     """What tests/launched_kernels.py prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, SCRIPT, "80", "model.weights=random", *SIZES, *arguments]
+    command = [sys.executable, SCRIPT, str(num_steps), "model.weights=random", *SIZES, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -28,4 +32,14 @@ def launched(*arguments: str) -> dict:
 @pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_30b_a3b"])
 def test_random_steps_launch_nothing_that_was_not_launched_before_ready(model):
     found = launched(f"model={model}")
+    assert found["ready"] > 40 and found["late"] == []
+
+
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3_4b", "qwen3_next_80b_a3b")]
+
+
+@pytest.mark.parametrize("model", ["gpt_oss_20b", *NIGHTLY])
+def test_models_with_unlike_layers_launch_nothing_late_either(model):
+    every_second = [f"model.random_shape.{key}=2" for key in PERIODS.get(model, ())]
+    found = launched(f"model={model}", "engine.max_model_len=4096", *every_second, num_steps=40)
     assert found["ready"] > 40 and found["late"] == []

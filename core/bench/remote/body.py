@@ -92,7 +92,7 @@ class Bodies:
 
 
 def _said(request: LoadRequest) -> dict[str, Any]:
-    """What a request says of itself, as far as it says anything: other servers need not know these members."""
+    """What a request says of itself; members that it does not use are left out, as other servers need not know them."""
     said = {**request.info.as_options(), "tags": dict(request.info.tags) or None}
     return {name: value for name, value in said.items() if value != NOT_SAID[name]}
 

@@ -24,7 +24,7 @@ from hookline.core.bench.remote.body import Bodies
 from hookline.core.bench.remote.connection import ConnectionPool
 from hookline.core.bench.remote.driver import drive
 from hookline.core.bench.remote.recording import failures, lateness
-from hookline.core.util.process import settled
+from hookline.core.util.garbage import settled
 
 LATE_S = 0.02
 """A client that sends one in a hundred requests later than this is too slow for the load."""

@@ -17,19 +17,19 @@ from hookline.core.errors import clipped
 
 
 class Reader(Protocol):
-    """What becomes of one answer."""
+    """Is told what arrives of one answer."""
 
     def on_status(self, status: int) -> None:
-        """The head of the answer is here."""
+        """The answer's status and headers have arrived."""
 
     def on_data(self, data: bytes) -> None:
-        """A part of its body is here."""
+        """A part of its body has arrived."""
 
     def on_end(self) -> None:
-        """It is whole."""
+        """The answer is complete."""
 
     def on_failure(self, reason: str) -> None:
-        """It will never be whole; nothing else follows."""
+        """The answer broke off; nothing else follows."""
 
 
 class Connection(asyncio.Protocol):

@@ -66,7 +66,7 @@ def figures(recording: Recording, slo: Slo) -> dict[str, Any]:
 
 
 def failures(recording: Recording) -> dict[str, tuple[int, str]]:
-    """Kinds of failure, the most frequent first: how many requests failed so, and what the first was told."""
+    """Kinds of failure, the most frequent first: how many requests failed in this way, and the first one's message."""
     errors = [request.error for request in recording.requests if request.error is not None]
     first = {error.partition(":")[0]: error for error in reversed(errors)}
     counts = Counter(error.partition(":")[0] for error in errors)

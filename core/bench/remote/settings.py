@@ -16,7 +16,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """How a server is asked; it has an effect beside `url` alone.
+    """How a server is asked; without `url` it has no effect.
 
     Raises: ConfigError naming the key, the value and what it must be.
     """
@@ -62,7 +62,7 @@ class Address:
     def of(cls, url: object) -> Address:
         """The address in `url`, with or without /v1 at its end.
 
-        Raises: ConfigError if it is none.
+        Raises: ConfigError if it is not one.
         """
         try:
             parts = urlsplit(str(url))

@@ -34,7 +34,7 @@ class Messages:
         fields, headers = await read(request, MessagesRequest)
         name = surface.model_name(fields.model)
         fields.check()
-        turn = await fields.turn(surface)
+        turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
         work = _Answer(turn, new_id("msg_", request), name)
         return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, ANTHROPIC_ERRORS)
 
@@ -43,8 +43,8 @@ class Messages:
         surface = self._surface
         fields, headers = await read(request, CountRequest)
         surface.model_name(fields.model)
-        chat = fields.chat(fields.chosen_tools())
-        text = await surface.in_time(len(await request.body()), lambda: chat.render(surface.codec))
+        size = len(await request.body())
+        text = await surface.in_time(size, lambda: fields.chat(fields.chosen_tools()).render(surface.codec))
         (ids,) = await surface.encoded([text], add_special_tokens=False)
         return json_response({"input_tokens": len(ids)}, headers=headers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -82,14 +81,14 @@ class MessagesRequest(CountRequest, kw_only=True):
             raise invalid(f"n={shown(self.n)} is not supported: there is one answer", "n")
         at_least("max_tokens", self.max_tokens, 1)
 
-    async def turn(self, surface: Surface) -> Turn:
+    def turn(self, surface: Surface) -> Turn:
         """The chat turn that the request asks for.
 
         Raises: RequestError or ApiError for what cannot be served.
         """
         tools = self.chosen_tools()
         stop = self.stop_sequences or None
-        return await prepared(surface, self.chat(tools), self, tools, max_tokens=self.max_tokens, stop=stop)
+        return prepared(surface, self.chat(tools), self, tools, max_tokens=self.max_tokens, stop=stop)
 
 
 def _function(tool: Any, index: int) -> Any:
@@ -112,6 +111,7 @@ def _messages(message: Any, index: int) -> Iterator[dict[str, Any]]:
         yield {"role": role, "content": content}
         return
     texts: list[Any] = []
+    thoughts: list[Any] = []
     found: dict[str, Any] = {"role": role}
     for number, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
@@ -119,21 +119,14 @@ def _messages(message: Any, index: int) -> Iterator[dict[str, Any]]:
             text = text_of(block.get("content"), f"{place}.content[{number}].content")
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": _object(block.get("input"))}
+            function = {"name": block.get("name"), "arguments": block.get("input")}
             call = {"id": block.get("id"), "type": "function", "function": function}
             found.setdefault("tool_calls", []).append(call)
         elif kind == "thinking":
-            found["reasoning_content"] = found.get("reasoning_content", "") + str(block.get("thinking") or "")
+            thoughts.append(block.get("thinking") or "")
         elif kind != "redacted_thinking":
             texts.append(block)
+    if thoughts:
+        found["reasoning_content"] = "".join(one if isinstance(one, str) else shown(one) for one in thoughts)
     if texts or len(found) > 1:
         yield {**found, "content": text_of(texts, f"{place}.content")}
-
-
-def _object(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return {} if value is None else value

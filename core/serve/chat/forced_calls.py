@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline.core.contracts import Arguments, OutputParser, ParsedPart, Text, ToolCall
+from hookline.core.errors import shown
 from hookline.core.parsing import JsonEnd
+from hookline.core.serve.errors import invalid
 
 _HEAD = re.compile(r'[\[\s,]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"parameters"\s*:\s*(?=\{)')
 """A call up to its arguments: the schema leaves no other form."""
+_DEFINITIONS = ("$defs", "definitions")
+"""Where a schema keeps what its references name, from its root."""
 
 
 def named_schema(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
@@ -23,7 +27,10 @@ def named_schema(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, 
 
 
 def required_schema(tools: Sequence[Mapping[str, Any]], *, one_only: bool = False) -> dict[str, Any]:
-    """A list of at least one call, of any of the functions."""
+    """A list of at least one call, of any of the functions.
+
+    Raises: ApiError with status 400 if two of them define different things under one name.
+    """
     calls = [
         {
             "type": "object",
@@ -34,9 +41,19 @@ def required_schema(tools: Sequence[Mapping[str, Any]], *, one_only: bool = Fals
         for tool in tools
     ]
     most = {"maxItems": 1} if one_only else {}
-    definitions = {k: v for tool in tools for k, v in (_parameters(tool).get("$defs") or {}).items()}
-    schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
-    return {**schema, "$defs": definitions} if definitions else schema
+    definitions = {place: found for place in _DEFINITIONS if (found := _definitions(tools, place))}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **definitions}
+
+
+def _definitions(tools: Sequence[Mapping[str, Any]], place: str) -> dict[str, Any]:
+    """What all functions' schemas define there, for the root of one schema."""
+    found: dict[str, Any] = {}
+    for tool in tools:
+        defined = _parameters(tool).get(place)
+        for name, schema in defined.items() if isinstance(defined, Mapping) else ():
+            if found.setdefault(name, schema) != schema:
+                raise invalid(f"tools: two of them define {shown(name)} in {place}, and not alike; rename one", "tools")
+    return found
 
 
 def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.errors import clipped, shown
+from hookline.core.serve.endpoints.body import check_values
 from hookline.core.serve.errors import ApiError, invalid
 from hookline.core.tokenizer.codec import Codec
 
@@ -39,10 +40,11 @@ class ChatPrompt:
     def render(self, codec: Codec) -> str:
         """The text that the model reads.
 
-        Raises: RequestError if there is no chat template or it refuses the messages.
+        Raises: RequestError if there is no chat template or it refuses the messages; ApiError for arguments of calls
+        that hold too many values.
         """
         return codec.render_chat(
-            self.messages,
+            _with_objects(self.messages),
             tools=list(self.tools) if self.tools else None,
             add_generation_prompt=self.adds_generation_prompt and not self.continues_last,
             continue_final_message=self.continues_last,
@@ -51,7 +53,7 @@ class ChatPrompt:
 
 
 def checked_messages(messages: Sequence[Any], param: str = "messages") -> list[Values]:
-    """Messages in the one form that templates have in common: content is text, arguments of calls are objects.
+    """Messages in the one form that templates have in common: content is text. Arguments of calls stay as they came.
 
     Raises: ApiError with status 400 that names the message.
     """
@@ -107,12 +109,35 @@ def _calls(calls: Any, place: str) -> list[Values]:
     return [_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
 
 
-def _call(call: Any, place: str) -> Values:
+def _call(call: Any, place: str) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid(f"{place}={shown(call)} is not a call of a function with a name", place)
-    arguments = function.get("arguments")
-    return {**call, "function": {**function, "arguments": _arguments(arguments)}}
+    return call
+
+
+def _with_objects(messages: Sequence[Values]) -> list[Values]:
+    """The messages with the arguments of their calls as objects, which takes long if these are large."""
+    given = [_given(call) for message in messages for call in _calls_of(message)]
+    texts = [one.encode(errors="replace") for one in given if isinstance(one, str)]
+    check_values(texts, "the arguments of the tool calls hold", "leave old ones out")
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in calls]} if (calls := _calls_of(message)) else message
+        for message in messages
+    ]
+
+
+def _calls_of(message: Values) -> list[Values]:
+    calls: list[Values] = message.get("tool_calls", [])
+    return calls
+
+
+def _given(call: Values) -> Any:
+    return call["function"].get("arguments")
+
+
+def _with_object(call: Values) -> Values:
+    return {**call, "function": {**call["function"], "arguments": _arguments(_given(call))}}
 
 
 def _arguments(arguments: Any) -> Any:

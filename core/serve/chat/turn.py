@@ -99,7 +99,7 @@ class Turn:
         return not self.readers and self.tools.forced_parser is None
 
 
-async def prepared(
+def prepared(
     surface: Surface,
     chat: ChatPrompt,
     fields: SamplingFields,
@@ -109,15 +109,13 @@ async def prepared(
     add_special_tokens: bool = False,
     **further: Any,
 ) -> Turn:
-    """A turn from its messages, its tools and what it says of sampling.
+    """A turn from its messages, its tools and what it says of sampling. May take long: see `Surface.in_time`.
 
     max_tokens: as asked for; None takes what there is room for. further: fields of SamplingParams.
     Raises: RequestError or ApiError for what cannot be served.
     """
-    codec = surface.codec
-    size = sum(len(str(message.get("content"))) for message in chat.messages) + 200 * len(tools.functions)
-    prompt = await surface.in_time(size, lambda: chat.render(codec))
-    (ids,) = await surface.encoded([prompt], add_special_tokens=add_special_tokens)
+    prompt = chat.render(surface.codec)
+    ids = surface.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
     structured = structured_outputs(fields.response_format, fields.structured_outputs)
     if (schema := tools.forced_schema) is not None:
         if structured is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -114,9 +114,14 @@ class EventStream(Response):
 
 
 async def guarded(making: Awaitable[Response], form: ErrorForm, max_model_len: int) -> Response:
-    """The response that is made, or the one of the error that it ends with."""
+    """The response that is made, or the one of the error that it ends with.
+
+    Raises: ClientDisconnect if nobody is there to hear of it.
+    """
     try:
         return await making
+    except ClientDisconnect:
+        raise
     except Exception as error:
         return response(told(error, max_model_len), form)
 

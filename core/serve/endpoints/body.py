@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,9 +29,13 @@ MAX_VALUES = 2**20
 """Most values in a large body. A list or a mapping, and each field of one, counts as `NESTED` values: decoding keeps
 other threads from running, the event loop's too, and takes about so much longer with them."""
 NESTED = 8
+MAX_DIGITS = 400
+"""Most digits of a number in a large body: reading one takes about the square of them, and no float64 has more."""
 PIECE = 64 * 1024
 """Bytes of a body that are counted at once."""
 _BACKSLASH = ord("\\")
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
+_TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
 _PRINTABLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -56,10 +61,27 @@ def _thread() -> ThreadPoolExecutor:
 
 
 def _decoded_if_few(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
-    if _weight(data) > MAX_VALUES and sum(map(_weight, _outside_texts(data))) > MAX_VALUES:
-        message = f"the body holds more than {MAX_VALUES} values (a list, a mapping, a field counts as {NESTED})"
-        raise ApiError(413, f"{message}; send its prompts in several requests", code="body_too_large")
+    check_values([data], "the body holds", "send its prompts in several requests")
     return _decoded(data, kind)
+
+
+def check_values(texts: Sequence[bytes], what: str, advice: str) -> None:
+    """Refuse JSON texts that take long to decode, whatever their size.
+
+    Raises: ApiError that begins with `what`: with 413 for too many values, with 400 for a number of very many digits.
+    """
+    if sum(map(_weight, texts)) > MAX_VALUES and sum(map(_weight, chain(*map(_outside_texts, texts)))) > MAX_VALUES:
+        message = f"{what} more than {MAX_VALUES} values (a list, a mapping, a field counts as {NESTED})"
+        raise ApiError(413, f"{message}; {advice}", code="body_too_large")
+    suspects = filter(_has_long_number, texts)
+    if any(map(_has_long_number, chain(*map(_outside_texts, suspects)))):
+        raise invalid(f"{what} a number of more than {MAX_DIGITS} digits")
+
+
+def _has_long_number(data: bytes) -> bool:
+    """Whether so many digits follow each other; looked for in pieces, so that other threads have their turn."""
+    starts = range(0, len(data), PIECE)
+    return any(_TOO_LONG in data[start : start + PIECE + MAX_DIGITS].translate(_DIGITS) for start in starts)
 
 
 def _weight(data: bytes) -> int:
@@ -96,7 +118,7 @@ def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct
     Raises: ApiError with status 400 that names the field.
     """
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(values, kind, strict=False)  # 16.0 is a whole number, and "0.5" a number
     except (msgspec.ValidationError, RecursionError, ValueError, OverflowError) as error:
         found = _PLACE.fullmatch(str(error))
         place = ".".join(part for part in (param, found[2] if found else None) if part)

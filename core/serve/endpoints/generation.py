@@ -25,7 +25,7 @@ class Generation:
 
     def __init__(self, streams: Sequence[DeltaStream]) -> None:
         self._streams = streams
-        self._queue: asyncio.Queue[Numbered | HooklineError | None] = asyncio.Queue(len(streams))
+        self._queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(streams))
         self._tasks: list[asyncio.Task[None]] = []
         self._num_open = len(streams)
 
@@ -43,7 +43,7 @@ class Generation:
             self._tasks = [asyncio.ensure_future(self._follow(*one)) for one in enumerate(self._streams)]
         while self._num_open:
             item = await self._queue.get()
-            if isinstance(item, HooklineError):
+            if isinstance(item, Exception):
                 raise item
             if item is not None:
                 return item
@@ -55,7 +55,7 @@ class Generation:
             async for delta in stream:
                 await self._queue.put((number, delta))
             await self._queue.put(None)
-        except HooklineError as error:
+        except Exception as error:  # of any kind: whoever waits for the next Delta would wait for ever
             await self._queue.put(error)
 
     async def outputs(self) -> list[list[RequestOutput]]:

@@ -1,4 +1,4 @@
-"""What a request says about its own service, by field or by header: priority, tags, deadline, salt, time limit."""
+"""What a request says about its own service: priority, tags, deadline, salt, time limit and session."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hookline.core.serve.errors import invalid
 
 PRIORITY, TAGS, CACHE_SALT = "X-Priority", "X-Tags", "X-Cache-Salt"
 DEADLINE, TIMEOUT = "X-Deadline-S", "X-Timeout-S"
+SESSION = "X-Session-Id"
 
 
 def request_options(fields: Any, headers: Headers) -> dict[str, Any]:
     """Keyword arguments of EngineClient.stream; those that nobody set are left out.
 
     A header wins over a field, since a gateway sets headers. fields: a struct with any of priority, tags, deadline_s,
-    cache_salt and timeout_s.
+    cache_salt and timeout_s; the session is a header alone.
     Raises: ApiError for a header or a time limit that cannot be read.
     """
     found = {
@@ -29,6 +30,7 @@ def request_options(fields: Any, headers: Headers) -> dict[str, Any]:
         "deadline_s": number_header(headers, DEADLINE, float),
         "cache_salt": headers.get(CACHE_SALT),
         "timeout_s": number_header(headers, TIMEOUT, float),
+        "session": headers.get(SESSION),
     }
     options = {name: getattr(fields, name, None) if value is None else value for name, value in found.items()}
     timeout_s = options["timeout_s"]

@@ -27,6 +27,12 @@ from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 LONG_TEXT = 4000
 """Characters that take a millisecond or more to tokenize, which is then done in a thread."""
+TEXT_AT_ONCE, EACH_TEXT = 50_000, 50
+"""Characters that are tokenized between two looks at whether the client is there still; how many a text counts as at
+least, however short."""
+OPENED_AT_ONCE = 16
+"""Prompts of a request that are queued at one turn of the event loop."""
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -61,12 +67,12 @@ class Surface:
         return self.client.facts.codec
 
     def model_name(self, asked: str | None) -> str:
-        """The name that a response bears; a request without one means the model that is served.
+        """The name that a response bears; a request without one, or with an empty one, means the model that is served.
 
         Raises: ApiError with status 404 for another one.
         """
         names = self.facts.names
-        if asked is not None and asked not in names:
+        if asked and asked not in names:
             message = f"The model `{clipped(asked)}` does not exist. Served: {', '.join(names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return asked or names[0]
@@ -75,10 +81,33 @@ class Surface:
         """The result of some work with a text, done in a thread if the text is long."""
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
 
+    def check_number(self, num_prompts: int, param: str) -> None:
+        """Refuse more prompts than a request may have, before any of them is tokenized. Raises: ApiError."""
+        limit = self.settings.max_requests
+        if num_prompts > limit * self.settings.replicas:
+            most = f"serve.max_requests={limit} are the most at once"
+            raise invalid(f"{param} holds {num_prompts} prompts; {most}", param)
+
     async def encoded(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text."""
-        encode = partial(self.codec.encode_text, add_special_tokens=add_special_tokens)
-        return await self.in_time(sum(map(len, texts)), lambda: [encode(text) for text in texts])
+        return await self.each(texts, len, partial(self.codec.encode_text, add_special_tokens=add_special_tokens))
+
+    async def each(
+        self, items: Sequence[Item], size: Callable[[Item], int], work: Callable[[Item], Result]
+    ) -> list[Result]:
+        """The results of some work with each of several texts, a few at a time: it ends when its client leaves.
+
+        size: characters of an item.
+        """
+        found: list[Result] = []
+        while len(found) < len(items):
+            end, total = len(found), 0
+            while end < len(items) and total < TEXT_AT_ONCE:
+                total += size(items[end]) + EACH_TEXT
+                end += 1
+            some = items[len(found) : end]
+            found += await self.in_time(total, partial(_worked, some, work))
+        return found
 
     async def open(
         self,
@@ -92,19 +121,28 @@ class Surface:
 
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
-        if len(asked) > self.settings.max_requests:
-            raise invalid(
-                f"prompt holds {len(asked)} prompts; at most {self.settings.max_requests} are allowed", "prompt"
-            )
+        self._check_count([1 if pooling is not None else params.n for _, params in asked])
         options = request_options(fields, headers) | ({} if pooling is None else {"pooling": pooling})
         streams: list[DeltaStream] = []
         try:
-            for token_ids, params in asked:
+            for number, (token_ids, params) in enumerate(asked, 1):
+                if number % OPENED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 streams.append(self.client.stream(token_ids, params, **options))
         except BaseException:
             await Generation(streams).aclose()
             raise
         return Generation(streams)
+
+    def _check_count(self, nums_completions: Sequence[int]) -> None:
+        """Raises: ApiError for more completions than are ever made at once: to try again later would be of no use."""
+        limit, total = self.settings.max_requests, sum(nums_completions)
+        if max(nums_completions) > limit or total > limit * self.settings.replicas:
+            raise invalid(
+                f"{total} completions of {len(nums_completions)} prompts are asked for; serve.max_requests={limit} are "
+                "the most at once",
+                "prompt" if len(nums_completions) > 1 else "n",
+            )
 
     async def answer(
         self,
@@ -130,6 +168,10 @@ class Surface:
             headers=headers,
             keep_alive_s=self.settings.keep_alive_s,
         )
+
+
+def _worked(items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
+    return [work(item) for item in items]
 
 
 def new_id(prefix: str, request: Request | None = None) -> str:

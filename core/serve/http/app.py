@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.middleware.cors import CORSMiddleware
@@ -9,7 +10,7 @@ from starlette.routing import Router
 
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.http.api_keys import ApiKeys
-from hookline.core.serve.http.gate import Asgi, Gate, Life
+from hookline.core.serve.http.gate import Asgi, Gate, Header, Life
 from hookline.core.serve.http.operations import operations
 from hookline.core.serve.http.page import page_routes
 from hookline.core.serve.http.routes import routes
@@ -26,11 +27,19 @@ class Served:
     client: EngineClient
 
 
-def make_app(client: EngineClient, settings: ServeConfig, keys: ApiKeys | None = None) -> Served:
-    """The application around a client, which whoever made it closes. keys: those that clients must send."""
+def make_app(
+    client: EngineClient,
+    settings: ServeConfig,
+    keys: ApiKeys | None = None,
+    headers: Sequence[Header] | None = None,
+) -> Served:
+    """The application around a client, which whoever made it closes. keys: those that clients must send.
+
+    headers: see Gate.
+    """
     life = Life()
     inner = Router([*routes(client, settings), *operations(client, life), *page_routes(client)])
-    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life)
+    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, headers)
     app: Asgi = gate
     if settings.cors_origins:
         app = CORSMiddleware(

@@ -11,11 +11,12 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from hookline.core.errors import clipped, one_short_line
@@ -30,6 +31,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Asgi: TypeAlias = Callable[[Scope, "Receive", "Send"], Awaitable[None]]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header: TypeAlias = tuple[bytes, bytes]
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
 """What can be asked for without a key: whether the server is there, and a page that knows nothing by itself."""
@@ -53,11 +55,14 @@ class Life:
 class Gate:
     """The ASGI application around `app`. A client that leaves ends what its request runs.
 
-    keys: empty if none is needed.
+    keys: empty if none is needed. headers: of each response, in place of its X-Request-Id, which somebody else gives.
     """
 
-    def __init__(self, app: Asgi, settings: ServeConfig, keys: ApiKeys, life: Life) -> None:
+    def __init__(
+        self, app: Asgi, settings: ServeConfig, keys: ApiKeys, life: Life, headers: Sequence[Header] | None = None
+    ) -> None:
         self._app, self._settings, self._keys, self._life = app, settings, keys, life
+        self._headers = headers
         self.num_open = 0
         """Requests that have not been answered whole."""
         self._turns = Turns(MAX_BEGUN)
@@ -69,7 +74,7 @@ class Gate:
         if scope["type"] != "http":
             return
         scope["app"] = self  # has routes raise what they cannot answer
-        passage = _Passage(scope, receive, send, self._settings.max_body_bytes)
+        passage = _Passage(scope, receive, send, self._settings.max_body_bytes, self._headers)
         self.num_open += 1
         self._is_idle.clear()
         try:
@@ -109,7 +114,9 @@ class Gate:
 class _Passage:
     """One request on its way through the gate."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int, headers: Sequence[Header] | None
+    ) -> None:
         self._scope, self._receive, self._send, self._max_body_bytes = scope, receive, send, max_body_bytes
         self._started_s = time.monotonic()
         self._num_bytes, self._status = 0, 0
@@ -117,6 +124,7 @@ class _Passage:
         self._has_left = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self.id = _request_id(scope["headers"])
+        self._headers = ((b"x-request-id", self.id),) if headers is None else headers
         scope.setdefault("state", {})["request_id"] = self.id.decode()
 
     async def run(self, app: Asgi) -> None:
@@ -129,6 +137,8 @@ class _Passage:
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
+        except ClientDisconnect:  # in the middle of its body
+            self._has_left.set()
         except HTTPException as error:
             failure = ApiError(error.status_code, error.detail, headers=error.headers)
             await _response(self._scope, failure)(self._scope, self.receive, self.send)
@@ -143,7 +153,7 @@ class _Passage:
         """ASGI's send, with our headers on what comes first."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id)]
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         elif not message.get("more_body", False):
             self._is_answered = True
         return self._send(message)

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.request_options import CACHE_SALT, DEADLINE, PRIORITY, TAGS, TIMEOUT
+from hookline.core.serve.endpoints.request_options import CACHE_SALT, DEADLINE, PRIORITY, SESSION, TAGS, TIMEOUT
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.embeddings import EmbeddingsRequest
@@ -67,6 +67,7 @@ _HEADERS = {
     CACHE_SALT: ("string", "Separates prefix caches; wins over the field `cache_salt`"),
     DEADLINE: ("number", "Seconds after which the request should be done"),
     TIMEOUT: ("number", "Seconds after which the request is ended"),
+    SESSION: ("string", "Keeps the requests of a session at one replica"),
 }
 REF = "#/components/schemas/{name}"
 

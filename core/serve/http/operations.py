@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hookline.core.errors import HooklineError
-from hookline.core.serve.engine_client import EngineClient
+from hookline.core.serve.engine_client import EngineClient, Load
 from hookline.core.serve.errors import response_of
 from hookline.core.serve.http.gate import Life
 
 
 def operations(client: EngineClient, life: Life) -> list[Route]:
-    """/health, /ping: 200 while the engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
+    """/health, /ping: 200 while an engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
 
     async def health(request: Request) -> Response:
-        return Response(status_code=503 if client.is_dead else 200)
+        status = 503 if client.is_dead else 200
+        states = ["ready" if one.death is None else "dead" for one in client.replicas]
+        return JSONResponse({"replicas": states}, status) if states else Response(status_code=status)
 
     async def ready(request: Request) -> Response:
         return Response(status_code=200 if client.is_ready and not life.is_draining else 503)
@@ -25,19 +29,10 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
         return JSONResponse({"version": client.facts.version})
 
     async def load(request: Request) -> Response:
-        now = client.load()
-        return JSONResponse(
-            {
-                "server_load": now.num_running + now.num_waiting,
-                "num_running": now.num_running,
-                "num_waiting": now.num_waiting,
-                "num_free_blocks": now.num_free_blocks,
-                "num_blocks": now.num_blocks,
-                "prompt_tokens_s": round(now.prompt_tokens_s, 1),
-                "tokens_s": round(now.tokens_s, 1),
-                "event_loop_blocked_s": round(life.watch.longest_s, 4),
-            }
-        )
+        found = {**_figures(client.load()), "event_loop_blocked_s": round(life.watch.longest_s, 4)}
+        if states := client.replicas:
+            found["replicas"] = [{"death": one.death, **_figures(one.load)} for one in states]
+        return JSONResponse(found)
 
     async def metrics(request: Request) -> Response:
         try:
@@ -54,3 +49,15 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
         Route("/load", load, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
+
+
+def _figures(now: Load) -> dict[str, Any]:
+    return {
+        "server_load": now.num_running + now.num_waiting,
+        "num_running": now.num_running,
+        "num_waiting": now.num_waiting,
+        "num_free_blocks": now.num_free_blocks,
+        "num_blocks": now.num_blocks,
+        "prompt_tokens_s": round(now.prompt_tokens_s, 1),
+        "tokens_s": round(now.tokens_s, 1),
+    }

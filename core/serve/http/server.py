@@ -73,6 +73,8 @@ async def serve_http(
     config.load()
     certificate = None if config.ssl is None else CertificateWatch(config.ssl, settings)
     served.life.watch.start()
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # see _bound
     running = asyncio.ensure_future(server.serve(list(sockets)))
     await first_of(running, stopping)
     if not running.done():
@@ -89,29 +91,42 @@ async def serve_http(
 def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
     """Sockets that share the address of the settings, one for each of `count` processes.
 
-    Each keeps its own queue of connections, also while the process that took them is replaced.
+    Nobody else gets the address from now on, though they listen only once `serve_http` has them, which may be minutes
+    later. Each keeps its own queue of connections, also while the process that took them is replaced.
     Raises: ConfigError if the address cannot be had.
     """
     from hookline.core.errors import ConfigError
 
     host, port = settings.host, settings.port
+    sockets: list[socket.socket] = []
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        with _bound(family, host, port, shares=False) as probe:  # fails if anybody has the port, however they share it
-            port = probe.getsockname()[1]
-        return [_bound(family, host, port, shares=count > 1) for _ in range(count)]
+        sockets.append(_bound(family, host, port, shares=False))  # fails if anybody has the port, however they share it
+        if count > 1:
+            sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port = sockets[0].getsockname()[1]
+        sockets += [_bound(family, host, port, shares=True) for _ in range(count - 1)]
     except OSError as error:
+        for one in sockets:
+            one.close()
         reason = error.strerror or error
         raise ConfigError(f"serve.host={host} serve.port={port} cannot be listened on: {reason}") from error
+    return sockets
 
 
 def _bound(family: int, host: str, port: int, *, shares: bool) -> socket.socket:
+    """A socket that nobody else can bind beside; sockets that share let each other in.
+
+    SO_REUSEADDR lets it bind while connections of an earlier server fade away. It would let another server bind as
+    well until this one listens, and is taken back therefore; `serve_http` sets it again, for listening wants it, too.
+    """
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shares:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         one.bind((host, port))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except BaseException:
         one.close()
         raise

@@ -43,7 +43,7 @@ class Chat:
         fields, headers = await read(request, ChatRequest)
         name = surface.model_name(fields.model)
         fields.check()
-        turn = await fields.turn(surface)
+        turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
         work = _Answer(surface, fields, turn, new_id("chatcmpl-", request), name)
         return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, OPENAI_ERRORS)
 

@@ -45,7 +45,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     def check(self) -> None:
         """Raises: ApiError for what does not go together."""
         self.check_stream()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
         if self.chat_template is not None:
             raise invalid("a chat template from a request is not taken; the checkpoint's is used", "chat_template")
@@ -67,7 +67,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         functions = [_function(tool, index) for index, tool in enumerate(self.tools or [])]
         return checked_tools(functions, tool_choice(self.tool_choice), calls_one=self.parallel_tool_calls is False)
 
-    async def turn(self, surface: Surface) -> Turn:
+    def turn(self, surface: Surface) -> Turn:
         """The turn that the request asks for.
 
         Raises: RequestError or ApiError for what cannot be served.
@@ -86,7 +86,7 @@ class ChatRequest(SamplingFields, kw_only=True):
             adds_generation_prompt=self.add_generation_prompt is not False,
         )
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return await prepared(
+        return prepared(
             surface,
             chat,
             self,

@@ -22,7 +22,9 @@ class Models:
         return json_response({"object": "list", "data": [self._card(name) for name in self._surface.facts.names]})
 
     async def one(self, request: Request) -> Response:
-        """The card of one name. Names may have slashes in them."""
+        """The card of one name. Names may have slashes in them; without one, all cards."""
+        if not request.path_params["name"]:
+            return await self.list(request)
         return json_response(self._card(self._surface.model_name(request.path_params["name"])))
 
     def _card(self, name: str) -> dict[str, Any]:

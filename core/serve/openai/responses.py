@@ -36,7 +36,7 @@ class Responses:
         fields, headers = await read(request, ResponsesRequest)
         name = surface.model_name(fields.model)
         fields.check()
-        turn = await fields.turn(surface)
+        turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
         work = _Answer(surface, fields, turn, new_id("resp_", request), name)
         return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, OPENAI_ERRORS)
 

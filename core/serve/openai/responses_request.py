@@ -16,6 +16,8 @@ from hookline.core.serve.openai.chat_request import tool_choice
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
+_COLLECTED = ("content", "reasoning_content")
+"""Keys of an assistant's message whose texts come from several items."""
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -74,7 +76,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         """Alternatives for each token; None without log-probabilities."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
-    async def turn(self, surface: Surface) -> Turn:
+    def turn(self, surface: Surface) -> Turn:
         """The chat turn that the request asks for.
 
         Raises: RequestError or ApiError for what cannot be served.
@@ -87,7 +89,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         self.response_format = self.response_format or self._format()
         chat = ChatPrompt(checked_messages(list(self._messages()), "input"), tools.for_template, arguments)
         asked = self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
-        return await prepared(surface, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
+        return prepared(surface, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
 
     def _format(self) -> dict[str, Any] | None:
         """text.format as chat's response_format."""
@@ -107,18 +109,23 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             place = f"input[{index}]"
             kind = _kind(item, place)
             if kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant"):
-                assistant = assistant or {"role": "assistant", "content": ""}
+                assistant = assistant or {"role": "assistant", "content": []}
                 _add(assistant, kind, item, place)
                 continue
             if assistant is not None:
-                yield assistant
+                yield _joined(assistant)
                 assistant = None
             if kind == "message":
                 yield {"role": item.get("role"), "content": item.get("content")}
             else:
                 yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _output(item, place)}
         if assistant is not None:
-            yield assistant
+            yield _joined(assistant)
+
+
+def _joined(assistant: dict[str, Any]) -> dict[str, Any]:
+    """The message whose texts were collected: put together at once, for many a step by step takes their square."""
+    return {name: "".join(value) if name in _COLLECTED else value for name, value in assistant.items()}
 
 
 def _kind(item: Any, place: str) -> str:
@@ -132,12 +139,11 @@ def _kind(item: Any, place: str) -> str:
 def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str) -> None:
     """Reasoning, answer and calls of one turn are items of their own here, and one message for templates."""
     if kind == "message":
-        assistant["content"] += text_of(item.get("content"), f"{place}.content")
+        assistant["content"].append(text_of(item.get("content"), f"{place}.content"))
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        text = "".join(text for text in texts if isinstance(text, str))
-        assistant["reasoning_content"] = assistant.get("reasoning_content", "") + text
+        assistant.setdefault("reasoning_content", []).extend(text for text in texts if isinstance(text, str))
     else:
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         calls = assistant.setdefault("tool_calls", [])

@@ -26,7 +26,7 @@ from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import check_end
 from hookline.core.serve.endpoints.pooling import pooled
 from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
-from hookline.core.serve.errors import invalid
+from hookline.core.serve.errors import invalid, too_long
 
 
 class _Scoring(msgspec.Struct, kw_only=True):
@@ -106,7 +106,9 @@ class Scores:
         """The scores of pairs, in their order."""
         fields, headers = await read(request, ScoreRequest)
         name = self._surface.model_name(fields.model)
-        numbers, num_tokens = await self._scores(fields.pairs, fields, request.headers)
+        pairs = fields.pairs
+        self._surface.check_number(len(pairs), "text_2")
+        numbers, num_tokens = await self._scores(pairs, fields, request.headers)
         data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(numbers)]
         named = {"id": new_id("score-", request), "object": "list", "created": now_s(), "model": name}
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -120,6 +122,7 @@ class Scores:
             raise invalid("query is missing; give a text", "query")
         if fields.top_n is not None and fields.top_n < 0:
             raise invalid(f"top_n={shown(fields.top_n)} must be at least 0", "top_n")
+        self._surface.check_number(len(texts), "documents")
         numbers, num_tokens = await self._scores([(fields.query, text) for text in texts], fields, request.headers)
         order = sorted(range(len(texts)), key=lambda index: -numbers[index])[: fields.top_n or None]
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": numbers[index]} for index in order]
@@ -140,11 +143,20 @@ class Scores:
             vectors = dict(zip(texts, found, strict=True))
             outputs = [scored(vectors[document], cosine(vectors[query])) for query, document in pairs]
         else:
-            size, codec = sum(len(query) + len(document) for query, document in pairs), surface.codec
-            prompts = await surface.in_time(size, lambda: [pair_tokens(codec, QWEN3_RERANKER, *pair) for pair in pairs])
+            prompts = await surface.each(pairs, lambda pair: len(pair[0]) + len(pair[1]), self._pair)
             found = await pooled(surface, prompts, params, fields, headers)
             outputs = [scored(output, reading(params)) for output in found]
         return [_number(output) for output in outputs], sum(map(len, prompts))
+
+    def _pair(self, pair: tuple[str, str]) -> list[int]:
+        """The prompt of a query and a document.
+
+        Raises: ApiError at the first that is too long, since a long query comes with every document.
+        """
+        ids, most = pair_tokens(self._surface.codec, QWEN3_RERANKER, *pair), self._surface.facts.max_model_len
+        if len(ids) > most:
+            raise too_long(most, f"However, a query with its document has {len(ids)} tokens. Please shorten them.")
+        return ids
 
 
 def _number(output: RequestOutput) -> float:

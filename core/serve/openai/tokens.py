@@ -102,7 +102,7 @@ class Tokens:
         return json_response(
             {
                 **known,
-                "tokenizer_class": type(tokenizer).__name__,
+                "tokenizer_class": type(getattr(tokenizer, "in_full", tokenizer)).__name__,
                 "chat_template": tokenizer.chat_template,
                 "bos_token": tokenizer.bos_token,
                 "eos_token": tokenizer.eos_token,

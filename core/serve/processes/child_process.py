@@ -24,10 +24,12 @@ CLOSED_S = 5.0
 """For a process to end once it has closed its socket."""
 _STANDARD_ERROR = 2
 _PR_SET_PDEATHSIG = 1
+_SUPERVISOR = "supervisor"
+"""Key of the task that holds the supervisor's process id."""
 
 
 class Child:
-    """A process as its parent sees it. on_news: called with each line that it sends."""
+    """A process as its parent sees it. on_news: called with each line that it sends. environ: further variables."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Child:
         task: Mapping[str, Any],
         on_news: Callable[[dict[str, Any]], None],
         pass_fds: tuple[int, ...] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._on_news = on_news
         self._loop = asyncio.get_running_loop()
@@ -45,12 +48,13 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=_STANDARD_ERROR,  # standard output is the supervisor's
                 pass_fds=(theirs.fileno(), *pass_fds),
+                env={**os.environ, **(environ or {})},
             )
         self._lines = JsonLines(self._connection)
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its exit code, once it has ended."""
         self._loop.add_reader(self._connection.fileno(), self._receive)
-        self.tell(dict(task))
+        self.tell({**task, _SUPERVISOR: os.getpid()})
 
     @property
     def pid(self) -> int:
@@ -118,7 +122,7 @@ class Parent:
         self.connection = socket.socket(fileno=descriptor)
         self._lines = JsonLines(self.connection)
         self.task, *self._orders = self._first()
-        self._pid = os.getppid()
+        self._pid: int = self.task[_SUPERVISOR]  # our parent may be another one by now, since the supervisor has died
 
     def _first(self) -> list[dict[str, Any]]:
         while (messages := self._lines.receive()) is not None:

@@ -35,14 +35,21 @@ def run(load: Load) -> int:
     os.environ.setdefault(*PATIENT)
     die_with_parent()
     parent = Parent(int(sys.argv[1]))
+    if parent.is_gone:  # it died before the kernel was asked to end us with it
+        return DEAD
+    if cores := parent.task.get("cores"):
+        os.sched_setaffinity(0, cores)  # before torch counts them
     with logging_to_stderr():
         return _serve(parent, load)
 
 
 def _load(tree: dict[str, Any]) -> LLM:
-    from hookline.core.config.settings import validate
-    from hookline.core.frontend.llm import LLM
-    from hookline.core.plugin.host import PluginHost
+    from hookline.core.util.garbage import imports_kept
+
+    with imports_kept():
+        from hookline.core.config.settings import validate
+        from hookline.core.frontend.llm import LLM
+        from hookline.core.plugin.host import PluginHost
 
     host = PluginHost.load()
     return LLM.from_config(validate(tree, host), host)

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from hookline.core.errors import (
-    EngineError,
-    HooklineError,
-    PromptTooLongError,
-    QueueFullError,
-    RankError,
-    RequestError,
-    one_short_line,
-)
+from hookline.core.errors import HooklineError, QueueFullError, RankError, RequestError, one_short_line
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
@@ -33,14 +25,15 @@ from hookline.core.serve.processes.messages import (
     Hello,
     LoadReport,
     Metrics,
-    Refused,
     Stop,
     Submit,
+    TurnedAway,
     decode_to_engine,
     end_of,
     unpacked,
 )
 from hookline.core.serve.processes.outbox import Completion, Outbox
+from hookline.core.serve.processes.refusals import refusal_of
 from hookline.core.serve.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -137,6 +130,9 @@ class EngineServer:
                 self._end(name, message.handles)
             case Finish():
                 self._finish(name, message.handles)
+            case TurnedAway():
+                for _ in range(message.count):
+                    self._engine.refuse((), self._full())
             case AskMetrics():
                 self._outbox(name).post(Metrics(message.number, self._metrics()))
             case Hello():
@@ -193,15 +189,17 @@ class EngineServer:
                 self._add(name, completion, is_scored=one.logprobs is not None)
         except Exception as error:
             self._end(name, [one.handle for one in added])
-            outbox.post(_refusal(message.handle, error))
+            outbox.post(refusal_of(message.handle, error))
             if isinstance(error, RequestError):
                 self._engine.refuse(token_ids.tolist(), error)
 
     def _check_room(self, num_requests: int) -> None:
         self._engine.check_room(num_requests)
-        num_open = len(self._open)
-        if num_open + num_requests > self._max_requests:
-            raise QueueFullError("serve.max_requests", self._max_requests, num_open, 0)
+        if len(self._open) + num_requests > self._max_requests:
+            raise self._full()
+
+    def _full(self) -> QueueFullError:
+        return QueueFullError("serve.max_requests", self._max_requests, len(self._open), 0)
 
     def _add(self, name: bytes, completion: Completion, *, is_scored: bool) -> None:
         self._open[name, completion.handle] = self._by_request[completion.request_id] = completion
@@ -277,13 +275,3 @@ class EngineServer:
             _log.error("front end %s has read nothing for %.0f s: its requests end", outbox.name.decode(), STUCK_S)
             return False
         return True
-
-
-def _refusal(handle: int, error: Exception) -> Refused:
-    if isinstance(error, QueueFullError):
-        counts = error.num_waiting_requests, error.num_waiting_tokens
-        return Refused(handle, str(error), QueueFullError.__name__, (error.key, error.limit, *counts))
-    for kind in (PromptTooLongError, RequestError):
-        if isinstance(error, kind):
-            return Refused(handle, str(error), kind.__name__)
-    return Refused(handle, one_short_line(error), EngineError.__name__)

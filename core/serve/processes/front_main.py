@@ -1,4 +1,4 @@
-"""What a front end's process runs: HTTP on one side, the engine's process on the other."""
+"""What a front end's process runs: HTTP on one side, the engines' processes on the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.child_process import Parent
 
 if TYPE_CHECKING:
-    from hookline.core.serve.engine_client import ServedModel
+    from hookline.core.serve.engine_client import EngineClient, ServedModel
     from hookline.core.serve.processes.engine_link import EngineLink
     from hookline.core.serve.processes.messages import Facts, FromEngine, Message
     from hookline.core.serve.processes.remote_client import RemoteClient
@@ -57,9 +57,7 @@ class _FrontEnd:
 
         self._parent, self._task = parent, parent.task
         self._settings: ServeConfig = build(ServeConfig, self._task["serve"], "serve")
-        self._client: RemoteClient | None = None
-        self._link: EngineLink | None = None
-        self._death: str | None = None
+        self._engines = [_Engine() for _ in range(self._settings.replicas)]
 
     async def serve(self) -> int:
         """Wait for the engine, then serve until told to stop."""
@@ -85,66 +83,100 @@ class _FrontEnd:
             self._parent.tell(ready=True, names=facts.names, max_model_len=facts.max_model_len)
 
         await serve_http(served, sockets, self._settings, self._stopping, announce)
-        if self._link is not None:
-            self._link.close()
+        for engine in self._engines:
+            engine.close()
         return 0
 
-    def _make_client(self, facts: Facts) -> RemoteClient:
+    def _make_client(self, facts: Facts) -> EngineClient:
         from hookline.core.serve.processes.remote_client import RemoteClient
 
         model = served_model(facts, self._settings.names, codec_of(facts, self._task["config"]))
-        self._client = RemoteClient(model, self._send, self._settings)
-        if self._death is not None:
-            self._client.break_off(self._death, is_dead=True)
-        return self._client
+        clients = [engine.follow(RemoteClient(model, engine.send, self._settings)) for engine in self._engines]
+        if len(clients) == 1:
+            return clients[0]
+        from hookline.core.serve.processes.replica_client import ReplicaClient
 
-    def _send(self, message: Message) -> None:
-        if self._link is not None:
-            self._link.send(message)
-
-    def _take(self, messages: list[FromEngine]) -> None:
-        if self._client is not None:
-            self._client.receive(messages)
+        return ReplicaClient(clients, self._settings)
 
     def _obey(self, order: dict[str, Any] | None) -> None:
         """An order of the supervisor; None if it is gone."""
         if order is None:
             shutil.rmtree(self._task["folder"], ignore_errors=True)  # nobody else is left to do it
-            self._die("the server was killed")
+            for engine in self._engines:
+                engine.die("the server was killed")
             self._stop(ORPHANED_S)
         elif "drain" in order:
             self._stop(float(order["drain"]))
         elif "dead" in order:
-            self._die(order["dead"])
+            self._engines[order["replica"]].die(order["dead"])
         elif "engine" in order:
             self._connect(**order["engine"])
 
-    def _connect(self, address: str, name: str, facts: dict[str, Any]) -> None:
-        """There is an engine, the first one or another."""
-        from hookline.core.serve.processes.engine_link import EngineLink
+    def _connect(self, replica: int, address: str, name: str, facts: dict[str, Any]) -> None:
+        """A replica has an engine, the first one or another."""
         from hookline.core.serve.processes.messages import Facts
 
-        if self._link is not None:
-            self._link.close()
-        self._link, self._death = EngineLink(address, name, self._take), None
-        if self._client is not None:
-            self._client.revive()
+        self._engines[replica].connect(address, name)
         if not self._facts.done():
             self._facts.set_result(Facts(**facts))
-
-    def _die(self, reason: str) -> None:
-        """The engine is gone."""
-        self._death = reason
-        if self._client is not None:
-            self._client.break_off(reason, is_dead=True)
-        if self._link is not None:
-            self._link.close()
 
     def _stop(self, drain_s: float) -> None:
         if not self._stopping.done():
             self._stopping.set_result(drain_s)
-        elif self._client is not None:
-            self._client.end_all()  # told again: at once
+        else:  # told again: at once
+            for engine in self._engines:
+                engine.end_all()
+
+
+class _Engine:
+    """One replica's engine as this front end follows it; its client comes when the model is known."""
+
+    def __init__(self) -> None:
+        self._client: RemoteClient | None = None
+        self._link: EngineLink | None = None
+        self._death: str | None = None
+
+    def follow(self, client: RemoteClient) -> RemoteClient:
+        """Hand on to a client what comes, and whether the engine lives."""
+        self._client = client
+        if self._death is not None:
+            client.break_off(self._death, is_dead=True)
+        return client
+
+    def send(self, message: Message) -> None:
+        """Tell the engine something, if there is one."""
+        if self._link is not None:
+            self._link.send(message)
+
+    def connect(self, address: str, name: str) -> None:
+        """There is an engine, the first one or another."""
+        from hookline.core.serve.processes.engine_link import EngineLink
+
+        self.close()
+        self._link, self._death = EngineLink(address, name, self._take), None
+        if self._client is not None:
+            self._client.revive()
+
+    def die(self, reason: str) -> None:
+        """The engine is gone."""
+        self._death = reason
+        if self._client is not None:
+            self._client.break_off(reason, is_dead=True)
+        self.close()
+
+    def end_all(self) -> None:
+        """End its streams since the server is about to end."""
+        if self._client is not None:
+            self._client.end_all()
+
+    def close(self) -> None:
+        """Hear nothing more of it."""
+        if self._link is not None:
+            self._link.close()
+
+    def _take(self, messages: list[FromEngine]) -> None:
+        if self._client is not None:
+            self._client.receive(messages)
 
 
 def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:
@@ -185,6 +217,5 @@ def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:
         source = model_class.open_checkpoint(option.config) if hasattr(model_class, "open_checkpoint") else None
     folder = None if facts.folder is None else Path(facts.folder)
     codec = Codec(folder, source=source, chat=option.config.chat, max_len=facts.max_model_len)
-    if codec.tokenizer is not None:
-        codec.encode("")  # the first use may still write to the tokenizer, which several threads will read
+    codec.make_ready()
     return codec

@@ -72,6 +72,12 @@ class Finish(Message, frozen=True, gc=False):
     handles: list[int]
 
 
+class TurnedAway(Message, frozen=True, gc=False):
+    """So many prompts were refused since too many requests are open; the engine's observers hear of them."""
+
+    count: int
+
+
 class Gone(Message, frozen=True, gc=False):
     """From the supervisor: a front end has ended; so do its completions."""
 
@@ -147,7 +153,7 @@ class Broken(Message, frozen=True, gc=False):
     is_dead: bool
 
 
-ToEngine = Hello | Submit | Cancel | Finish | Gone | Stop | AskMetrics
+ToEngine = Hello | Submit | Cancel | Finish | TurnedAway | Gone | Stop | AskMetrics
 FromEngine = Step | Refused | LoadReport | Metrics | Broken
 
 encode = msgspec.msgpack.Encoder().encode

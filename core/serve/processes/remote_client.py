@@ -14,14 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import (
-    EngineError,
-    HooklineError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestError,
-    one_short_line,
-)
+from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError, one_short_line
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
@@ -43,6 +36,7 @@ from hookline.core.serve.processes.messages import (
     packed,
     unpacked_list,
 )
+from hookline.core.serve.processes.refusals import TurnedAwayCount, error_of
 from hookline.core.serve.processes.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
@@ -66,6 +60,8 @@ class RemoteClient:
     The engine holds all front ends together to the limits that each keeps here.
     """
 
+    replicas = ()
+
     def __init__(self, facts: ServedModel, send: Callable[[Message], None], settings: ServeConfig) -> None:
         self.facts, self._send, self._settings = facts, send, settings
         self.death: str | None = None
@@ -75,6 +71,8 @@ class RemoteClient:
         self._open: dict[int, RemoteCompletion] = {}
         self._next_handle = 1
         self._load = Load()
+        self._num_of_others = 0
+        self._turned_away = TurnedAwayCount(self._loop, send)
         self._slices: deque[tuple[list[int], list[int], Mapping[int, str], Iterable[End]]] = deque()
         self._is_slicing = False
         self._metrics: dict[int, asyncio.Future[str]] = {}
@@ -92,6 +90,7 @@ class RemoteClient:
         deadline_s: float | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        session: str | None = None,
         pooling: PoolingParams | None = None,
     ) -> RemoteStream:
         """See EngineClient."""
@@ -146,8 +145,8 @@ class RemoteClient:
             raise EngineError(self.death)
         number, self._next_handle = self._next_handle, self._next_handle + 1
         self._metrics[number] = self._loop.create_future()
-        self._send(AskMetrics(number))
         try:
+            self._send(AskMetrics(number))
             return await asyncio.wait_for(self._metrics[number], METRICS_S)
         except TimeoutError:
             raise EngineError(f"the engine has not told its metrics for {METRICS_S:g} s") from None
@@ -180,10 +179,11 @@ class RemoteClient:
                     self._take_step(message)
                 case LoadReport():
                     self._load = Load(*message.values)
+                    self._num_of_others = max(0, self._load.num_running + self._load.num_waiting - len(self._open))
                 case Refused():
                     completion = self._open.get(message.handle)
                     if completion is not None:
-                        self._refuse(completion.stream, _error_of(message))
+                        self._refuse(completion.stream, error_of(message))
                 case Broken():
                     self.break_off(message.reason, is_dead=message.is_dead)
                 case Metrics():
@@ -199,7 +199,7 @@ class RemoteClient:
         """End all streams with an error. is_dead: the engine serves nothing more, until `revive`."""
         if is_dead:
             self.death = reason
-            self._load = Load()
+            self._load, self._num_of_others = Load(), 0
         self._fail_all(lambda: EngineError(reason))
 
     def _fail_all(self, error: Callable[[], HooklineError]) -> None:
@@ -268,12 +268,18 @@ class RemoteClient:
         """Completions that are served or wait."""
         return len(self._open)
 
+    @property
+    def num_at_engine(self) -> int:
+        """The same with those of other front ends, as the engine last told."""
+        return len(self._open) + self._num_of_others
+
     def _check_open(self, num_requests: int) -> None:
         if self.death is not None:
             raise EngineError(self.death)
         if not self.is_accepting:
             raise EngineError("the server is stopping")
         if len(self._open) + num_requests > self._settings.max_requests:
+            self._turned_away.add()
             raise QueueFullError("serve.max_requests", self._settings.max_requests, len(self._open), 0)
 
     def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
@@ -306,11 +312,3 @@ def _submit_message(
     given = {name: getattr(params, name) for name, default in DEFAULTS.items()}
     changed = {name: value for name, value in given.items() if value != DEFAULTS[name] and name != "stop"}
     return Submit(handle, packed(token_ids), changed, options, arrival_s, None if pooling is None else asdict(pooling))
-
-
-def _error_of(refused: Refused) -> HooklineError:
-    if refused.queue is not None:
-        return QueueFullError(*refused.queue)
-    known = (PromptTooLongError, RequestError)
-    kind = next((one for one in known if one.__name__ == refused.error), EngineError)
-    return kind(refused.message)

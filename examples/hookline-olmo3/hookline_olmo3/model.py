@@ -15,33 +15,38 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.layers import (
+    FinalNorm,
     GatedMLP,
     ParallelHead,
     QKVParallelLinear,
     RowParallelLinear,
+    StageLayers,
     VocabParallelEmbedding,
     WholeQKNorm,
     empty_parameter,
     rope_table,
+    stage_input,
 )
 from hookline_olmo3.config import Shape, read_config
 
 
 class Olmo3:
-    """Embedding, layers, final norm, head. Implements core.contracts.Model."""
+    """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model."""
+
+    runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         shape = read_config(hf_config)
         length = shape.rope.max_position
         tables = [rope_table(one, shape.head_dim, length) for one in (shape.rope, shape.sliding_rope)]
         rope, sliding_rope = (Rope(table_PE.to(runtime.device)) for table_PE in tables)
-        self.kernels, self.eps = runtime.kernels, shape.eps
-        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime)
-        self.layers = [
-            Olmo3Layer(index, shape, sliding_rope if is_sliding else rope, runtime)
-            for index, is_sliding in enumerate(shape.is_sliding)
-        ]
-        self.norm_D = empty_parameter(runtime, shape.hidden_size)
+
+        def layer(index: int) -> Olmo3Layer:
+            return Olmo3Layer(index, shape, sliding_rope if shape.is_sliding[index] else rope, runtime)
+
+        self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
+        self.layers = StageLayers(layer, shape.num_layers, runtime)
+        self.norm = FinalNorm(shape.hidden_size, shape.eps, runtime)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
@@ -62,10 +67,10 @@ class Olmo3:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        hidden_TD = self.embed(token_ids_T)
+        hidden_TD = stage_input(self.embed, token_ids_T, attend)
         for layer in self.layers:
             hidden_TD = layer(hidden_TD, attend)
-        return self.kernels.rms_norm(hidden_TD, self.norm_D, self.eps)
+        return self.norm(hidden_TD)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
@@ -73,14 +78,12 @@ class Olmo3:
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """See Model."""
-        targets = {
+        return {
             **self.embed.targets("model.embed_tokens"),
-            "model.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            **self.layers.targets("model.layers"),
+            **self.norm.targets("model.norm"),
             **self.head.targets("lm_head"),
         }
-        for layer in self.layers:
-            targets |= layer.weight_targets()
-        return targets
 
 
 class Olmo3Layer:

@@ -42,7 +42,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 @dataclass
 class GGUFCheckpoint:
-    """Implements core.contracts.CheckpointSource. The file is mapped into memory, and opened when first asked."""
+    """Implements hookline.core.contracts.CheckpointSource. The file is mapped into memory, when first asked."""
 
     path: Path
 

@@ -31,7 +31,7 @@ FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quan
 
 
 class Llama:
-    """Embedding, layers, final norm, head. Implements core.contracts.Model and OpensCheckpoint."""
+    """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model and OpensCheckpoint."""
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         spec = self.spec(hf_config)

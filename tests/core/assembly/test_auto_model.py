@@ -53,7 +53,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 def chosen(checkpoint: str, *plugins: ModuleType, **fields: Any) -> Config:
     host = host_with(full_plugin(), *plugins)
-    return with_model(validate({"model": {"checkpoint": checkpoint, **fields}}, host), host)
+    return with_model(validate({"model": {"checkpoint": checkpoint, **fields}}, host), host)[0]
 
 
 def message(checkpoint: str, *plugins: ModuleType) -> str:

@@ -22,7 +22,7 @@ def found(*, asked=None, device="cpu", hidden_size=256, num_ranks=1, is_command=
         config=SimpleNamespace(engine=EngineConfig(cpu_threads=asked)),
         device=torch.device(device),
         spec=SimpleNamespace(hidden_size=hidden_size),
-        ranks=SimpleNamespace(size=num_ranks),
+        ranks=SimpleNamespace(num_all=num_ranks),
     )
     return num_cpu_threads(resolved, is_command=is_command)
 

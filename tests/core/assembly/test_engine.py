@@ -48,7 +48,8 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_arithmetic_and_the_keys()
 
 
 def test_running_out_of_gpu_memory_names_the_allocation_what_is_free_and_the_keys(monkeypatch):
-    choice = SimpleNamespace(device=torch.device("cuda", 0), config=SimpleNamespace(engine=EngineConfig()))
+    config = SimpleNamespace(engine=EngineConfig())
+    choice = SimpleNamespace(device=torch.device("cuda", 0), config=config, ranks=LocalRanks())
 
     def fails(choice):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of")

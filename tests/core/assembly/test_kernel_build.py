@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from hookline.core.assembly import kernel_build
-from hookline.core.assembly.kernel_build import KernelBuild, start_build
+from hookline.core.assembly.kernel_build import KernelBuild, code_files, stamp_ahead, variants_ahead
 from hookline.core.contracts import Needs
+from hookline.core.distributed.ranks import LocalRanks
 
-FOUND = {"num_kernels": 3, "num_compiled": 2, "seconds": 1.25, "failed": []}
+FOUND = {"num_kernels": 3, "num_compiled": 2, "seconds": 1.25, "failed": [], "variants": ["_norm-1"]}
 
 
 def child(tmp_path, code):
@@ -50,10 +51,14 @@ def resolved(monkeypatch, tmp_path):
         model=SimpleNamespace(name="qwen3"),
     )
     return SimpleNamespace(
-        device=torch.device("cuda"), config=config, ranks=SimpleNamespace(size=1), attention=SimpleNamespace(**sizes),
+        device=torch.device("cuda"), config=config, ranks=LocalRanks(), attention=SimpleNamespace(**sizes),
         kernels=SimpleNamespace(name="triton", needs=Needs(packages=("triton",)), target="plugin.kernels:Kernels"),
         checkpoint=SimpleNamespace(config={"hidden_size": 1024}), plugins=(),
     )  # fmt: skip
+
+
+def start_build(resolved):
+    return kernel_build.start_build(resolved, stamp_ahead(resolved))
 
 
 def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
@@ -61,7 +66,8 @@ def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
         kernel_build, "python_command", lambda *_: [sys.executable, "-c", f"print('''{json.dumps(FOUND)}''')"]
     )
     build = start_build(resolved)
-    assert build.wait() and start_build(resolved) is None
+    assert variants_ahead(stamp_ahead(resolved)) == frozenset()
+    assert build.wait() and start_build(resolved) is None and variants_ahead(stamp_ahead(resolved)) == {"_norm-1"}
     resolved.checkpoint.config = {"hidden_size": 2048}
     other = start_build(resolved)
     assert other.wait() and other.stamp != build.stamp
@@ -69,6 +75,18 @@ def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
 
 def test_nothing_is_begun_where_nothing_is_compiled_or_somebody_said_so(resolved):
     resolved.config.engine.compile_ahead = False
-    assert start_build(resolved) is None
+    assert start_build(resolved) is None and variants_ahead(stamp_ahead(resolved)) == frozenset()
     resolved.config.engine.compile_ahead, resolved.device = True, torch.device("cpu")
     assert start_build(resolved) is None
+
+
+def test_kernels_are_the_files_of_their_package_with_those_inside_it_and_of_a_lone_module_that_file(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "fast" / "attention").mkdir(parents=True)
+    files = [tmp_path / name for name in ("fast/__init__.py", "fast/attention/decode.py", "fast/kernels.py", "lone.py")]
+    for path in files:
+        path.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert code_files("fast.kernels") == [files[0], files[1], files[2]] and code_files("fast") == files[:3]
+    assert code_files("lone") == [files[3]] and code_files("absent") == []

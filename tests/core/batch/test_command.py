@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -145,19 +144,30 @@ def test_the_command_says_so_and_ends(more, message, tmp_path, monkeypatch, caps
     assert last.startswith("hookline: error: ") and message in last
 
 
+MORTAL = """
+import os, signal, sys
+from hookline.core.batch import main, runner
+
+num_left, write = iter(range(2, -1, -1)), runner.write
+
+def written(output, line):
+    write(output, line)
+    if not next(num_left):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+runner.write = written
+sys.exit(main())
+"""
+"""`hookline batch`, killed as soon as three lines are written."""
+
+
 @pytest.mark.slow
 def test_a_batch_that_was_killed_is_finished_by_the_next_run(files, capsys):
     files[0].write_text("".join(row(number, max_tokens=12, ignore_eos=True) + "\n" for number in range(24)))
     arguments = [*map(str, files), "batch.max_rows=2"]
-    command = [sys.executable, "-m", "hookline", "batch", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as first:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (files[1].exists() and files[1].read_bytes().count(b"\n") >= 3):
-            assert first.poll() is None, first.stderr.read()
-            time.sleep(0.005)
-        first.send_signal(signal.SIGKILL)
+    first = subprocess.run([sys.executable, "-c", MORTAL, *arguments], capture_output=True, timeout=250)
     before = files[1].read_bytes()
-    assert 3 <= before.count(b"\n") < 24
+    assert (first.returncode, before.count(b"\n")) == (-signal.SIGKILL, 3), first.stderr
     with files[1].open("ab") as file:
         file.write(b'{"id": "batch_req_23_')  # as if it had been in the middle of a line
     assert main(arguments) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_a_single_file_is_loaded_exactly(tmp_path: Path) -> None:
     targets = targets_for(tensors)
     assert load_checkpoint(tmp_path, targets) == 2 * 4 * 6 * 4
     assert all(torch.equal(view(targets, name), tensors[name]) for name in tensors)
+
+
+def test_a_named_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        load_checkpoint(tmp_path, {})
 
 
 def test_sharded_files_are_loaded_through_their_index(tmp_path: Path) -> None:

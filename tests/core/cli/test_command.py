@@ -10,6 +10,7 @@ import pytest
 from hookline.core.cli.command import guarded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["info", "--json"], ["new", "scheduler", "mine"], ["report", "--help"]])
 def test_a_command_whose_reader_left_ends_quietly(tmp_path: Path, arguments: list[str]) -> None:
     reader, writer = os.pipe()

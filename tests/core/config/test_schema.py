@@ -39,6 +39,7 @@ class Outer:
     flag: bool = False
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(TEXTS.filter(lambda text: text != "???"))
 @example("${oc.env:HF_TOKEN}")
@@ -142,6 +143,7 @@ def test_a_key_that_looks_like_a_stand_in_is_only_a_key(key: str) -> None:
         build(Outer, {"inner": {key: "${"}}, "it")
 
 
+@pytest.mark.slow
 def test_values_nested_too_deeply_are_an_error_and_no_traceback() -> None:
     value: Any = 1
     for _ in range(100_000):

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 
 from hookline.core.distributed.heartbeat import COMPILERS, is_compiling
@@ -46,6 +47,7 @@ def test_other_modules_of_the_same_beginning_are_none():
     assert seen_from_outside("hookline.plugins.kernels.slow") == [False, False]
 
 
+@pytest.mark.slow
 def test_torch_compiles_once_and_what_it_compiled_then_runs_uncounted():
     compiling, running = [], []
 

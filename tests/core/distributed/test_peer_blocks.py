@@ -10,7 +10,7 @@ from hookline.core.distributed.cuda_driver import HANDLE_BYTES
 from hookline.core.distributed.peer_memory import PeerBlocks, share_blocks, signals_arrive
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import HooklineError, RankError
-from hookline.core.testing.thread_ranks import on_ranks
+from hookline.core.testing.model_suite.thread_ranks import on_ranks
 
 CPU = torch.device("cpu")
 

@@ -250,6 +250,7 @@ def test_kernels_that_add_up_no_parts_give_the_same() -> None:
     assert torch.equal(out_PD, expected_PD) and torch.equal(residual_PD, expected_sum_PD)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(size=st.integers(2, 8), num_tokens=st.integers(1, 100), row_bytes=st.integers(1, 64))
 def test_nothing_in_the_memory_overlaps(size: int, num_tokens: int, row_bytes: int) -> None:

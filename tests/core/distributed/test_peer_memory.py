@@ -11,7 +11,7 @@ from hookline.core.distributed.cuda_driver import HANDLE_BYTES
 from hookline.core.distributed.peer_memory import PeerBlocks, block_bytes, share_memory
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import RankError
-from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
+from hookline.core.testing.model_suite.thread_ranks import ThreadRanks, on_ranks
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed import chunking as rows
-from hookline.core.distributed.process_group import ProcessRanks
+from hookline.core.distributed.process_group import LOOPBACK, ProcessRanks, behind_secret, join, listen
 from hookline.core.layers import RowParallelLinear
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -111,3 +111,12 @@ def test_few_rows_and_cpu_ranks_are_not_cut() -> None:
         rows.MOST_CHUNKS,
     ]
     assert plain.num_chunks(1 << 30) == 1
+
+
+def test_who_reaches_the_store_without_its_secret_changes_none_of_the_engine_s_keys() -> None:
+    store = listen()
+    engine, stranger = behind_secret(store, "a secret"), join(LOOPBACK, store.port)
+    engine.set("rank0", "address")
+    for place in (stranger, behind_secret(stranger, "a guess")):
+        place.set("rank0", "elsewhere")
+    assert engine.get("rank0") == b"address"

@@ -14,8 +14,8 @@ from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from hookline.core.testing.policy_memory import Overheard
 from hookline.core.testing.scheduler_suite import drain
+from hookline.core.testing.scheduler_suite.policy_memory import Overheard
 
 
 def params(max_tokens=4, **options):

@@ -14,8 +14,8 @@ from hookline.core.outputs import FinishReason
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.requests.pooling import Poolers
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.testing.fake_poolers import fake_poolers, pooled_numbers
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
+from hookline.core.testing.fakes.poolers import fake_poolers, pooled_numbers
 from hookline.core.testing.plain_scheduler import PlainScheduler
 
 LAST, ALL = PoolingParams("last"), PoolingParams("all")
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=6, seed=1)
 
 def engine_with(**options: Any) -> Any:
     engine = fake_engine(PlainScheduler(), **options)
-    engine.limits = replace(engine.limits, poolers=fake_poolers())
+    engine.intake.limits = replace(engine.limits, poolers=fake_poolers())
     return engine
 
 
@@ -145,7 +145,7 @@ def test_an_engine_without_poolers_refuses_in_one_line() -> None:
     engine = fake_engine(PlainScheduler())
     with pytest.raises(RequestError, match="there is no pooler whose task is embed"):
         engine.add([1], GREEDY, pooling=PoolingParams())
-    engine.limits = replace(engine.limits, poolers=Poolers(fake_poolers().entries, hidden_size=3))
+    engine.intake.limits = replace(engine.limits, poolers=Poolers(fake_poolers().entries, hidden_size=3))
     for wish, message in (
         (PoolingParams("lst"), "there is no pooler 'lst'"),
         (PoolingParams(dimensions=4), "pooling.dimensions=4 is more than the 3 numbers"),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.errors import RankError
 from hookline.core.executor.child import Child
-from hookline.core.executor.messages import receive_frame
-from hookline.core.executor.multiproc import RankLinks
+from hookline.core.executor.links import RankLinks
+from hookline.core.executor.messages import JsonLines, receive_frame
 from hookline.core.executor.shared_memory import SharedWords
 from tests.fuzzing import examples
 
@@ -114,3 +114,14 @@ def test_each_rank_has_signs_of_life_of_its_own():
     other.advance()
     other.advance()
     assert (one.beats, one.progress, other.beats, other.progress) == (1, 0, 0, 2)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), TimeoutError(110, "timed out"), OSError(113, "no route")])
+def test_a_host_that_is_gone_ends_a_connection_as_a_process_that_ends_does(error):
+    def recv(num_bytes):
+        raise error
+
+    lines = JsonLines(SimpleNamespace(recv=recv))
+    assert lines.receive() is None
+    with pytest.raises(ConnectionError):
+        lines.first()

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,20 +19,16 @@ COMPILES = 3
 """The word of a heartbeat that says so."""
 
 
-class FakeProcess:
-    def __init__(self):
-        self.is_killed = self.is_gone = False
+class FakeChild:
+    def __init__(self, rank):
+        self.rank, self.is_stopped, self.is_killed, self.is_gone = rank, False, False, False
 
     def kill(self):
         self.is_killed = True
 
-    def wait(self, timeout):
+    def wait(self, timeout_s):
         self.is_gone = self.is_killed
-
-
-class FakeChild:
-    def __init__(self, rank):
-        self.rank, self.process, self.is_stopped = rank, FakeProcess(), False
+        return self.is_gone
 
     def __str__(self):
         return "a fake"
@@ -76,7 +74,7 @@ def test_whoever_is_waited_for_too_long_is_named_and_all_are_ended(group):
     assert 5.0 < group.pass_time(60) <= 8.0
     assert "rank 1 of 3 (a fake) got no further in a step for" in group.monitor.failure
     assert "rank 0" not in group.monitor.failure and "rank 2" not in group.monitor.failure
-    assert all(child.process.is_killed for child in group.children)
+    assert all(child.is_killed for child in group.children)
 
 
 def test_a_late_rank_gets_as_long_as_the_others_took_and_the_limit_on_top(group):
@@ -89,6 +87,14 @@ def test_a_late_rank_gets_as_long_as_the_others_took_and_the_limit_on_top(group)
     assert group.pass_time(0.5) is None
     group.reach(0, 2)
     assert 5.0 < group.pass_time(60) <= 7.0, "the long stretch is over"
+
+
+def test_of_stages_with_unlike_counts_the_one_that_does_not_wait_is_named(group):
+    group.reach(1, 1, 1)  # the middle stage is late, and yet ahead in what it counts
+    with group.heartbeats[0].waiting(), group.heartbeats[2].waiting():
+        assert group.pass_time(20) is not None
+    assert group.monitor.failure.startswith("rank 1 of 3 (a fake) got no further")
+    assert group.heartbeats[0].progress < group.heartbeats[1].progress, "the wait is over"
 
 
 def test_ranks_none_of_which_is_ahead_get_the_long_limit(group):
@@ -188,7 +194,7 @@ def test_no_step_begins_once_the_group_has_ended(group):
 def test_rank_0_is_let_go_at_once_and_again_when_no_other_can_undo_it(group):
     """A killed rank's GPU goes on for a moment, and writes over what lets rank 0 go."""
     were_gone = []
-    group.monitor.release = lambda: were_gone.append([child.process.is_gone for child in group.children])
+    group.monitor.release = lambda: were_gone.append([child.is_gone for child in group.children])
     group.monitor.fail("some cause")
     assert were_gone == [[False, False], [True, True]]
 
@@ -205,6 +211,23 @@ def test_a_stopped_rank_is_named_at_once_while_starting_and_a_silent_one_has_tim
     assert seconds[0] < passed <= seconds[1]
     assert "rank 1 of 3 (a fake) has given no sign of life" in group.monitor.failure
     assert ("stopped, as by SIGSTOP" in group.monitor.failure) == is_stopped
+
+
+def test_whoever_waits_is_told_if_the_thread_that_watches_breaks_off(caplog):
+    group, (ours, theirs) = Group(2), socket.socketpair()
+
+    def receive():
+        raise ValueError("no JSON")
+
+    group.children[0].connection, group.children[0].line = ours, SimpleNamespace(receive=receive)
+    theirs.send(b"x")
+    group.monitor.start()
+    with pytest.raises(RankError, match="the ranks cannot be watched any more: ValueError: no JSON"):
+        group.monitor.wait_until_all("ready")
+    group.monitor.stop()
+    assert group.children[0].is_killed and "Traceback" in caplog.text
+    ours.close()
+    theirs.close()
 
 
 def test_a_child_knows_whether_its_process_is_stopped():

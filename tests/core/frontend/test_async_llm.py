@@ -220,6 +220,7 @@ def test_closing_ends_what_runs_with_abort_and_refuses_what_comes():
     asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_an_async_llm_that_nobody_closes_ends_with_its_last_reference():
     llm = async_llm()
     thread = llm._thread._thread
@@ -488,6 +489,24 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
     run(check, async_llm_with(codec))
 
 
+def test_every_completion_is_open_from_the_call_to_its_end_and_none_that_was_refused():
+    codec = SlowLetters()
+
+    async def check(llm):
+        step, may_go = llm.llm.output_processor.engine.step, threading.Event()
+        llm.llm.output_processor.engine.step = lambda: (may_go.wait(PATIENCE_S), step())[1]
+        streams = [llm.stream(PROMPT, params(n=3)), llm.stream(LONG, params(n=4)), llm.stream(PROMPT, params(n=2))]
+        assert llm.num_open == 9  # though the engine's thread has a step to do before it looks at the last
+        await streams[2].aclose()
+        may_go.set(), codec.may_go.set()
+        with pytest.raises(RequestError):
+            await anext(llm.stream([], params(n=5)))
+        ends = [delta.output for stream in streams[:2] async for delta in stream if delta.output is not None]
+        assert len(ends) == 7
+
+    run(check, async_llm_with(codec))
+
+
 def test_long_prompts_that_wait_to_be_tokenized_are_open_and_are_limited_like_a_queue():
     codec = SlowLetters()
 
@@ -548,6 +567,7 @@ def test_a_prompt_is_what_it_was_when_it_was_handed_in():
     run(check, async_llm_with(codec))
 
 
+@pytest.mark.slow
 def test_nobody_complains_of_a_prompt_that_cannot_be_tokenized_once_its_caller_has_left():
     codec, complaints = SlowLetters(), []
 

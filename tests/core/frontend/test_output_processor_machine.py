@@ -1,5 +1,6 @@
 """The output_processor under Hypothesis: whatever happens, each request has one end, and its pieces are its text."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -147,6 +148,7 @@ class DeskMachine(RuleBasedStateMachine):
             assert not self.open and self.engine.pool.num_free == self.engine.pool.num_blocks
 
 
+@pytest.mark.slow
 def test_every_request_has_one_end_and_its_pieces_are_its_text():
     config = settings(
         max_examples=examples(40),

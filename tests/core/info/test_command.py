@@ -72,6 +72,7 @@ def test_one_name_is_shown_in_full(host: PluginHost) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wanted", "broken"])
 def test_a_name_that_a_broken_plugin_wanted_shows_the_plugin(host: PluginHost, name: str) -> None:
     assert "target 'nonsense'" in show_one(only(inventory(host), name))
@@ -112,6 +113,7 @@ def test_a_preset_shows_its_option_and_what_it_sets(host: PluginHost, tmp_path: 
     assert "scheduler  eager  yes" in show_all(facts)
 
 
+@pytest.mark.slow
 def test_the_command_runs_and_imports_no_torch() -> None:
     code = "import sys; from hookline.core.info import main; assert main([]) == 0; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,5 +1,7 @@
 """How layers are cut into groups: places in blocks of equal bytes, and what a sequence holds of them."""
 
+from itertools import accumulate
+
 import pytest
 
 from hookline.core.contracts import FullAttention, ModelSpec, NoCache, RecurrentState, SharedCache, SlidingWindow
@@ -42,10 +44,59 @@ def test_layers_of_models_that_people_run_are_cut_with_little_padding(name):
         assert windows[group] == (None if layer == FULL else layer.num_tokens)
 
 
+CUTS = {
+    "Gemma3-27B": ([31, 31], (None, *[1024] * 6), [5, 5]),
+    "Gemma3-4B": ([17, 17], (None, *[1024] * 5), [3, 3]),
+    "gpt-oss-20b": ([13, 11], (None, 128), [7, 6]),
+    "Qwen3": ([10, 9, 9], (None,), [10, 9, 9]),
+    "one window": ([17, 16], (None, None, None, 64), [6, 5]),
+}
+"""Layers of each stage, the groups' windows, and how many places each stage's blocks have."""
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_each_stage_deals_its_own_layers_out_to_all_groups(name):
+    layers, (counts, windows, num_places) = MODELS[name][0], CUTS[name]
+    groups = CacheGroups.of(ModelSpec(len(layers), 1, 1, 8, 8, 8, 131072, tuple(layers)), 8192, counts)
+    ends = list(accumulate(counts))
+    stages = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    assert groups.windows == windows
+    assert [groups.num_places_of(stage) for stage in stages] == num_places
+    assert max(num_places) <= groups.num_places
+    for stage in stages:
+        assert len({groups.places[layer] for layer in stage}) == len(stage), "two layers lie in the same place"
+        for layer in stage:
+            group, _ = groups.places[layer]
+            assert windows[group] == (None if layers[layer] == FULL else layers[layer].num_tokens)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_single_stage_has_the_groups_and_the_places_of_a_model_that_is_not_cut(name):
+    layers, num_places, _ = MODELS[name]
+    spec = ModelSpec(len(layers), 1, 1, 8, 8, 8, 131072, tuple(layers))
+    assert CacheGroups.of(spec, 8192, [len(layers)]) == CacheGroups.of(spec, 8192)
+    assert CacheGroups.of(spec, 8192).num_places_of(range(len(layers))) == num_places
+
+
+def test_a_stage_without_keys_and_values_has_no_places_and_the_others_have_theirs():
+    state = RecurrentState((("mean", StateTensor((8,))),))
+    groups = CacheGroups.of(ModelSpec(4, 1, 1, 8, 8, 8, 64, (state, FULL, NoCache(), state)), 64, [2, 2])
+    assert [groups.num_places_of(stage) for stage in (range(2), range(2, 4))] == [1, 0]
+    assert not groups.is_by_layer
+
+
+def test_a_layer_that_shares_the_cache_of_another_stages_layer_is_refused():
+    spec = ModelSpec(3, 1, 1, 8, 8, 8, 64, (FULL, FULL, SharedCache(0)))
+    with pytest.raises(ConfigError, match=r"layer 2 of the model shares the cache of layer 0, .* stages 1 and 0; keep"):
+        CacheGroups.of(spec, 64, [2, 1])
+    assert CacheGroups.of(spec, 64, [3]).places[2] == (0, 0)
+
+
 def test_a_model_with_full_attention_everywhere_is_one_group_whose_places_are_its_layers():
     groups = CacheGroups.of(ModelSpec(3, 1, 1, 8, 8, 8, 64), 64)
     assert groups.is_plain
     assert groups.places == ((0, 0), (0, 1), (0, 2))
+    assert groups.is_by_layer
 
 
 def test_a_window_that_no_sequence_outgrows_is_full_attention():

@@ -24,8 +24,8 @@ from hookline.core.layers import (
     VocabParallelEmbedding,
 )
 from hookline.core.layers.linear import plain_gelu_tanh_mul
+from hookline.core.testing.model_suite.thread_ranks import on_ranks
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.testing.thread_ranks import on_ranks
 
 SIZES = [1, 2, 4]
 TOKENS, HIDDEN = 5, 24

@@ -14,8 +14,8 @@ from torch.nn import functional
 from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.layers import Residual, RowParallelLinear
+from hookline.core.testing.model_suite.thread_ranks import ThreadRanks, on_ranks
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.testing.thread_ranks import ThreadRanks, on_ranks
 from tests.forgetful_ranks import ForgetfulRanks, ForgetfulWholes
 
 TOKENS, HIDDEN, INNER, EPS = 11, 8, 12, 1e-5

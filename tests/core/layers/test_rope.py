@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3Config
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from hookline.core.errors import ConfigError
 from hookline.core.layers import rope_settings, rope_table
@@ -46,6 +42,9 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 def theirs(scaling: dict[str, Any], length: int, theta: float = 10_000.0) -> Tensor:
     """Cosines then sines of positions below `length`, as one forward of transformers computes them."""
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
     config = Qwen3Config(
         head_dim=HEAD_DIM, max_position_embeddings=LENGTH, rope_parameters={"rope_theta": theta, **scaling}
     )
@@ -57,6 +56,7 @@ def ours(config: dict[str, Any], length: int) -> Tensor:
     return rope_table(rope_settings({"max_position_embeddings": LENGTH, **config}), HEAD_DIM, length)
 
 
+@pytest.mark.slow  # transformers' models take seconds to import
 @pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_the_table_equals_the_one_of_transformers(name: str, theta: float) -> None:
@@ -89,6 +89,7 @@ def test_a_config_without_rope_keys_gets_the_defaults() -> None:
     assert (settings.rope_type, settings.rope_theta, settings.max_position) == ("default", 10_000.0, LENGTH)
 
 
+@pytest.mark.slow
 def test_dynamic_rows_beyond_the_window_equal_transformers_for_a_prompt_that_ends_there() -> None:
     table = ours({"rope_scaling": SCALINGS["dynamic"]}, 3 * LENGTH)
     for last in (LENGTH, LENGTH + 1, 2 * LENGTH, 3 * LENGTH - 1):
@@ -101,11 +102,16 @@ def test_a_dynamic_row_does_not_depend_on_the_length_of_the_table() -> None:
     assert torch.equal(ours(config, 3 * LENGTH)[: 2 * LENGTH], ours(config, 2 * LENGTH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "linear", "yarn", "llama3"])
 @pytest.mark.parametrize("is_nested", [True, False])
 def test_a_partial_table_has_the_columns_and_values_of_transformers(name: str, is_nested: bool) -> None:
     share = {"partial_rotary_factor": 0.25}
     scaling = {"rope_theta": 10_000.0, **SCALINGS[name], **share}
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
     config = Qwen3Config(head_dim=HEAD_DIM, max_position_embeddings=LENGTH, rope_parameters=dict(scaling))
     frequencies = ROPE_INIT_FUNCTIONS.get(name, Phi3RotaryEmbedding.compute_default_rope_parameters)
     frequency_F, attention_factor = frequencies(config)
@@ -195,7 +201,13 @@ def test_what_is_not_supported_is_refused_by_name(scaling: dict[str, Any], words
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"rope_theta": 0}, "rope_theta = 0 must be a positive number"),
+        ({"rope_theta": 0}, "rope_theta = 0 must be a number above 1, at most 1e+30"),
+        ({"rope_theta": 7e-195}, "rope_theta = 7e-195 must be a number above 1"),
+        ({"rope_theta": 1e99}, "rope_theta = 1e+99 must be a number above 1, at most 1e+30"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": 1e99}},
+            "attention_factor = 1e+99 must be a positive number, at most 1e+30",
+        ),
         ({"rope_theta": float("nan")}, "rope_theta = nan"),
         ({"rope_theta": "1e6"}, "rope_theta = '1e6'"),
         ({"max_position_embeddings": 2**31}, "max_position_embeddings = 2147483648 must be"),

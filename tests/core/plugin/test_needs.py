@@ -9,7 +9,7 @@ import pytest
 from hookline.core.contracts import Needs
 from hookline.core.errors import PluginError
 from hookline.core.plugin import needs as needs_module
-from hookline.core.plugin.needs import Facts, choose_kernels, unavailable, unmet
+from hookline.core.plugin.needs import Facts, choose_kernels, unavailable, unmet, unmet_invariance
 from hookline.core.testing.plain_kernels import PlainKernels
 from tests.core.plugin_fakes import full_plugin, host_with
 
@@ -194,6 +194,18 @@ def test_named_kernels_that_do_not_fit_are_refused_with_reasons_and_alternatives
         "kernels 'quick' of plugin 'plugin0' (their-dist 1.2) do not fit: device is cpu, needs cuda; dtype is float32, "
         "needs bfloat16. Would fit: slow"
     )
+
+
+def test_batch_invariance_is_refused_by_who_does_not_declare_it_and_kept_by_who_does() -> None:
+    facts = replace(GPU, batch_invariant=True)
+    with pytest.raises(PluginError) as error:
+        choose_kernels(host_with(full_plugin()), "quick", facts)
+    assert str(error.value) == (
+        "kernels 'quick' of plugin 'plugin0' (their-dist 1.2) do not fit: engine.batch_invariant is true, which it "
+        "does not declare. Would fit: none"
+    )
+    assert unmet_invariance(Needs(batch_invariant=True), facts) == []
+    assert unmet_invariance(Needs(), GPU) == []
 
 
 def test_unknown_kernels_get_the_near_miss() -> None:

@@ -171,7 +171,7 @@ EXTRA_ARGS = st.one_of(
     st.dictionaries(st.just("taker") | TEXTS, st.dictionaries(FIELDS, VALUES, max_size=4) | VALUES, max_size=2),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-FUZZ = settings(max_examples=examples(100), deadline=None)
+FUZZ = settings(max_examples=examples(500), deadline=None)
 
 
 def outcome(call, *errors):
@@ -189,6 +189,7 @@ def outcome(call, *errors):
     return refused
 
 
+@pytest.mark.slow
 @FUZZ
 @given(EXTRA_ARGS)
 @example({"taker": {"n": RESOLVING}})
@@ -201,6 +202,7 @@ def test_any_extra_args_are_accepted_or_refused_in_one_line(extra_args):
     assert checked is None or prepared == checked
 
 
+@pytest.mark.slow
 @FUZZ
 @given(EXTRA_ARGS, st.sampled_from([0, 0, 0, 20, 900, 100_000]))
 def test_any_line_of_a_prompts_file_is_accepted_or_refused_in_one_line(tmp_path_factory, extra_args, depth):

@@ -197,6 +197,7 @@ def test_a_plugin_may_register_processors_alone():
     assert not host.problems and host.registry.find(PROCESSOR, "shift") is not None
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_ended_requests_is_bounded_in_bytes():
     processing = Processing.of([entry("text", TextArguments)])
     tracemalloc.start()

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hookline.core.contracts import StructuredOutputs
@@ -18,6 +19,7 @@ from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_grammar import PlainGrammars, PlainMatcher, small_vocabulary
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import drain
+from hookline.core.util.arrays import num_mask_words
 
 VOCABULARY = small_vocabulary()
 VOCAB_SIZE = len(VOCABULARY.tokens)
@@ -31,6 +33,7 @@ class Odd(PlainMatcher):
 
     def fill(self, mask_W):
         if self.grammar.language[0] == b"raise in fill" and self.taken:
+            mask_W[:] = -1
             raise ValueError("boom")
         if self.grammar.language[0] == b"slow":
             time.sleep(0.01)
@@ -39,6 +42,8 @@ class Odd(PlainMatcher):
     def advance(self, tokens):
         if self.grammar.language[0] == b"raise in advance":
             raise ValueError("boom")
+        if self.grammar.language[0] == b"give up in advance":
+            raise RequestError("too many states")
         return super().advance(tokens)
 
 
@@ -176,6 +181,28 @@ def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, pl
     assert faulty.finish_reason is FinishReason.ERROR
     assert faulty.error == f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: ValueError: boom"
     assert [output.token_ids for output in outputs] == expected
+
+
+def test_a_grammar_that_reaches_a_limit_when_a_token_is_taken_says_which(backend):
+    faulty, other = served(make_engine(backend), [([1], choice("give up in advance")), ([2], choice("yes"))])
+    assert faulty.finish_reason is FinishReason.ERROR and text_of(other) == "yes"
+    assert faulty.error == "sampling.structured_outputs.choice: too many states"
+
+
+def test_nothing_is_allowed_where_filling_a_mask_failed(backend):
+    engine = make_engine(backend)
+    constraints = []
+    for text in ("yes", "raise in fill"):
+        engine.add([1], choice(text))
+        while engine.queue.compiling:
+            engine.structured_output.opened(is_idle=True)
+            engine.intake.let_in_compiled(is_in_flight=False)
+        constraints.append(next(reversed(engine.queue.live.values())).constraint)
+    constraints[1].take(VOCABULARY.encode("r")[0])
+    masks_NW = np.full((2, num_mask_words(VOCAB_SIZE)), -1, dtype=np.int32)
+    engine.structured_output.fill(constraints, masks_NW)
+    assert masks_NW[0].any() and not masks_NW[1].any()
+    assert constraints[0].fault is None and "fails in fill" in constraints[1].fault
 
 
 def test_a_mask_is_never_late(backend):

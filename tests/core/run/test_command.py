@@ -171,6 +171,7 @@ def test_a_refused_request_is_one_line_and_exit_code_2(llm: type[FakeLLM], capsy
     )
 
 
+@pytest.mark.slow
 def test_several_completions_are_numbered_below_their_prompt(
     llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_several_completions_are_numbered_below_their_prompt(
     ]
 
 
+@pytest.mark.slow
 def test_usage_is_said_on_standard_error_when_asked_for(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     llm.outputs = [output(0), output(1)]
     llm.outputs[1].timings = Timings(10.0, 10.5, 11.0, 14.0)
@@ -356,6 +358,7 @@ def test_lines_say_their_own_and_keep_the_other_tags(llm: type[FakeLLM]) -> None
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -684,6 +687,7 @@ def started_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str |
     return started
 
 
+@pytest.mark.slow
 def test_each_job_of_a_sweep_gets_its_own_arguments_and_folder(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -700,6 +704,7 @@ def test_each_job_of_a_sweep_gets_its_own_arguments_and_folder(
     assert llm.calls == []
 
 
+@pytest.mark.slow
 def test_the_keys_of_a_processor_that_info_shows_work_on_the_command_line(
     llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -714,6 +719,7 @@ def test_the_keys_of_a_processor_that_info_shows_work_on_the_command_line(
     ]
 
 
+@pytest.mark.slow
 def test_what_all_requests_ask_of_a_processor_is_a_key_that_info_shows_and_sweeps_go_over(
     host: PluginHost, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -768,6 +774,7 @@ def test_a_sweep_goes_over_the_fields_of_a_processor(llm: type[FakeLLM], monkeyp
     assert [f"{key}=2" in record["overrides"] for record in read_results(Path("here"))] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_a_file_name_but_no_folder_for_output(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -816,6 +823,7 @@ def test_a_sweep_into_the_same_folder_runs_only_what_is_not_done_yet(
     assert len(set(folders)) == 3, "a job took the folder of another one"
 
 
+@pytest.mark.slow
 def test_nobody_but_the_results_own_keys_tells_jobs_apart(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     started = started_jobs(monkeypatch)
     common = ["-m", *CHOSEN, "hydra.sweep.dir=here", "prompt=x"]
@@ -876,6 +884,7 @@ def test_failed_jobs_do_not_stop_the_others_and_give_exit_code_1(tmp_path: Path)
     ]
 
 
+@pytest.mark.slow
 def test_the_command_reads_the_environments_plugins_and_fails_in_one_line(tmp_path: Path) -> None:
     done = run_command(tmp_path, "sampling.max_tokens=0", text="piped prompt\n")
     assert (done.returncode, done.stdout) == (2, "")

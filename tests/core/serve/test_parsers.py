@@ -90,6 +90,12 @@ def test_the_form_of_forced_calls_holds_each_function_s_parameters() -> None:
     assert schema["$defs"] == definitions and (schema["minItems"], schema["maxItems"]) == (1, 1)
 
 
+@pytest.mark.parametrize("definitions", [3, [1], "x", None])
+def test_definitions_of_no_known_form_are_left_to_the_grammar_to_refuse(definitions: object) -> None:
+    schema = required_schema([{"name": "f", "parameters": {"type": "object", "$defs": definitions}}])
+    assert "$defs" not in schema
+
+
 def test_a_parser_that_is_not_there_is_refused_and_none_is_none() -> None:
     assert chosen_parsers(None, None) == Parsers()
     with pytest.raises(PluginError, match="no tool_parser named 'nobody'"):

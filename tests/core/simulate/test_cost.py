@@ -147,6 +147,7 @@ def measured(cost=COST, scheduler=None, **options) -> Measured:
     return Measured(result, recording)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "told", "captures"),
     [
@@ -163,6 +164,7 @@ def test_a_fit_knows_which_steps_were_captured(device, told, captures):
     assert (cost.captures, cost.captures_prompts) == captures
 
 
+@pytest.mark.slow
 def test_a_fit_finds_what_the_steps_cost():
     cost = fit_cost([measured(), measured(overlap=True)])
     for rows, context in ((1, 50), (20, 3000), (60, 12000)):
@@ -206,6 +208,7 @@ def test_benchmarks_of_different_machines_do_not_fit_together():
         fit_cost([one, Measured({**one.result, "device": "gpu"}, one.recording)])
 
 
+@pytest.mark.slow
 def test_a_fit_without_decodes_is_refused():
     one = measured()
     chosen = one.recording.steps["decode_rows"] == 0

@@ -1,6 +1,7 @@
 """The message of a step: packing loses nothing, whatever the sections' lengths."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from hookline.core.util.arrays import float_bits
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries({name: st.lists(INT64, max_size=5) for name in SECTIONS}),
     st.fixed_dictionaries({name: st.integers(-1, 2**62) for name in HEADER if name != "all_greedy"}),

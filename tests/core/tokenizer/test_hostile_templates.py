@@ -84,6 +84,9 @@ def outcome(tokenizer, template, messages, **options):
     return text, ""
 
 
+# What breaks a template off may strike in Hypothesis's own callback of the garbage collector, which only prints it; the
+# template is broken off once more then.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 @settings(max_examples=examples(500), deadline=None)
 @given(template=TEMPLATES, messages=MESSAGES, adds=st.booleans())
@@ -96,7 +99,8 @@ def test_any_template_ends_in_a_bounded_text_or_one_line(tokenizer, template, me
     [
         (DOUBLING, "MemoryError: it takes more than 128 MiB"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "not done after 0.2 s"),
-        ("{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}", "makes 99980001 characters of these messages"),
+        ("{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}", "it makes more than 1048576 characters"),
+        ("{% for i in range(99999) %}{{ 'a'|center(99999) }}{% endfor %}", "it makes more than 1048576 characters"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
         ("{{ messages.__class__.__mro__ }}", "access to attribute '__class__' of 'list' object is unsafe"),
         ("{{ 'a' * 300000000 }}", "is refused: it has the number 300000000, and the largest that may be is 1000000"),
@@ -109,7 +113,9 @@ def test_any_template_ends_in_a_bounded_text_or_one_line(tokenizer, template, me
         ("{% include 'x' %}", "no loader for this environment"),
     ],
 )
-def test_what_has_no_end_or_bound_is_refused_by_name(tokenizer, template, message):
+def test_what_has_no_end_or_bound_is_refused_by_name(tokenizer, template, message, monkeypatch):
+    if template == DOUBLING:
+        monkeypatch.setattr(chat_templates, "TIMEOUT_S", 5.0)  # a busy machine reaches the time before the memory
     text, line = outcome(tokenizer, template, [{"role": "user", "content": "hi"}])
     assert text is None and message in line
 

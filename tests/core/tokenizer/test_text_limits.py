@@ -2,7 +2,6 @@
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hookline.core.errors import RequestError
 from hookline.core.frontend.output_processor import OutputProcessor
@@ -31,6 +30,8 @@ def codec(normalizer=None, *, is_bytes=True, max_len=MAX_LEN, **options):
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     found = Codec(None, max_len=max_len, **options)
+    from transformers import PreTrainedTokenizerFast
+
     found._tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     found._tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     found.tokenized, encode = [], found._tokenizer.encode
@@ -74,8 +75,9 @@ def test_a_normalizer_that_joins_characters_has_room_for_those_it_joins():
     assert refusal(lambda: codec(normalizers.NFC()).encode("h" * (4 * LONGEST * MAX_LEN + 1)))
 
 
-@pytest.mark.parametrize("one", [codec(normalizers.Strip()), codec(is_bytes=False)], ids=["strips", "words"])
-def test_a_tokenizer_that_drops_characters_has_room_for_sixteen_times_as_many(one):
+@pytest.mark.parametrize("options", [{"normalizer": normalizers.Strip()}, {"is_bytes": False}], ids=["strips", "words"])
+def test_a_tokenizer_that_drops_characters_has_room_for_sixteen_times_as_many(options):
+    one = codec(**options)
     size = 16 * LONGEST * MAX_LEN
     assert one.encode("hello" + " " * (size - 5))
     assert f"at most {size}" in refusal(lambda: one.encode("hello" + " " * (size - 4)))
@@ -116,3 +118,8 @@ def test_a_chat_template_that_does_not_end_is_broken_off(monkeypatch):
     one.tokenizer.chat_template = rounds + "x" + "{% endfor %}" * 3
     said = refusal(lambda: one.encode([{"role": "user", "content": "a"}]))
     assert said == "the chat template refuses these messages: TimeoutError: not done after 0.1 s"
+
+
+def test_more_token_ids_than_any_model_has_positions_are_refused_unread():
+    with pytest.raises(RequestError, match="the prompt has 1000000000000 token ids; at most 16777216 can be"):
+        codec().encode(range(10**12))

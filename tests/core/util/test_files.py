@@ -16,14 +16,16 @@ def broken_pieces():
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("write", [check_writable, lambda path, key: write_whole(path, ["a"], key)])
-def test_a_folder_that_is_not_there_is_named_with_the_key(tmp_path: Path, write) -> None:
+def test_a_folder_that_is_not_there_is_named_with_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "a.jsonl"
+    with pytest.raises(ConfigError, match=r"output=.*a.jsonl: the folder .*missing does not exist; make it first"):
+        check_writable(path, "output")
     with pytest.raises(ConfigError, match=r"output=.*missing/a.jsonl cannot be written: No such file or directory"):
-        write(tmp_path / "missing" / "a.jsonl", "output")
+        write_whole(path, ["a"], "output")
 
 
 def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it is a folder"):
+    with pytest.raises(ConfigError, match=r"result=.* is a folder; name a file"):
         check_writable(tmp_path, "result")
 
 
@@ -62,3 +64,11 @@ def test_a_line_that_does_not_fit_is_taken_away_again(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         append_line(path, {"b": 2})
     assert path.read_text() == '{"a": 1}\n'
+
+
+def test_writing_does_not_touch_the_umask_which_all_threads_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        os, "umask", lambda mask: pytest.fail("between two calls of it, other threads have another one")
+    )
+    write_whole(tmp_path / "a", ["text"], "output")
+    assert (tmp_path / "a").read_text() == "text" and [*tmp_path.iterdir()] == [tmp_path / "a"]

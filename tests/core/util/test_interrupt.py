@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hookline.core.errors import Interrupted
-from hookline.core.util.interrupt import SIGNAL, Interrupter
+from hookline.core.util.interrupt import SIGNAL, Interrupter, limits
 
 
 def loop_stubbornly():
@@ -102,3 +102,67 @@ def test_an_outer_region_is_broken_off_from_within_an_inner_one_of_another_engin
             assert outer.break_off()
             time.sleep(10)
     assert not outer.break_off()
+
+
+class Endless:
+    """Its end takes for ever, and Python drops what is raised in it."""
+
+    def __del__(self):
+        loop_stubbornly()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("in_main", [True, False], ids=["the main thread", "another thread"])
+def test_code_at_its_limit_is_broken_off_again_when_a_destructor_lost_the_first_time(in_main):
+    ends = []
+
+    def run():
+        try:
+            with limits(0.05, 2**40):
+                Endless()
+                loop_stubbornly()
+        except TimeoutError as error:
+            ends.append(str(error))
+
+    if in_main:
+        run()
+    else:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(60)
+    assert ends == ["not done after 0.05 s"]
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_region_whose_end_was_struck_is_left_all_the_same(in_main, monkeypatch) -> None:
+    made, region = [], Interrupter.region
+
+    class Struck:
+        """A region that an interruption keeps from being left, at the first instruction of its end."""
+
+        def __init__(self, interrupter: Interrupter) -> None:
+            made.append(interrupter)
+            self._region = region(interrupter)
+
+        def __enter__(self) -> None:
+            self._region.__enter__()
+
+        def __exit__(self, *error) -> None:
+            raise Interrupted
+
+    def run() -> None:
+        before = signal.getsignal(SIGNAL)
+        with pytest.raises(TimeoutError), limits(0.01, 2**40):
+            while True:
+                pass
+        found.append((made[0].break_off(again=True), signal.getsignal(SIGNAL) == before))
+
+    found: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(Interrupter, "region", lambda interrupter: Struck(interrupter))
+    if in_main:
+        run()
+    else:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert found == [(False, True)]

@@ -8,6 +8,7 @@ import torch
 
 from hookline.core.assembly.worker import make_states
 from hookline.core.contracts import (
+    WHOLE_MODEL,
     AttentionSpec,
     Batch,
     FullAttention,
@@ -40,7 +41,7 @@ GROUPS = CacheGroups.of(SPEC, 40)
 
 
 def resolved(num_ranks=1):
-    return SimpleNamespace(spec=SPEC, attention=SIZES, ranks=LocalRanks(0, num_ranks))
+    return SimpleNamespace(spec=SPEC, attention=SIZES, ranks=LocalRanks(0, num_ranks), stage=WHOLE_MODEL)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hookline.core.worker.late_work import CAPTURED, COMPILED, KINDS, LateWork, note
+from hookline.core.worker.late_work import CAPTURED, COMPILED, FETCHED, KINDS, LateWork, note
 
 
 @pytest.fixture
@@ -41,6 +41,18 @@ def test_every_engine_that_is_ready_counts(late):
     other.end()
     note(COMPILED, "kernel", 1.0)
     assert (late.counts[COMPILED], other.counts[COMPILED]) == (2, 1)
+
+
+def test_a_start_tells_which_kernels_it_compiled_although_they_were_compiled_ahead():
+    work = LateWork(is_late=False, ahead={"_decode-1", "_decode-2", "_norm-3"})
+    work.begin()
+    note(FETCHED, "_norm", 0.1)
+    note(COMPILED, "_new", 1.0, "_new-4")
+    assert work.compiled_twice is None
+    note(COMPILED, "_decode", 1.0, "_decode-1")
+    note(COMPILED, "_decode", 0.5, "_decode-2")
+    work.end()
+    assert work.compiled_twice.startswith("compiled again although compiled ahead, 1.5 s: _decode 2; Triton's cache")
 
 
 COMPILES = """

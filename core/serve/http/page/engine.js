@@ -32,12 +32,29 @@ function showLoad(load) {
   document.getElementById("brief").textContent = `${load.num_running} running`;
 }
 
+function showReplicas(replicas) {
+  const list = document.getElementById("replicas");
+  list.hidden = !replicas.length;
+  list.replaceChildren(...replicas.map((one, index) => {
+    const line = document.createElement("li");
+    line.textContent = `Replica ${index}: ${one.death ?? `${one.num_running} running, ${one.num_waiting} waiting`}`;
+    return line;
+  }));
+  const dead = replicas.filter((one) => one.death !== null).length;
+  return dead ? `${replicas.length - dead} of ${replicas.length} replicas ready` : "ready";
+}
+
 async function watchEngine(headers) {
   for (;;) {
     try {
       const [load, ready, health] = await Promise.all(["load", "ready", "health"].map((path) => fetch(path, { headers: headers() })));
-      if (load.ok) showLoad(await load.json());
-      if (ready.ok) setState("ready", "ready");
+      let text = "ready";
+      if (load.ok) {
+        const now = await load.json();
+        showLoad(now);
+        text = showReplicas(now.replicas ?? []);
+      }
+      if (ready.ok) setState("ready", text);
       else setState("bad", health.ok ? "not ready" : "the engine has ended");
     } catch {
       setState("bad", "no connection");

@@ -41,6 +41,7 @@ def quiet(monkeypatch):
     monkeypatch.delenv("HOOKLINE_API_KEY", raising=False)
 
 
+@pytest.mark.slow
 def test_every_request_of_the_load_arrives_as_it_was_drawn(quiet):
     with FakeServer() as server:
         recording = serve(server).recording
@@ -53,6 +54,7 @@ def test_every_request_of_the_load_arrives_as_it_was_drawn(quiet):
     assert [one.output_tokens for one in recording.requests] == [body["max_tokens"] for body in sent]
 
 
+@pytest.mark.slow
 def test_two_runs_send_other_token_ids(quiet):
     with FakeServer() as server:
         serve(server)
@@ -60,6 +62,7 @@ def test_two_runs_send_other_token_ids(quiet):
     assert server.bodies[1]["prompt"] != server.bodies[6]["prompt"]
 
 
+@pytest.mark.slow
 def test_an_open_loop_does_not_wait_for_answers(quiet):
     workload = WorkloadConfig(num_prompts=12, prompt_len=(4, 4), output_len=(10, 10), request_rate=200)
     with FakeServer(gap_s=0.02) as server:
@@ -68,6 +71,7 @@ def test_an_open_loop_does_not_wait_for_answers(quiet):
     assert recording.steps["running"].max() == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("burst", [1, 4])
 @pytest.mark.parametrize("usage", [True, False])
 def test_tokens_are_counted_by_usage_where_there_is_one(quiet, burst, usage):
@@ -81,6 +85,7 @@ def test_tokens_are_counted_by_usage_where_there_is_one(quiet, burst, usage):
     assert times_s.min() >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", ["ids", "text", "chat"])
 def test_a_conversation_goes_on_with_what_the_server_said(quiet, prompts):
     workload = WorkloadConfig(num_prompts=1, prompt_len=(5, 5), output_len=(3, 3), turns=(2, 2))
@@ -97,6 +102,7 @@ def test_a_conversation_goes_on_with_what_the_server_said(quiet, prompts):
         assert server.paths[-1] == "/v1/chat/completions"
 
 
+@pytest.mark.slow
 def test_a_conversation_by_ids_needs_a_server_that_tells_them(quiet, capsys):
     workload = WorkloadConfig(num_prompts=2, prompt_len=(5, 5), output_len=(3, 3), turns=(2, 2))
     with FakeServer(ids=False) as server:
@@ -105,6 +111,7 @@ def test_a_conversation_by_ids_needs_a_server_that_tells_them(quiet, capsys):
     assert "2 of 4 requests failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -125,6 +132,7 @@ def test_a_failure_is_counted_and_named_and_the_others_run_on(quiet, capsys, fau
     assert f"1 of 4 requests failed: {kind}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_fails_what_is_left(quiet):
     workload = WorkloadConfig(num_prompts=1, prompt_len=(4, 4), output_len=(2, 2), turns=(3, 3))
     with FakeServer() as server:
@@ -144,6 +152,7 @@ def test_a_server_that_dies_fails_what_is_left(quiet):
     assert set(failures(recording)) == {"no connection", "not sent"}
 
 
+@pytest.mark.slow
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(quiet):
     workload = WorkloadConfig(num_prompts=2, prompt_len=(4, 4), output_len=(2, 2), request_rate=50)
     with FakeServer() as server:
@@ -166,12 +175,14 @@ def test_a_run_without_one_served_request_is_an_error(quiet):
         serve(server)
 
 
+@pytest.mark.slow
 def test_answers_of_another_length_make_a_warning(quiet, capsys):
     with FakeServer(short=1) as server:
         serve(server)
     assert "does the server know ignore_eos?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch, capsys):
     with FakeServer(api_key="s3cret") as server:
         monkeypatch.delenv("MY_KEY", raising=False)
@@ -185,6 +196,7 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch, capsys
     assert "s3cret" not in str(error.value) + capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_body_can_be_changed_member_by_member(quiet):
     with FakeServer() as server:
         serve(server, body={"ignore_eos": None, "cache_salt": "me"})
@@ -254,6 +266,7 @@ def test_a_run_writes_what_every_benchmark_writes_and_never_imports_torch(quiet,
     assert server.url in (tmp_path / "sweep" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_requests_say_of_themselves_is_sent_and_nothing_else(quiet):
     classes = ({"tags": {"tenant": "acme"}, "priority": -1},)
     with FakeServer() as server:
@@ -270,6 +283,7 @@ def test_a_fault_of_the_client_ends_the_benchmark(quiet, monkeypatch):
         serve(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "warns"), [(100.0, True), (None, False)])
 def test_a_client_that_sends_late_says_so_in_an_open_loop(quiet, monkeypatch, capsys, rate, warns):
     monkeypatch.setattr("hookline.core.bench.remote.command.LATE_S", -1.0 if warns else 0.0)

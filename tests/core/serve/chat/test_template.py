@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hookline.core.serve.chat.template import checked_arguments, checked_messages
+from hookline.core.serve.chat.template import ChatPrompt, _with_objects, checked_arguments, checked_messages
 from hookline.core.serve.errors import ApiError
 from hookline.core.serve.testing import tiny_model
 
@@ -19,7 +19,7 @@ def test_content_is_text_whatever_form_it_came_in() -> None:
 
 def test_arguments_of_calls_are_objects_and_text_that_is_no_json_stays() -> None:
     calls = [{"id": "1", "function": {"name": "f", "arguments": one}} for one in ('{"a": 1}', "", None, "no json")]
-    (message,) = checked_messages([{"role": "assistant", "content": None, "tool_calls": calls}])
+    (message,) = _with_objects(checked_messages([{"role": "assistant", "content": None, "tool_calls": calls}]))
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == [{"a": 1}, {}, {}, "no json"]
 
 
@@ -56,3 +56,16 @@ def test_arguments_of_the_tokenizer_itself_are_not_the_request_s(name: str) -> N
 
 def test_arguments_of_the_template_are() -> None:
     assert checked_arguments({"enable_thinking": False}, tiny_model().codec) == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [(["[" + "0," * 2**20 + "0]"], 413), (['"', "[" + "[]," * 2**18 + "0]"], 413), ([f"[{'9' * 500}]"], 400)],
+    ids=["many", "behind an open quote", "digits"],
+)
+def test_arguments_that_take_long_to_decode_are_refused_undecoded(given: list[str], status: int) -> None:
+    calls = [{"function": {"name": "f", "arguments": one}} for one in given]
+    chat = ChatPrompt(checked_messages([{"role": "assistant", "tool_calls": calls}]))
+    with pytest.raises(ApiError, match="the arguments of the tool calls hold") as caught:
+        chat.render(tiny_model().codec)
+    assert caught.value.status == status

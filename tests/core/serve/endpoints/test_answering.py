@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hookline.core.errors import EngineError, RequestError
+from hookline.core.outputs import Delta
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.generation import Generation
@@ -93,6 +94,24 @@ def test_a_generation_that_is_closed_early_leaves_nothing(num_prompts: int) -> N
 
     client = asyncio.run(run())
     assert client.num_open == 0 and all(asked.is_cancelled for asked in client.asked)
+
+
+def test_a_fault_of_any_kind_ends_a_generation_of_several_prompts() -> None:
+    async def run() -> None:
+        client = FakeEngineClient()
+        streams = [client.stream([1, 2], SamplingParams(max_tokens=3)) for _ in range(2)]
+        streams[1]._deltas.get = fault  # type: ignore[method-assign]
+        generation = Generation(streams)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(generation.outputs(), 5)
+        finally:
+            await generation.aclose()
+
+    async def fault() -> Delta:
+        raise ZeroDivisionError
+
+    asyncio.run(run())
 
 
 def test_a_generation_of_several_prompts_brings_the_whole_of_each() -> None:

@@ -1,4 +1,4 @@
-"""Large bodies: what is counted in them, which are refused, and where they are decoded."""
+"""Large bodies: what is counted in them, which are refused, and where they are decoded and made into prompts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from hookline.core.serve.endpoints import body
 from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.tokenizer.codec import Codec
 from tests.core.serve.conftest import Ask
 
 TEXTS = st.text(st.sampled_from('\\"[]{},:a\né'), max_size=12)
 VALUES = st.recursive(
     TEXTS | st.integers(-3, 300), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=20
 )
+LONG_SCHEMA = {"type": "object", "description": "x" * 10_000}
 TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
@@ -36,12 +38,21 @@ def large(inner: str) -> bytes:
     return b'{"max_tokens": 1, "prompt": ' + inner.encode() + b"}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["[],", '{"a":1},', "1,", '"",', '"\\\\",'])
 def test_a_body_of_very_many_values_is_refused(ask: Ask, unit: str) -> None:
     data = large(f"[{unit * 2**20}1]")
     response = ask(FakeEngineClient(), "POST", "/v1/completions", content=data)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
     assert "more than 1048576 values" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_large_body_s_numbers_have_no_more_digits_than_any_float(ask: Ask, is_text: bool) -> None:
+    numbers = "9" * 4300 + "," + "1," * 2**18
+    data = large(json.dumps(numbers) if is_text else f"[{numbers}1]")
+    message = ask(FakeEngineClient(), "POST", "/v1/completions", content=data).json()["error"]["message"]
+    assert message == "the body holds a number of more than 400 digits" or is_text
 
 
 def test_a_large_text_may_hold_what_would_be_too_many_values_outside_of_it(ask: Ask) -> None:
@@ -58,3 +69,33 @@ def test_a_large_body_is_decoded_in_a_thread_and_a_small_one_is_not(ask: Ask, mo
         response = ask(FakeEngineClient(), "POST", "/v1/completions", content=large(f"[{'123,' * num_ids}1]"))
         assert response.status_code == (200 if num_ids == 10 else 400)
     assert threads[0] is threading.main_thread() and threads[1].name.startswith("hookline-bodies")
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (
+            "/v1/chat/completions",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": LONG_SCHEMA}}]},
+        ),
+        ("/v1/responses", {"tools": [{"type": "function", "name": "f", "parameters": LONG_SCHEMA}]}),
+        ("/v1/messages", {"tools": [{"name": "f", "input_schema": LONG_SCHEMA}]}),
+        ("/v1/messages/count_tokens", {"tools": [{"name": "f", "input_schema": LONG_SCHEMA}]}),
+    ],
+)
+def test_a_chat_with_long_tools_is_written_in_a_thread_and_a_short_one_is_not(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any]
+) -> None:
+    threads = []
+    render = Codec.render_chat
+    monkeypatch.setattr(
+        Codec,
+        "render_chat",
+        lambda *given, **options: threads.append(threading.current_thread()) or render(*given, **options),
+    )
+    choice = {"tool_choice": {"type": "none"} if "messages" in path else "none"}
+    messages = [{"role": "user", "content": "x"}]
+    for fields in ({}, {**more, **choice}):
+        request = {"messages": messages, "input": messages, "max_tokens": 2, **fields}
+        assert ask(FakeEngineClient(), "POST", path, json=request).status_code == 200
+    assert threads[0] is threading.main_thread() and threads[1] is not threading.main_thread()

@@ -14,7 +14,9 @@ import pytest
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import EMBED, PoolingParams
 from hookline.core.serve.processes.messages import Step, decode_from_engine, encode, end_of, output_of
+from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.testing import NUM_DIMENSIONS, FakeEngineClient, tiny_model
+from hookline.core.tokenizer.codec import Codec
 
 Ask = Callable[..., httpx.Response]
 
@@ -131,6 +133,34 @@ def test_an_embedding_model_scores_by_the_cosine(ask: Ask) -> None:
 def test_what_cannot_be_scored_is_refused_by_its_field(ask: Ask, path: str, body: Any, param: str) -> None:
     status, found, _ = refusal(ask, path, **body)
     assert status == 400 and (found or "").startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["x"] * 9}),
+        ("/score", {"text_1": "x", "text_2": ["x"] * 9}),
+        ("/rerank", {"query": "x", "documents": ["x"] * 9}),
+        ("/v1/completions", {"prompt": ["x"] * 9}),
+    ],
+)
+def test_too_many_prompts_are_refused_before_one_is_tokenized(
+    ask: Ask, path: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, encoded = FakeEngineClient(), []
+    monkeypatch.setattr(Codec, "_tokenize", lambda *given, **options: encoded.append(given) or [1])
+    response = ask(client, "POST", path, ServeConfig(max_requests=8), json=body)
+    assert response.status_code == 400 and "holds 9 prompts; serve.max_requests=8 are the most" in response.text
+    assert not encoded
+
+
+def test_a_query_too_long_for_any_document_is_tokenized_once(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, encoded = FakeEngineClient(facts=replace(tiny_model(), max_model_len=64)), []
+    encode = Codec.encode_plain
+    monkeypatch.setattr(Codec, "encode_plain", lambda codec, text: encoded.append(text) or encode(codec, text))
+    body = {"query": "hello " * 400, "documents": ["x"] * 100}
+    response = ask(client, "POST", "/rerank", json=body)
+    assert response.json()["error"]["code"] == "context_length_exceeded" and len(encoded) == 1
 
 
 def test_a_vector_travels_between_the_processes_as_its_bytes() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
+import httpx
 import pytest
 
+from hookline.core.errors import RequestError
 from hookline.core.outputs import TokenLogprob
+from hookline.core.serve.endpoints import request_options
+from hookline.core.serve.errors import api_error
+from hookline.core.serve.http.openapi import document
 from hookline.core.serve.openai.logprobs import LEAST, CompletionLogprobs, chat_logprobs
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.serve.testing import FakeEngineClient, tiny_model
@@ -67,6 +74,64 @@ def test_what_does_not_go_together_is_said(ask: Ask, fields: dict[str, Any], mes
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": 3.0}, {"max_tokens": "3"}, {"model": "", "max_tokens": 3}, {"top_logprobs": 0, "max_tokens": 3}],
+)
+def test_what_clients_write_in_their_own_way_is_understood(ask: Ask, fields: dict[str, Any]) -> None:
+    client = FakeEngineClient()
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    response = ask(client, "POST", "/v1/chat/completions", json=body)
+    assert response.status_code == 200 and response.json()["model"] == "fake"
+    assert client.asked[0].params.max_tokens == 3 and client.asked[0].params.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"prompt": "x", "n": 5}, "n"), ({"prompt": ["x"] * 3, "n": 2}, "prompt"), ({"prompt": ["x"] * 5}, "prompt")],
+)
+def test_more_completions_than_are_ever_made_at_once_are_no_full_queue(
+    ask: Ask, fields: dict[str, Any], param: str
+) -> None:
+    client = FakeEngineClient()
+    response = ask(client, "POST", "/v1/completions", ServeConfig(max_requests=4), json=fields)
+    assert response.status_code == 400 and "retry-after" not in response.headers and not client.asked
+    error = response.json()["error"]
+    assert error["param"] == param and "serve.max_requests=4 are the most at once" in error["message"]
+
+
+def forced(ask: Ask, client: FakeEngineClient, *parameters: Any) -> httpx.Response:
+    """Ask for a call of any of some functions, whose schemas these are."""
+    functions = [{"name": f"f{number}", "parameters": one} for number, one in enumerate(parameters)]
+    tools = [{"type": "function", "function": one} for one in functions]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+    return ask(client, "POST", "/v1/chat/completions", json=body)
+
+
+def test_what_the_schemas_of_functions_define_is_found_by_their_references(ask: Ask) -> None:
+    client = FakeEngineClient()
+    one, two = (
+        {"$defs": {"A": {"type": "null"}}},
+        {"$defs": {"B": {"type": "string"}}, "definitions": {"A": {"enum": [1]}}},
+    )
+    assert forced(ask, client, one, two, {"$defs": ["no mapping"]}).status_code == 200
+    schema = json.loads(client.asked[0].params.structured_outputs.json)
+    assert schema["$defs"] == {"A": {"type": "null"}, "B": {"type": "string"}}
+    assert schema["definitions"] == {"A": {"enum": [1]}}
+
+
+def test_functions_that_define_different_things_under_one_name_are_refused(ask: Ask) -> None:
+    response = forced(ask, FakeEngineClient(), {"$defs": {"A": {"enum": [1]}}}, {"$defs": {"A": {"enum": [2]}}})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
+    assert "two of them define 'A' in $defs, and not alike" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["sampling", "pooling"])
+def test_an_error_of_the_engine_names_the_field_as_requests_do(kind: str) -> None:
+    error = api_error(RequestError(f"{kind}.name=9 must be at most 8"))
+    assert (error.status, error.message, error.param) == (400, "name=9 must be at most 8", "name")
+
+
 def test_a_conversation_of_items_becomes_messages(ask: Ask) -> None:
     client = FakeEngineClient()
     items = [
@@ -94,6 +159,23 @@ def test_blocks_of_a_conversation_become_messages(ask: Ask) -> None:
     assert prompt_of(client) == "<|im_start|>" + "<|im_end|>\n<|im_start|>".join(wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_conversation_in_very_many_pieces_takes_no_longer_than_one_in_few(ask: Ask, path: str) -> None:
+    """Put together piece by piece, each of the two would copy 100 GB."""
+    text, num_pieces = "x" * 700, 20_000
+    if path == "/v1/responses":
+        item = {"type": "message", "role": "assistant", "content": text}
+        body: dict[str, Any] = {"input": [{"type": "message", "role": "user", "content": "x"}, *[item] * num_pieces]}
+    else:
+        blocks = [{"type": "thinking", "thinking": text}] * num_pieces
+        body = {"messages": [{"role": "assistant", "content": blocks}], "max_tokens": 4}
+    started_s = time.monotonic()
+    response = ask(FakeEngineClient(), "POST", path, json=body)
+    assert response.status_code in (200, 400), response.text
+    assert time.monotonic() - started_s < 10
+
+
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background", "prompt"])
 def test_what_needs_a_memory_is_refused(ask: Ask, name: str) -> None:
     value: Any = True if name == "background" else "resp_1"
@@ -112,6 +194,12 @@ def test_messages_are_tokenized_as_a_chat_would(ask: Ask) -> None:
     tokens = ask(client, "POST", "/tokenize", json={"messages": messages}).json()["tokens"]
     ask(client, "POST", "/v1/chat/completions", json={"messages": messages})
     assert client.asked[0].prompt_token_ids == tokens
+
+
+def test_the_document_has_every_header_that_says_something_of_a_request_s_service() -> None:
+    headers = {value for name, value in vars(request_options).items() if name.isupper() and isinstance(value, str)}
+    parameters = document(ServeConfig(), "0")["paths"]["/v1/completions"]["post"]["parameters"]
+    assert {one["name"] for one in parameters} == headers and "X-Session-Id" in headers
 
 
 def test_the_page_of_the_endpoints_needs_nothing_from_elsewhere(ask: Ask) -> None:

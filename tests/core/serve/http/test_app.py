@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+import httpx
 import pytest
 
 from hookline.core.errors import HooklineError
@@ -40,6 +41,17 @@ def test_a_request_that_comes_while_the_server_drains_is_told_to_come_again() ->
     served = make_app(FakeEngineClient(), ServeConfig())
     served.life.is_draining = True
     assert status(served, "POST", "/v1/completions") == 503
+
+
+def test_headers_of_somebody_in_front_stand_in_the_place_of_the_request_s_id() -> None:
+    async def headers_of(headers: Any) -> httpx.Headers:
+        transport = httpx.ASGITransport(make_app(FakeEngineClient(), ServeConfig(), None, headers).app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            return (await http.get("/health")).headers
+
+    assert "x-request-id" in asyncio.run(headers_of(None))
+    found = asyncio.run(headers_of(((b"x-hookline-replica", b"a"),)))
+    assert found["x-hookline-replica"] == "a" and "x-request-id" not in found
 
 
 def test_the_load_is_the_engine_s(ask: Ask) -> None:
@@ -199,22 +211,28 @@ def test_a_client_that_leaves_ends_what_its_request_runs() -> None:
     assert client.num_open == 0
 
 
+def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hookline")
+    assert leave(FakeEngineClient(), b'{"prompt": ', is_whole=False) == []
+    assert [record.levelname for record in caplog.records if record.name == "hookline"] == []
+
+
 def test_a_client_that_leaves_a_stream_ends_what_its_request_runs() -> None:
     client = FakeEngineClient(pause_s=0.001)
     assert leave(client, b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true, "stream": true}') == [True]
     assert client.num_open == 0
 
 
-def leave(client: FakeEngineClient, body: bytes) -> list[bool]:
-    """Send a request, go once the engine has it, and return for each of its calls whether it was cancelled."""
+def leave(client: FakeEngineClient, body: bytes, *, is_whole: bool = True) -> list[bool]:
+    """Send a request, leave once the engine has it, or before its body is whole; whether each call was cancelled."""
 
     async def run() -> list[bool]:
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": body, "more_body": not is_whole}]
 
         async def receive():
             if messages:
                 return messages.pop()
-            while not client.asked:
+            while is_whole and not client.asked:
                 await asyncio.sleep(0.001)
             return {"type": "http.disconnect"}
 

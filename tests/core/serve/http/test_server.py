@@ -143,6 +143,27 @@ def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
             listening_sockets(ServeConfig(port=port), 2)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_nobody_else_gets_the_port_of_a_server_that_still_starts(count: int) -> None:
+    sockets = listening_sockets(ServeConfig(port=0), count)
+    port = sockets[0].getsockname()[1]
+    for others in (1, 2):
+        with pytest.raises(ConfigError, match=rf"serve.port={port} cannot be listened on: Address already in use"):
+            listening_sockets(ServeConfig(port=port), others)
+    for one in sockets:
+        one.close()
+
+
+def test_a_server_takes_the_port_of_one_that_has_just_ended() -> None:
+    async def talk(port: int, served: Served, stopping: asyncio.Future[float]) -> int:
+        answer = await exchange(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")  # the server closed first, and its end stays for a minute
+        return port
+
+    port = serve(FakeEngineClient(), ServeConfig(port=0), talk)
+    assert serve(FakeEngineClient(), ServeConfig(port=port), talk) == port
+
+
 def test_front_ends_share_a_free_port() -> None:
     sockets = listening_sockets(ServeConfig(port=0), 3)
     assert len({one.getsockname()[1] for one in sockets}) == 1

@@ -151,7 +151,7 @@ def test_a_stream_that_is_left_frees_its_blocks(running: Running) -> None:
         ([3, 2**70], {}, {}, RequestError),
         (["x"], {}, {}, RequestError),
         ([3], {"n": 9}, {}, QueueFullError),
-        ([3], {"n": 7}, {}, QueueFullError),
+        ([3], {"n": 7}, {}, RequestError),  # 4 may wait
         ([3], {}, {"timeout_s": -1}, RequestError),
         ([3], {}, {"tags": {"A": "b"}}, RequestError),
         ([3], {"extra_args": {"none": {"a": 1}}}, {}, RequestError),
@@ -160,9 +160,27 @@ def test_a_stream_that_is_left_frees_its_blocks(running: Running) -> None:
 def test_a_request_that_cannot_be_served_is_refused_alone(
     running: Running, prompt: Any, params: dict[str, Any], options: dict[str, Any], error: type[Exception]
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         running.talk(lambda client: deltas(client, prompt, SamplingParams(**params), **options))
-    assert not running.engine.has_work
+    assert caught.type is error and not running.engine.has_work
+
+
+def test_the_engine_s_observers_hear_of_prompts_that_a_front_end_refuses(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(running.engine, "refuse", lambda ids, error: heard.append((list(ids), error.reason)))
+    monkeypatch.setattr("hookline.core.serve.processes.refusals.TELL_S", 0.0)
+
+    async def talk(client: RemoteClient) -> None:
+        for _ in range(3):
+            with pytest.raises(QueueFullError, match=r"serve\.max_requests=8"):
+                client.stream([3, 1, 4], SamplingParams(n=9))
+        while len(heard) < 3:
+            await asyncio.sleep(0.005)
+
+    running.talk(talk)
+    assert heard == [([], "queue_full")] * 3
 
 
 def test_tags_and_priority_reach_the_engine_and_come_back(running: Running) -> None:

@@ -1,0 +1,164 @@
+"""A batch over folders, driven: what is left of the input, answered here or on Ray, and made into files as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.batch.output_folder import OutputFolder
+from hookline.core.batch.parts import PARQUET, Part, Source, files_in, parquet_file, source_of
+from hookline.core.batch.runner import Tally
+from hookline.core.batch.settings import ON_RAY, BatchRun, check_all_used
+from hookline.core.data.requests import prompts_of
+from hookline.core.data.tables import columns_of
+from hookline.core.errors import ConfigError, clipped
+
+if TYPE_CHECKING:
+    from hookline.core.plugin.host import PluginHost
+
+
+class Progress:
+    """A bar over all rows, and the tally of those that this run answered."""
+
+    def __init__(self, num_rows: int, num_done: int) -> None:
+        from tqdm import tqdm
+
+        is_shown = sys.stderr is not None and sys.stderr.isatty()
+        options = {"unit": "row", "dynamic_ncols": True, "leave": False, "file": sys.stderr, "disable": not is_shown}
+        self.bar: Any = tqdm(total=num_rows, initial=num_done, **options)
+        self.tally = Tally()
+
+    def row(self) -> None:
+        """One more row is answered."""
+        self.bar.update(1)
+
+    def part(self, part: Part, tally: Tally) -> None:
+        """A part is written; its rows were counted one by one, or are counted by `rows`."""
+        self.tally.add(tally, part.file)
+        self.bar.set_postfix_str(f"{self.tally.num_tokens} tokens, {self.tally.num_failed} failed", refresh=False)
+
+
+class Finisher:
+    """Makes a file of its parts as soon as the last of them is there. Several threads may tell it of parts."""
+
+    def __init__(self, output: OutputFolder, sources: Sequence[Source], left: Sequence[Part]) -> None:
+        self._output, self._sources = output, {source.file: source for source in sources}
+        self._missing, self._lock = Counter(part.file for part in left), threading.Lock()
+
+    def start(self) -> None:
+        """Finish what needs nothing more."""
+        for source in self._sources.values():
+            if not self._missing[source.file]:
+                self._output.finish(source)
+
+    def part(self, part: Part) -> None:
+        """A part is written."""
+        with self._lock:
+            self._missing[part.file] -= 1
+            if not self._missing[part.file]:
+                self._output.finish(self._sources[part.file])
+
+
+def answer_folder(run: BatchRun, host: PluginHost, say: Callable[[str], None]) -> Tally:
+    """Answer what the output folder does not answer yet.
+
+    Raises: HooklineError for whatever keeps it from being answered.
+    """
+    output = OutputFolder(run.output)
+    with output.locked():
+        files = files_in(run.input)
+        check_all_used(run, any(file.endswith(PARQUET) for file in files))
+        output.check_free(files)
+        sources = [source_of(run.input, file, run.part_rows) for file in files]
+        for file in files:
+            check_columns(run, file)
+        output.agree(sources, {name: getattr(run, name) for name in ("part_rows", "task", "prefix")})
+        output.forget_deaths()
+        left = [part for source in sources for part in output.left(source)]
+        num_rows = sum(source.num_rows for source in sources)
+        num_done = num_rows - sum(part.num_rows for part in left)
+        if num_done:
+            say(f"{run.output} has the answers of {num_done} rows already")
+        progress, finisher = Progress(num_rows, num_done), Finisher(output, sources, left)
+        finisher.start()
+        try:
+            if left:
+                (_on_ray if run.executor == ON_RAY else _here)(run, host, left, progress, finisher)
+        finally:
+            progress.bar.close()
+        return progress.tally
+
+
+def check_columns(run: BatchRun, file: str) -> None:
+    """Refuse a parquet file whose columns do not fit, before anything starts. Raises: ConfigError."""
+    if not file.endswith(PARQUET):
+        return
+    names = parquet_file(run.input / file).schema_arrow.names
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"{run.input / file} has several columns '{clipped(twice[0])}'; give each a name of its own")
+    wanted = prompts_of(run.task)
+    if not set(names) & set(wanted):
+        raise ConfigError(
+            f"{run.input / file} has no column {' or '.join(wanted)}, which batch.task={run.task} reads; its columns: "
+            f"{clipped(', '.join(names))}"
+        )
+    for name in columns_of(run.task):
+        if run.prefix + name in names:
+            raise ConfigError(
+                f"{run.input / file} has a column '{run.prefix + name}' already; set batch.prefix=answer_"
+            )
+
+
+def parts_at_once(run: BatchRun) -> int:
+    """Parts that one engine answers at a time: as many as fill it, and one for while the last rows of another end."""
+    return math.ceil(run.max_rows / run.part_rows) + 1
+
+
+def _here(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Progress, finisher: Finisher) -> None:
+    from hookline.core.batch.part_answers import PartAnswers
+
+    async def work() -> None:
+        answers = PartAnswers(run, host)
+        try:
+            await answer_parts(answers.answer, parts, parts_at_once(run), progress, finisher)
+        finally:
+            await answers.aclose()
+
+    try:
+        asyncio.run(work())
+    except BaseExceptionGroup as group:  # of the task group: the first is the cause
+        raise group.exceptions[0] from None
+
+
+async def answer_parts(
+    answer: Callable[..., Any], parts: Sequence[Part], at_once: int, progress: Progress, finisher: Finisher
+) -> None:
+    """Answer parts by one engine, so many at a time, in their order."""
+    room = asyncio.Semaphore(at_once)
+    async with asyncio.TaskGroup() as tasks:
+
+        async def one(part: Part) -> None:
+            try:
+                tally = await answer(part, lambda tally: progress.row())
+            finally:
+                room.release()
+            progress.part(part, tally)
+            await asyncio.to_thread(finisher.part, part)
+
+        for part in parts:
+            await room.acquire()
+            tasks.create_task(one(part))
+
+
+def _on_ray(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Progress, finisher: Finisher) -> None:
+    from hookline.core.batch.ray_parts import answered_on_ray
+
+    for part, tally in answered_on_ray(run, parts, parts_at_once(run)):
+        progress.bar.update(part.num_rows)
+        progress.part(part, tally)
+        finisher.part(part)

@@ -1,0 +1,97 @@
+"""Parts of a batch over folders, answered by one engine: lines as a server would, rows of tables by their columns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.batch.endpoints import posting
+from hookline.core.batch.output_folder import OutputFolder
+from hookline.core.batch.parts import PARQUET, Part, PartTables, lines_of_part
+from hookline.core.batch.rows import Line
+from hookline.core.batch.runner import Tally, answered
+from hookline.core.data.admission import Admission
+from hookline.core.data.requests import RowReader
+from hookline.core.data.row_answers import RowAnswers
+from hookline.core.data.tables import Answer, rows_of, with_answers
+from hookline.core.frontend.async_llm import AsyncLLM
+from hookline.core.plugin.host import PluginHost
+from hookline.core.serve.http.routes import routes
+from hookline.core.serve.in_process import InProcessClient
+
+if TYPE_CHECKING:
+    from hookline.core.batch.settings import BatchRun
+
+CHARACTERS_A_TOKEN = 4
+"""Of a line, for its place among the others: a guess that costs nothing."""
+
+
+class PartAnswers:
+    """Answers parts, several at a time. Its methods are called inside one event loop."""
+
+    def __init__(self, run: BatchRun, host: PluginHost) -> None:
+        from starlette.applications import Starlette
+
+        self._run = run
+        self._output = OutputFolder(run.output)
+        self._llm = AsyncLLM.from_config(run.config, host)
+        self._client = InProcessClient(self._llm, run.serve)
+        self._post = posting(Starlette(routes=routes(self._client, run.serve)))
+        self._admission = Admission.of(self._llm.llm, run.max_rows)
+        reader = RowReader(run.task, run.sampling, seed=run.config.seed)
+        self._rows = RowAnswers(self._llm, reader, self._admission)
+        self._tables = PartTables(run.input)
+
+    async def answer(self, part: Part, progress: Callable[[Tally], None] = lambda tally: None) -> Tally:
+        """Answer a part and write its answers. progress: hears of each row.
+
+        Raises: EngineError if the engine is dead; then nothing is written.
+        """
+        tally = Tally()
+        answering = self._table if part.file.endswith(PARQUET) else self._lines
+        self._output.write(part, await answering(part, tally, progress))
+        return tally
+
+    async def _lines(self, part: Part, tally: Tally, progress: Callable[[Tally], None]) -> bytes:
+        async def answer(line: Line) -> bytes:
+            async with self._admission.room(len(line.text or b"") // CHARACTERS_A_TOKEN):
+                found = await answered(line, self._post, lambda: self._client.death, tally)
+            progress(tally)
+            return found
+
+        lines = list(lines_of_part(self._run.input, part))
+        return b"".join(await _all([answer(line) for line in lines]))
+
+    async def _table(self, part: Part, tally: Tally, progress: Callable[[Tally], None]) -> bytes:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        def count(answer: Answer) -> None:
+            if answer.get("error") is None:
+                tally.count(answer.get("num_completion_tokens"))
+            progress(tally)
+
+        table = self._tables.table_of(part)
+        answers = await self._rows.answers(rows_of(table), count)
+        for number, answer in enumerate(answers, start=part.first + 1):
+            if (error := answer.get("error")) is not None:
+                tally.fail_at(f"row {number}", error)
+        file = pa.BufferOutputStream()
+        pq.write_table(with_answers(table, answers, self._run.task, self._run.prefix), file)
+        found: bytes = file.getvalue().to_pybytes()
+        return found
+
+    async def aclose(self) -> None:
+        """Release the engine."""
+        await self._client.aclose()
+
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, bytes]]) -> list[bytes]:
+    """What all of them return; the others end when one fails."""
+    tasks = [asyncio.create_task(one) for one in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

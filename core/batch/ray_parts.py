@@ -1,0 +1,128 @@
+"""Parts answered on Ray: one engine in each actor of a pool of Ray Data, which gives a dead actor's parts to another.
+
+A part that was written before its actor died is not answered again; one that was not leaves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hookline.core.batch.output_folder import OutputFolder
+from hookline.core.batch.part_answers import PartAnswers
+from hookline.core.batch.parts import PARQUET, Part
+from hookline.core.batch.runner import Tally, recount
+from hookline.core.batch.settings import BatchRun
+from hookline.core.data.generate import leave, ranks_gpus
+from hookline.core.errors import EngineError, clipped
+from hookline.core.plugin.host import PluginHost
+from hookline.core.util.ray_cluster import connected_ray, warn_if_none_fits
+
+ASKER = "batch.executor=ray"
+"""Who needs Ray, as errors call it."""
+MAX_CAUSE = 600
+"""Characters of what Ray says when it gives up."""
+MAX_DEATHS = 4
+"""Engines that may end over one part: a row that ends every engine must not be tried for good."""
+
+
+class PartWorker:
+    """An engine that answers parts, as the function of map_batches. The process ends with its engine."""
+
+    def __init__(self, run: BatchRun) -> None:
+        self._answers, self._output, self._prefix = (
+            PartAnswers(run, PluginHost.load()),
+            OutputFolder(run.output),
+            run.prefix,
+        )
+        self._in_flight: list[Part] = []
+
+    async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Answer the parts of a batch, which are rows of JSON; returns a tally of each."""
+        found = []
+        for text in batch["part"]:
+            part = Part(**json.loads(str(text)))
+            found.append(json.dumps({"part": asdict(part), "tally": asdict(await self._tally(part))}))
+        return {"done": found}
+
+    async def _tally(self, part: Part) -> Tally:
+        """Answer a part, unless that is done."""
+        path = self._output.path_of(part)
+        if path.exists():
+            return tally_of(path, part, self._prefix)
+        self._in_flight.append(part)
+        try:
+            return await self._answers.answer(part)
+        except EngineError as error:
+            # All that it was at: which of them ended it is not known, and the first to hear of it need not be the one.
+            deaths = {one: self._output.count_death(one) for one in self._in_flight}
+            if (most := max(deaths.values())) < MAX_DEATHS:
+                leave(error)
+            rows = [f"rows {one.first + 1} to {one.first + one.num_rows} of {one.file}" for one in self._in_flight]
+            blamed = " and ".join(told for told, count in zip(rows, deaths.values(), strict=True) if count == most)
+            raise EngineError(f"{most} engines ended while they answered {blamed}: {error}") from error
+        finally:
+            self._in_flight.remove(part)
+
+
+def tally_of(path: Path, part: Part, prefix: str) -> Tally:
+    """What became of a part that is written: what its `answer` told, whose process has died since."""
+    tally = Tally()
+    if part.file.endswith(PARQUET):
+        for number, row in enumerate(_answers_of(path, prefix), start=part.first + 1):
+            if (error := row[f"{prefix}error"]) is not None:
+                tally.fail_at(f"row {number}", error)
+            else:
+                tally.count(row.get(f"{prefix}num_completion_tokens"))
+        return tally
+    for line in path.read_bytes().splitlines():
+        recount(tally, json.loads(line))
+    return tally
+
+
+def _answers_of(path: Path, prefix: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    names = pq.read_schema(path).names
+    wanted = [name for name in (f"{prefix}error", f"{prefix}num_completion_tokens") if name in names]
+    found: list[dict[str, Any]] = pq.read_table(path, columns=wanted, partitioning=None).to_pylist()
+    return found
+
+
+def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Iterator[tuple[Part, Tally]]:
+    """Answer parts by run.replicas engines; yields each with its tally as it ends.
+
+    Raises: EngineError with what Ray says, if it gives up; ConfigError if there is no Ray, or no cluster.
+    """
+    ray = connected_ray(ASKER)
+    num_gpus = ranks_gpus(run.config, ASKER)
+    warn_if_none_fits(ray, ASKER, run.num_cpus, num_gpus)
+    from ray.data import ActorPoolStrategy, DataContext
+    from ray.exceptions import RayError
+
+    DataContext.get_current().enable_progress_bars = False
+    rows = [{"part": json.dumps(asdict(part))} for part in parts]
+    answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        PartWorker,
+        fn_constructor_kwargs={"run": run},
+        compute=ActorPoolStrategy(size=run.replicas, max_concurrent_calls_per_actor=at_once),
+        batch_size=1,
+        num_cpus=run.num_cpus,
+        num_gpus=num_gpus,
+    )
+    try:
+        for row in answered.iter_rows():
+            done = json.loads(row["done"])
+            yield Part(**done["part"]), Tally(**done["tally"])
+    except RayError as error:
+        raise EngineError(f"Ray gave up: {cause_of(str(error))}") from error
+
+
+def cause_of(told: str) -> str:
+    """The end of a traceback that Ray tells: what was raised at last, without its type if it is ours."""
+    last = [line.strip() for line in told.splitlines() if line.strip()][-1:] or ["it does not say why"]
+    return clipped(re.sub(r"^hookline\.[\w.]+: ", "", last[0]), MAX_CAUSE)

@@ -1,0 +1,69 @@
+"""Batches as Arrow tables: their rows as plain values, and the answers as columns beside the ones that came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.data.requests import EMBEDDINGS, PARAMETERS
+from hookline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_INPUTS = ("messages", "prompt", "prompt_token_ids", *PARAMETERS)
+GENERATED = {
+    "text": "string",
+    "finish_reason": "string",
+    "num_prompt_tokens": "int64",
+    "num_completion_tokens": "int64",
+    "error": "string",
+}
+"""Columns that come to a row that is completed, and their types."""
+EMBEDDED = {"embedding": "list<float>", "num_prompt_tokens": "int64", "error": "string"}
+"""Columns that come to a row that becomes a vector."""
+Answer = Mapping[str, Any]
+"""Of a row, by the names of its new columns; what is missing is null."""
+
+
+def table_of(batch: Any) -> pyarrow.Table:
+    """A batch of Ray Data in any of its formats: an Arrow table, arrays by column, or a pandas.DataFrame."""
+    import pyarrow as pa
+
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, Mapping):
+        return pa.table({name: pa.array(_plain(values)) for name, values in batch.items()})
+    return pa.Table.from_pandas(batch, preserve_index=False)
+
+
+def _plain(values: Any) -> Any:
+    return [one.tolist() if hasattr(one, "tolist") else one for one in values]
+
+
+def rows_of(table: pyarrow.Table) -> Iterator[dict[str, Any]]:
+    """What a request is made of, row by row: other columns are not looked at."""
+    table = table.select([name for name in table.column_names if name in _INPUTS])
+    if not table.column_names:
+        return iter({} for _ in range(table.num_rows))
+    return iter(table.to_pylist())
+
+
+def columns_of(task: str) -> Mapping[str, str]:
+    """The names and types of a task's new columns."""
+    return EMBEDDED if task == EMBEDDINGS else GENERATED
+
+
+def with_answers(table: pyarrow.Table, answers: Sequence[Answer], task: str, prefix: str = "") -> pyarrow.Table:
+    """The table with the answers' columns at its end; of the same types whatever the answers are.
+
+    Raises: ConfigError if it has a column of such a name.
+    """
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "int64": pa.int64(), "list<float>": pa.list_(pa.float32())}
+    for name, kind in columns_of(task).items():
+        if prefix + name in table.column_names:
+            raise ConfigError(f"the rows have a column '{prefix}{name}' already; rename it, or give another prefix")
+        table = table.append_column(prefix + name, pa.array([one.get(name) for one in answers], types[kind]))
+    return table

@@ -1,0 +1,148 @@
+"""Tensors between the stages of a model, from a rank to the rank of the same number in another stage's group.
+
+The residual stream goes from each stage to the next, what was drawn from the last one to the first. Each link is a
+group of two, so what goes back never queues behind what goes forth. Knows no model and no step.
+
+A send never waits for its receiver, but for sends of long before; a receive is waited for when its tensor is needed. So
+ranks that send and receive the same tensors in the same order on each link cannot block each other: what a stage waits
+for was computed from what it had sent before. Device: no host sync on a GPU; on a CPU the host waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.distributed.heartbeat import Heartbeat
+from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.errors import RankError
+
+SENDER, RECEIVER = 0, 1
+"""The two ranks of a link."""
+STEPS_AHEAD = 3
+"""A send waits for that of so many steps before: the host launches at most two ahead."""
+
+
+class StageLinks:
+    """The links of one rank. before, after: to the stages beside it. back: from the last stage to the first.
+
+    Raises: RankError from any method if another rank is gone.
+    """
+
+    def __init__(
+        self, ranks: LocalRanks, before: Any, after: Any, back: Any, device: torch.device, heartbeat: Heartbeat
+    ) -> None:
+        self.stage, self.num_stages = ranks.stage, ranks.num_stages
+        self.device, self.heartbeat = device, heartbeat
+        self._before, self._after, self._back = before, after, back
+        self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first stage."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last stage."""
+        return self.stage == self.num_stages - 1
+
+    def send(self, x: Tensor) -> None:
+        """To the next stage. Nobody may write to x any more."""
+        self._send(self._after, x)
+
+    def receive(self, x: Tensor) -> None:
+        """From the stage before; what is launched from now on reads it."""
+        self._receive(self._before, x)()
+
+    def send_back(self, x: Tensor) -> None:
+        """From the last stage to the first. Nobody may write to x any more."""
+        self._send(self._back, x)
+
+    def receive_back(self, x: Tensor) -> Callable[[], None]:
+        """From the last stage; the call returned makes the current stream, or on a CPU the host, wait for it."""
+        return self._receive(self._back, x)
+
+    def on_host(self, x: Tensor) -> Tensor:
+        """What was received, once it is there, on the host."""
+        with _losing_others(), self.heartbeat.waiting():
+            return x.cpu()
+
+    def end_part(self) -> None:
+        """Tell those who watch that a part of a step was computed, on the host, and when it is so on the device."""
+        self.heartbeat.reach_collective()
+
+    def smallest(self, value: int) -> int:
+        """The smallest of the stages' values, on the host of each: down the stages, back, and down again."""
+        lowest_1 = torch.full((1,), value, dtype=torch.int64, device=self.device)
+        theirs_1 = torch.empty_like(lowest_1)
+        for is_known in (False, True):
+            if self.stage:
+                self.receive(theirs_1)
+                lowest_1 = torch.minimum(lowest_1, theirs_1)
+            elif is_known:
+                self.receive_back(theirs_1)()
+                lowest_1 = theirs_1
+            if not self.is_last:
+                self.send(lowest_1)
+            elif not is_known:
+                self.send_back(lowest_1)
+        return int(lowest_1.item())
+
+    def abort(self) -> None:
+        """Break off what this rank waits for, from another thread."""
+        for group in (self._before, self._after, self._back):
+            if group is not None and self.device.type == "cuda":
+                group.abort()
+
+    def close(self) -> None:
+        """Release the links; a second call does nothing."""
+        self.abort()  # an orderly end would wait for the others
+        self._sent.clear()
+        self._before = self._after = self._back = None
+
+    def _send(self, group: Any, x: Tensor) -> None:
+        sent = self._sent.setdefault(id(group), deque())
+        with _losing_others():
+            sent.append((group.send([x], RECEIVER, 0), x))
+            if len(sent) > STEPS_AHEAD * self.num_stages:
+                self._wait(sent.popleft()[0])
+
+    def _receive(self, group: Any, x: Tensor) -> Callable[[], None]:
+        with _losing_others():
+            work = group.recv([x], SENDER, 0)
+        return lambda: self._wait(work)
+
+    def _wait(self, work: Any) -> None:
+        with _losing_others(), self.heartbeat.waiting():
+            work.wait()
+
+
+@contextmanager
+def _losing_others() -> Iterator[None]:
+    """What a link raises when the other rank is gone, as RankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(f"a link between stages broke off: {str(error).partition(chr(10))[0]}") from error
+
+
+def connect_stages(
+    pair: Callable[[str, int], Any], ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat
+) -> StageLinks:
+    """Meet the ranks of the same number in the other stages' groups. pair(name, rank): a group of two.
+
+    All ranks make their links in the same order, so no two wait for each other.
+    """
+    stage, last = ranks.stage, ranks.num_stages - 1
+    before = pair(f"link{stage - 1}.{ranks.rank}", RECEIVER) if stage > 0 else None
+    after = pair(f"link{stage}.{ranks.rank}", SENDER) if stage < last else None
+    back = None
+    if stage in (0, last):
+        back = pair(f"back.{ranks.rank}", SENDER if stage == last else RECEIVER)
+    return StageLinks(ranks, before, after, back, device, heartbeat)

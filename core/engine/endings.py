@@ -1,0 +1,82 @@
+"""Ends requests wherever they stand, and keeps what ends outside a commit until the next step returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hookline.core.engine.dispatch import Dispatcher
+from hookline.core.engine.ends import fault_of
+from hookline.core.engine.feedback import PolicyFeedback
+from hookline.core.engine.in_flight import InFlight
+from hookline.core.engine.listeners import Listeners
+from hookline.core.engine.time_limits import TimeLimits
+from hookline.core.engine.times import Times
+from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.requests.request import Request
+from hookline.core.requests.request_queue import RequestQueue
+from hookline.core.requests.structured_output import StructuredOutput
+
+
+class Endings:
+    """One per engine. Tells observers and the policy; why requests end is said in ends.py."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        dispatcher: Dispatcher,
+        feedback: PolicyFeedback,
+        listeners: Listeners,
+        structured_output: StructuredOutput | None,
+        times: Times,
+    ) -> None:
+        self._queue, self._dispatcher, self._feedback = queue, dispatcher, feedback
+        self._listeners, self._structured_output, self._times = listeners, structured_output, times
+        self.time_limits = TimeLimits()
+        self.kept: list[RequestOutput] = []
+        """Outputs of requests that ended outside a commit; the next step returns them."""
+
+    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
+        """End a request and give back its blocks and its row. Who calls tells the observers."""
+        if request.id in self._queue.compiling and self._structured_output is not None:
+            self._structured_output.forget(request.id)
+        self._dispatcher.retire(request)
+        self._queue.remove(request)
+        self._feedback.ended(request, reason, error)
+        return request.output(reason, self._times.now(), error)
+
+    def abort(self, ids: Iterable[int], reason: FinishReason) -> list[RequestOutput]:
+        """See Engine.abort."""
+        live = [self._queue.live[id_] for id_ in dict.fromkeys(ids) if id_ in self._queue.live]
+        outputs = [self.end(request, reason) for request in live]
+        self._listeners.notify_ends(outputs)
+        return outputs
+
+    def end_late(self) -> None:
+        """End the requests whose time limits have passed."""
+        live = self._queue.live
+        late = [
+            self.end(live[id_], FinishReason.ABORT, f"timeout_s={timeout_s} passed before it was done")
+            for id_, timeout_s in self.time_limits.passed(self._times.now())
+            if id_ in live
+        ]
+        self.kept += late
+        self._listeners.notify_ends(late)
+
+    def end_maskless(self, launched: InFlight) -> list[RequestOutput]:
+        """End the requests that have no mask because of a fault; what is drawn for them is dropped."""
+        ids = launched.dispatched.sampled.ids_N[launched.dispatched.step.masked_draws].tolist()
+        requests = [request for id_ in ids if (request := self._queue.live.get(id_)) is not None]
+        faulty = [request for request in requests if fault_of(request) is not None]
+        outputs = [self.end(request, FinishReason.ERROR, fault_of(request)) for request in faulty]
+        self._listeners.notify_ends(outputs)
+        return outputs
+
+    def break_off(self, error: BaseException) -> None:
+        """End all requests after a step broke off half-way, and empty the cache: blocks it was to fill hold nothing."""
+        cause = f"the engine broke off: {str(error) or type(error).__name__}"
+        live = list(self._queue.live.values())
+        broken = [self.end(request, FinishReason.ERROR, cause) for request in live]
+        self.kept += broken
+        self._dispatcher.cache.pool.reset_cache()
+        self._feedback.broke_off(self._times.now())
+        self._listeners.notify_ends(broken)

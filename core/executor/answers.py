@@ -1,0 +1,132 @@
+"""What a rank 0 in a process of its own says of each step: that it was launched, what came of it, or what failed.
+
+One frame of 64-bit words each: kind, number of the message that it answers, and then what the kind brings. Knows the
+form, not who sends what.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hookline.core import errors
+from hookline.core.errors import HooklineError, LostStep, RankError, RequestFault
+from hookline.core.step.timing import DeviceTime
+from hookline.core.util.arrays import IntArray, VectorArray, no_ints
+
+LAUNCHED, RESULT, FAULT = range(3)
+_WORD = 8
+_NUMBERS = struct.Struct("6q2d")
+"""Of a result: kind, number, vectors, layers with states, whether there is a time and it is the host's; the time."""
+
+
+@dataclass
+class Result:
+    """What a step brought to the host; see Executor. time: None unless steps are timed."""
+
+    tokens: IntArray
+    vectors: Sequence[VectorArray] = ()
+    states: Mapping[int, VectorArray] = field(default_factory=dict)
+    time: DeviceTime | None = None
+
+
+def launched(number: int) -> bytes:
+    """The step, or the masks, of this number were taken."""
+    return _frame(struct.pack("2q", LAUNCHED, number))
+
+
+def result(number: int, found: Result) -> bytes:
+    """What came of the step of this number."""
+    time = found.time or DeviceTime(0.0, 0.0)
+    head = _NUMBERS.pack(
+        RESULT,
+        number,
+        len(found.vectors),
+        len(found.states),
+        found.time is not None,
+        time.on_host,
+        time.device_s,
+        time.idle_s,
+    )
+    parts = [head, *_packed(found.tokens)]
+    for vector in found.vectors:
+        parts += _packed(vector)
+    for layer, states_TD in found.states.items():
+        parts += [struct.pack("q", layer), *_packed(states_TD)]
+    return _frame(*parts)
+
+
+def read_result(words: IntArray) -> Result:
+    """What `result` wrote; its arrays are views of the words."""
+    _, _, num_vectors, num_states, has_time, on_host, device_s, idle_s = _NUMBERS.unpack_from(words.data)
+    rest = _Rest(words, _NUMBERS.size // _WORD)
+    tokens = rest.array(np.int64)
+    vectors = [rest.array(np.float32) for _ in range(num_vectors)]
+    states = {rest.number(): rest.array(np.float32) for _ in range(num_states)}
+    return Result(tokens, vectors, states, DeviceTime(device_s, idle_s, bool(on_host)) if has_time else None)
+
+
+def fault(number: int, error: LostStep) -> bytes:
+    """The step of this number failed and nothing of it is kept, but the rank goes on."""
+    told: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
+    if isinstance(error, RequestFault):
+        told |= {"rows": sorted(error.rows), "processors": error.processors}
+    return _frame(struct.pack("2q", FAULT, number), words_of(told).tobytes())
+
+
+def read_fault(words: IntArray) -> HooklineError:
+    """The error that `fault` wrote."""
+    told = read_words(words[2:])
+    kind = getattr(errors, told["kind"], None)
+    if kind is RequestFault:
+        return RequestFault(told["text"], rows=told["rows"], processors=told["processors"])
+    if isinstance(kind, type) and issubclass(kind, LostStep):
+        return kind(told["text"])
+    return RankError(told["text"])
+
+
+def words_of(told: Mapping[str, Any]) -> IntArray:
+    """Plain data as the words of a frame."""
+    text = json.dumps(told).encode()
+    return np.frombuffer(text.ljust(-(-len(text) // _WORD) * _WORD), dtype=np.int64)
+
+
+def read_words(words: IntArray) -> dict[str, Any]:
+    """What `words_of` wrote."""
+    told: dict[str, Any] = json.loads(words.tobytes())
+    return told
+
+
+def _frame(*parts: bytes) -> bytes:
+    num_bytes = sum(map(len, parts))
+    return b"".join((struct.pack("q", num_bytes // _WORD), *parts))
+
+
+def _packed(array: np.ndarray[Any, Any]) -> list[bytes]:
+    """Number of dimensions, the dimensions, and the values, padded to whole words."""
+    padding = -array.nbytes % _WORD
+    return [struct.pack(f"{1 + array.ndim}q", array.ndim, *array.shape), array.tobytes(), b"\0" * padding]
+
+
+class _Rest:
+    """The words of a frame that are not read yet."""
+
+    def __init__(self, words: IntArray, start: int) -> None:
+        self._words, self._at = words, start
+
+    def number(self) -> int:
+        self._at += 1
+        return int(self._words[self._at - 1])
+
+    def array(self, dtype: Any) -> Any:
+        shape = [self.number() for _ in range(self.number())]
+        count = int(np.prod(shape))
+        num_words = -(-count * np.dtype(dtype).itemsize // _WORD)
+        part = self._words[self._at : self._at + num_words] if num_words else no_ints()
+        self._at += num_words
+        return part.view(dtype)[:count].reshape(shape)

@@ -1,0 +1,125 @@
+"""What a rank 0 in a process of its own does beside computing: it says of each step what came of it.
+
+One thread does both. While the tokens of a step are on their way from the device, it looks in turn whether they have
+come and whether a message has: what comes first is done first, so that the next step is launched meanwhile.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from hookline.core.errors import LostStep
+from hookline.core.executor.answers import Result, fault, launched, result
+from hookline.core.step.message import TIME_STEPS, Step, masks_in, unpack
+from hookline.core.step.timing import Clock
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
+
+
+class Rank0Worker(Protocol):
+    """What computes the steps of rank 0; see Executor."""
+
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work."""
+        ...
+
+    def launch(self, step: Step) -> Any:
+        """Start computing a step."""
+        ...
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """Where the masks of the step launched last go."""
+        ...
+
+    def release(self, handle: Any, num_rows: int) -> None:
+        """Draw from the step launched last, whose masks are there."""
+        ...
+
+    def has_arrived(self, handle: Any) -> bool:
+        """Whether the tokens of a step are there."""
+        ...
+
+    def collect(self, handle: Any) -> IntArray:
+        """Wait for them."""
+        ...
+
+    def collect_vectors(self, handle: Any) -> Sequence[VectorArray]:
+        """Wait for what the step pooled, perhaps nothing."""
+        ...
+
+    def collect_states(self, handle: Any) -> Mapping[int, VectorArray]:
+        """Wait for the hidden states that are asked for, perhaps none."""
+        ...
+
+    def time_steps(self) -> Clock:
+        """Time steps from now on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        ...
+
+
+class Answering:
+    """Carries messages out and answers each. engine: where they come from, which `next_message` only looks at."""
+
+    def __init__(self, worker: Rank0Worker, engine: socket.socket, answers: socket.socket) -> None:
+        self._worker, self._answers = worker, answers
+        self._readable = select.poll()
+        self._readable.register(engine, select.POLLIN)
+        self._number = 0
+        """Of the message carried out last."""
+        self._arriving: deque[tuple[int, Any]] = deque()
+        """Steps whose tokens are on their way, by number, oldest first."""
+        self._waiting: tuple[int, Any] | None = None
+        """The step launched last, if its draws wait for masks."""
+        self._clock: Clock | None = None
+
+    def next_message(self, receive: Callable[[], IntArray]) -> IntArray:
+        """What `receive` brings, which waits for it; until then, send what comes of the steps before."""
+        while self._arriving:
+            number, handle = self._arriving[0]
+            if self._worker.has_arrived(handle):
+                self._arriving.popleft()
+                self._answers.sendall(result(number, self._result(handle)))
+            elif self._readable.poll(0):
+                break
+        return receive()
+
+    def carry_out(self, message: IntArray) -> None:
+        """Launch a step, draw from the one before by the masks that have come, or time those that follow.
+
+        Raises: what the worker raises; nothing of the step is kept then.
+        """
+        self._number += 1
+        masks_NW = masks_in(message)
+        if message[0] == TIME_STEPS:
+            self._clock = self._worker.time_steps()
+        elif masks_NW is None:
+            self._waiting, step = None, unpack(message)
+            begun = self._number, self._worker.launch(step)
+            if len(step.masked_draws):
+                self._waiting = begun
+            else:
+                self._arriving.append(begun)
+        else:
+            assert self._waiting is not None, "no step waits for masks"
+            waiting, self._waiting = self._waiting, None
+            self._worker.mask_rows(len(masks_NW))[:] = masks_NW
+            self._worker.release(waiting[1], len(masks_NW))
+            self._arriving.append(waiting)
+
+    def answer(self, error: LostStep | None) -> None:
+        """Say that the last message was taken, or what failed."""
+        self._answers.sendall(launched(self._number) if error is None else fault(self._number, error))
+
+    def _result(self, handle: Any) -> Result:
+        worker = self._worker
+        found = Result(worker.collect(handle), worker.collect_vectors(handle), worker.collect_states(handle))
+        if self._clock is not None:
+            found.time = self._clock.read()
+        return found

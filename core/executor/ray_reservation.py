@@ -1,0 +1,179 @@
+"""Actors of Ray that are to be ranks: placed, asked where they are, and given back.
+
+Knows no configuration: it is told how many ranks there are and what they need.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.errors import ConfigError, RankError
+from hookline.core.executor.ray_actor import RankActor, environment
+from hookline.core.util.ray_cluster import connected_ray, within
+
+logger = logging.getLogger("hookline")
+KEEP_GPUS_VISIBLE = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""Ranks of one host read each other's memory, so each sees all of its GPUs."""
+START_KEY = "(engine.start_timeout_s)"
+RELEASE_S = 5.0
+"""For the cluster to take back what it gave."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an engine asks of a cluster. size: ranks. group: how many of them in a row are best on one node.
+
+    device: auto, cpu or cuda. cpus: of each rank, if they compute on CPUs. patience_s: for nodes to be there.
+    """
+
+    size: int
+    group: int
+    device: str
+    cpus: int
+    patience_s: float
+
+
+class RayReservation:
+    """Actors that wait to become ranks, in a placement group. `places` says of each, in ranks' order, where it is."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.ray, self.wanted = connected_ray("engine.executor=ray"), wanted
+        self.uses_gpus = self._uses_gpus()
+        self._group: Any = None
+        self.actors: list[Any] = []
+        try:
+            self._reserve()
+            told = self._ask(self.uses_gpus)
+            check_environment(told)
+            order = in_rank_order(told, self._bundle_size)
+            self.actors, self.places = [self.actors[one] for one in order], [told[one] for one in order]
+        except BaseException:
+            self.release()
+            raise
+
+    def _nodes(self) -> list[Mapping[str, Any]]:
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+    def _uses_gpus(self) -> bool:
+        has_gpus = any(node.get("GPU", 0) >= 1 for node in self._nodes())
+        device = self.wanted.device
+        if device.startswith("cuda:"):
+            raise ConfigError(f"device={device} names a GPU of one host; with engine.executor=ray give device=cuda")
+        if device == "cuda" and not has_gpus:
+            raise ConfigError("device=cuda: no node of this Ray cluster has a GPU; use device=cpu")
+        return has_gpus if device == "auto" else device == "cuda"
+
+    def _reserve(self) -> None:
+        ray, wanted = self.ray, self.wanted
+        kind, each = ("GPU", 1) if self.uses_gpus else ("CPU", wanted.cpus)
+        fits = any(node.get(kind, 0) >= wanted.group * each for node in self._nodes())
+        self._bundle_size = wanted.group if fits else 1
+        bundles = [{kind: self._bundle_size * each}] * (wanted.size // self._bundle_size)
+        there, needed = sum(int(node.get(kind, 0)) for node in self._nodes()), wanted.size * each
+        if there < needed:
+            logger.warning("engine.executor=ray waits for %d %ss; this Ray cluster has %d now", needed, kind, there)
+        self._group = ray.util.placement_group(bundles, strategy="PACK")
+        if not self._group.wait(wanted.patience_s):
+            raise RankError(
+                f"engine.executor=ray: {wanted.size} ranks need {needed} free {kind}s, and this Ray cluster, which has "
+                f"{there}, did not have them within {wanted.patience_s:g} s {START_KEY}"
+            )
+        actor_class = ray.remote(RankActor)
+        for rank in range(wanted.size):
+            placed = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                self._group, rank // self._bundle_size
+            )
+            needs = {"num_gpus": 1, "num_cpus": 0, "runtime_env": {"env_vars": KEEP_GPUS_VISIBLE}}
+            options = needs if self.uses_gpus else {"num_cpus": each}
+            self.actors.append(actor_class.options(scheduling_strategy=placed, max_restarts=0, **options).remote())
+
+    def _ask(self, uses_gpus: bool) -> list[dict[str, Any]]:
+        """What each actor says of itself."""
+        size, deadline = self.wanted.size, time.monotonic() + self.wanted.patience_s
+        told: list[dict[str, Any]] = [{}] * size
+        awaited = {actor.describe.remote(uses_gpus): rank for rank, actor in enumerate(self.actors)}
+        while awaited:
+            said, _ = self.ray.wait(list(awaited), timeout=max(0.0, deadline - time.monotonic()))
+            if not said:
+                who = " and ".join(f"rank {rank}" for rank in sorted(awaited.values()))
+                raise RankError(f"{who} of {size} did not start within {self.wanted.patience_s:g} s {START_KEY}")
+            rank = awaited.pop(said[0])
+            try:
+                told[rank] = self.ray.get(said[0])
+            except self.ray.exceptions.RayError as error:
+                raise RankError(f"rank {rank} of {size} {cause_of(error)} while starting") from None
+        return told
+
+    def release(self) -> None:
+        """Give everything back; a second call does nothing. A head node that is gone is not waited for long."""
+        group, self._group = self._group, None
+        if not self.ray.is_initialized():
+            return
+
+        def release() -> None:
+            for actor in self.actors:
+                with suppress(Exception):
+                    self.ray.kill(actor, no_restart=True)
+            if group is not None:
+                with suppress(Exception):
+                    self.ray.util.remove_placement_group(group)
+
+        with suppress(TimeoutError):
+            within(RELEASE_S, release)
+
+
+def check_environment(places: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that every actor has the environment of this process.
+
+    Raises: RankError that names the first rank that has not, its node, and what differs.
+    """
+    ours = environment()
+    for rank, place in enumerate(places):
+        for name, value in ours.items():
+            theirs = place["environment"].get(name)
+            if theirs != value:
+                who = f"rank {rank} of {len(places)} (pid {place['pid']} on node {place['host']})"
+                raise RankError(f"{who} has another environment than the engine: {_difference(name, theirs, value)}")
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> str:
+    if not isinstance(ours, list):
+        return f"{name} is {theirs or 'not set'} there and {ours or 'not set'} here; make it the same on every node"
+    missing = [line for line in ours if line not in theirs][:2]
+    surplus = [line for line in theirs if line not in ours][:2]
+    parts = [f"without {'; '.join(missing)}"] * bool(missing) + [f"with {'; '.join(surplus)}"] * bool(surplus)
+    return f"its plugins are {' and '.join(parts)}; install the same on every node"
+
+
+def in_rank_order(places: Sequence[Mapping[str, Any]], bundle_size: int) -> list[int]:
+    """Which actor becomes which rank: those of a bundle by their GPU, bundles so that a node's follow each other."""
+    nodes = list(dict.fromkeys(place["node"] for place in places))
+    indices = range(len(places))
+    return sorted(
+        indices,
+        key=lambda one: (
+            nodes.index(places[one]["node"]),
+            one // bundle_size if bundle_size > 1 else 0,
+            places[one]["index"],
+        ),
+    )
+
+
+def shares_host(places: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these ranks are on one node, on GPUs that follow each other."""
+    first = places[0]
+    return all(
+        place["node"] == first["node"] and place["index"] == first["index"] + number * (place["device"] != "cpu")
+        for number, place in enumerate(places)
+    )
+
+
+def cause_of(error: Exception) -> str:
+    """Why an actor is gone, in one line: Ray says it last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"ended: {''.join(lines[-1:]).partition(' Worker exit detail')[0][:200]}"

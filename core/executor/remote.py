@@ -1,0 +1,205 @@
+"""The executor whose ranks are all in processes of their own, rank 0 too: frames out, answers in.
+
+Every message goes to all ranks; rank 0 answers each one at once, with "launched" or with what failed, and again with
+what came of the step when that is there, so that the next step may be launched meanwhile. The first answer is waited
+for only if the engine could go on after a fault: what fails otherwise ends the rank, and so the engine. Knows no
+configuration and no model, and what a rank is made of only by its links.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hookline.core.errors import HooklineError
+from hookline.core.executor.answers import LAUNCHED, RESULT, Result, read_fault, read_result
+from hookline.core.executor.links import RankLinks, uninterrupted
+from hookline.core.executor.messages import receive_frame
+from hookline.core.step.executor import SizedExecutor
+from hookline.core.step.message import Step, pack, pack_masks, pack_time_steps
+from hookline.core.step.timing import DeviceTime
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
+
+LOOK_S = 0.1
+"""Between two looks for a lost rank while rank 0 says nothing."""
+
+
+@dataclass
+class _Handle:
+    """A launched step. number: of its message, which the result names. to_agree_on: the number of the step's last
+    message, if plugins ran in it that may fail for single requests; else 0.
+    """
+
+    number: int
+    to_agree_on: int
+    result: Result | None = None
+
+    @property
+    def there(self) -> Result:
+        """What it brought, once it was collected."""
+        assert self.result is not None, "the step was not collected"
+        return self.result
+
+
+class RemoteClock:
+    """`core.step.timing.Clock` of rank 0's device: the times come with the results."""
+
+    def __init__(self) -> None:
+        self._times: deque[DeviceTime] = deque()
+
+    def add(self, time: DeviceTime) -> None:
+        """The time of the step collected last."""
+        self._times.append(time)
+
+    def read(self) -> DeviceTime | None:
+        """See Clock."""
+        return self._times.popleft() if self._times else None
+
+    def clear(self) -> None:
+        """See Clock."""
+        self._times.clear()
+
+
+class RemoteExecutor(SizedExecutor):
+    """`core.step.executor.Executor` over ranks that are all elsewhere.
+
+    num_blocks: of the KV cache, as rank 0 sized it. num_mask_words: 32-bit words of a row's mask.
+    """
+
+    watches_steps, is_here = True, False
+
+    def __init__(self, links: RankLinks, num_blocks: int, num_mask_words: int) -> None:
+        self.links, self._num_blocks = links, num_blocks
+        self._masks = np.empty((0, num_mask_words), dtype=np.int32)
+        self._num_sent, self._clock = 0, RemoteClock()
+        self._results: dict[int, Result] = {}
+        """Of launched steps that were not collected yet, by number."""
+        answers = links.children[0].answers
+        assert answers is not None, "rank 0 has a socket for its answers"
+        self._answers, self._readable = answers, select.poll()
+        self._readable.register(answers, select.POLLIN)
+        self._is_closed = False
+
+    @property
+    def progress(self) -> int:
+        """See Executor."""
+        return 0 if self._is_closed else self.links.heartbeat.progress
+
+    @property
+    def num_blocks(self) -> int:
+        """See Executor."""
+        return self._num_blocks
+
+    @property
+    def late_work(self) -> Mapping[str, int]:
+        """See EngineView.late_work: of rank 0's process."""
+        return self.links.monitor.late_work
+
+    def launch(self, step: Step) -> _Handle:
+        """See Executor.
+
+        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank. LostStep if there is one
+        rank and it lost the step.
+        """
+        number = self._send(pack(step), may_fail_alone=step.is_agreed_on)
+        return _Handle(number, number if step.is_agreed_on else 0)
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """See Executor."""
+        if len(self._masks) < num_rows:
+            self._masks = np.empty((num_rows, self._masks.shape[1]), dtype=np.int32)
+        return self._masks[:num_rows]
+
+    def release(self, handle: _Handle, num_rows: int) -> None:
+        """See Executor.
+
+        Raises: as `launch` does.
+        """
+        number = self._send(pack_masks(self.mask_rows(num_rows)), may_fail_alone=handle.to_agree_on > 0)
+        if handle.to_agree_on:
+            handle.to_agree_on = number
+
+    def _send(self, message: IntArray, *, may_fail_alone: bool) -> int:
+        """Send a message to all ranks, and wait until rank 0 has taken it if it may fail and the rank go on; returns
+        its number.
+        """
+        monitor = self.links.monitor
+        with monitor.in_step():
+            with uninterrupted():
+                self.links.send(message)
+                self._num_sent += 1
+            number = self._num_sent
+            if self.links.size > 1 and not may_fail_alone:
+                return number
+            while (answer := self._next_answer())[1] != number or answer[0] == RESULT:
+                self._keep(answer)
+            if answer[0] == LAUNCHED:
+                return number
+            error = read_fault(answer)
+            self.links.agree(number, str(error))
+        raise error
+
+    def collect(self, handle: _Handle) -> IntArray:
+        """See Executor.
+
+        Raises: RankError if a rank is lost.
+        """
+        monitor = self.links.monitor
+        with monitor.in_step():
+            while handle.number not in self._results:
+                self._keep(self._next_answer())
+            if handle.to_agree_on:
+                self.links.agree(handle.to_agree_on)
+        monitor.check()
+        handle.result = self._results.pop(handle.number)
+        for stale in [number for number in self._results if number < handle.number]:
+            del self._results[stale]
+        if handle.result.time is not None:
+            self._clock.add(handle.result.time)
+        return handle.result.tokens
+
+    def _next_answer(self) -> IntArray:
+        """The next frame of rank 0's.
+
+        Raises: RankError if a rank is lost meanwhile.
+        """
+        monitor = self.links.monitor
+        while not self._readable.poll(1000 * LOOK_S):
+            monitor.check()
+        try:
+            with uninterrupted():  # a frame is read whole
+                return receive_frame(self._answers)
+        except OSError as error:
+            raise monitor.verdict(error) from None
+
+    def _keep(self, answer: IntArray) -> None:
+        """Keep a result for `collect`. Answers to steps whose caller was interrupted are of no use."""
+        if answer[0] == RESULT:
+            self._results[int(answer[1])] = read_result(answer)
+
+    def collect_vectors(self, handle: _Handle) -> Sequence[VectorArray]:
+        """See Executor."""
+        return handle.there.vectors
+
+    def collect_states(self, handle: _Handle) -> Mapping[int, VectorArray]:
+        """See Executor."""
+        return handle.there.states
+
+    def time_steps(self) -> RemoteClock:
+        """See Executor; of rank 0's device, which waits for the others like any."""
+        self._send(pack_time_steps(), may_fail_alone=False)
+        return self._clock
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """See Engine.tell_if_stuck."""
+        self.links.monitor.tell_if_stuck = tell
+
+    def close(self) -> None:
+        """See Executor."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.links.close()

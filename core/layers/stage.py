@@ -1,0 +1,96 @@
+"""A model cut into stages of consecutive layers, for pipeline parallelism: the layers of a rank's stage, and its ends.
+
+The first stage has the embedding, the last one the final norm and the head; between stages travels the residual stream.
+With one stage all of it is the plain model. Knows no model. Legend: T tokens of a step, N rows wanted, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+from torch import Tensor
+
+from hookline.core.contracts import Runtime, WeightTarget
+from hookline.core.layers.residual import Residual
+from hookline.core.layers.vocab import empty_parameter
+
+
+class LayerWithWeights(Protocol):
+    """A layer that says where its checkpoint tensors go."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """See Model."""
+        ...
+
+
+Layer = TypeVar("Layer", bound=LayerWithWeights)
+"""A model's own class of layers."""
+
+
+class StageLayers(Sequence[Layer], Generic[Layer]):
+    """The layers of this rank's stage, in order; make: builds the layer of an index, counted over the whole model.
+
+    indices: theirs.
+    """
+
+    def __init__(self, make: Callable[[int], Layer], num_layers: int, runtime: Runtime) -> None:
+        """Build the layers of runtime.stage, out of num_layers."""
+        self._num_layers, self.indices = num_layers, runtime.stage.layers(num_layers)
+        self._layers = [make(index) for index in self.indices]
+
+    def __len__(self) -> int:
+        """How many layers this rank has."""
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        """The rank's layers, first one first."""
+        return iter(self._layers)
+
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Layer]: ...
+    def __getitem__(self, index: int | slice) -> Layer | list[Layer]:
+        """Counted from this rank's first layer."""
+        return self._layers[index]
+
+    def targets(self, name: str) -> dict[str, WeightTarget]:
+        """Those of the stage's layers; the tensors of other layers, `name.INDEX.*`, are not read."""
+        found = {
+            f"{name}.{index}.*": WeightTarget.ignored()
+            for index in range(self._num_layers)
+            if index not in self.indices
+        }
+        for layer in self._layers:
+            found |= layer.weight_targets()
+        return found
+
+
+def stage_input(embed: Callable[[Tensor], Tensor], token_ids_T: Tensor, attend: Any) -> Tensor:
+    """What a stage begins with, (T, D): the tokens' embeddings, or the residual stream behind the stage before."""
+    stream_TD: Tensor | None = getattr(attend, "stream_TD", None)
+    return embed(token_ids_T) if stream_TD is None else stream_TD
+
+
+class FinalNorm:
+    """The end of a stage: the model's final norm on the last one, and the residual stream as it is on the others.
+
+    Shapes: the stream, or hidden_TD (T, D) where a model has none -> (T, D), or (N, D) of the rows that were kept.
+    """
+
+    def __init__(self, hidden_size: int, eps: float, runtime: Runtime) -> None:
+        """Allocate the weight, uninitialised, on runtime.device; nothing but on the last stage."""
+        self._kernels, self._eps, self._is_last = runtime.kernels, eps, runtime.stage.is_last
+        self.weight_D = empty_parameter(runtime, hidden_size if self._is_last else 0)
+
+    def __call__(self, stream: Residual | Tensor) -> Tensor:
+        """Normalise it, or hand it on."""
+        if isinstance(stream, Tensor):
+            return self._kernels.rms_norm(stream, self.weight_D, self._eps) if self._is_last else stream
+        return stream.norm(self.weight_D) if self._is_last else stream.stream()
+
+    def targets(self, name: str, *, add: float = 0.0) -> dict[str, WeightTarget]:
+        """`name.weight`; add: see WeightTarget."""
+        target = WeightTarget.whole(self.weight_D, init="ones", add=add) if self._is_last else WeightTarget.ignored()
+        return {f"{name}.weight": target}

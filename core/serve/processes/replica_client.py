@@ -1,0 +1,89 @@
+"""Several engines behind one `EngineClient`: each request goes to one, and a dead one is felt by its own alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.errors import EngineError
+from hookline.core.serve.engine_client import Load, ReplicaState, total_load
+from hookline.core.serve.processes.metrics_text import merged
+from hookline.core.serve.processes.router import Router, prefix_keys
+
+if TYPE_CHECKING:
+    from hookline.core.pooling_params import PoolingParams
+    from hookline.core.sampling_params import SamplingParams
+    from hookline.core.serve.processes.remote_client import RemoteClient
+    from hookline.core.serve.processes.remote_stream import RemoteStream
+    from hookline.core.serve.settings import ServeConfig
+    from hookline.core.tokenizer.codec import Prompt
+
+UP = "hookline:replica_up"
+
+
+class ReplicaClient:
+    """`EngineClient` over one client for each replica, in the order of their numbers."""
+
+    def __init__(self, clients: Sequence[RemoteClient], settings: ServeConfig) -> None:
+        self._clients, self.facts = clients, clients[0].facts
+        self._router = Router(len(clients), settings.max_requests)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        session: str | None = None,
+        pooling: PoolingParams | None = None,
+        **options: Any,
+    ) -> RemoteStream:
+        """See EngineClient."""
+        keys = prefix_keys(prompt, cache_salt, session) if pooling is None else []
+        chosen = self._router.choose(keys, [None if one.is_dead else one.num_at_engine for one in self._clients])
+        if chosen is None:
+            raise EngineError(self.death or "no replica lives")
+        return self._clients[chosen].stream(prompt, params, cache_salt=cache_salt, pooling=pooling, **options)
+
+    def load(self) -> Load:
+        """See EngineClient: the sum of all."""
+        return total_load([one.load() for one in self._clients])
+
+    @property
+    def replicas(self) -> Sequence[ReplicaState]:
+        """See EngineClient."""
+        return [ReplicaState(one.death, one.load()) for one in self._clients]
+
+    async def metrics(self) -> str:
+        """See EngineClient. A replica that is dead or does not answer in time has only its `replica_up`, which is 0.
+
+        Raises: EngineError if none answers.
+        """
+        asked = await asyncio.gather(*(one.metrics() for one in self._clients), return_exceptions=True)
+        texts = {replica: text for replica, text in enumerate(asked) if isinstance(text, str)}
+        if not texts:
+            raise EngineError(self.death or "no replica tells its metrics")
+        up = [f'{UP}{{replica="{replica}"}} {int(replica in texts)}\n' for replica in range(len(asked))]
+        return f"# HELP {UP} Whether this replica's engine answers.\n# TYPE {UP} gauge\n{''.join(up)}{merged(texts)}"
+
+    @property
+    def is_ready(self) -> bool:
+        """See EngineClient."""
+        return any(one.is_ready for one in self._clients)
+
+    @property
+    def death(self) -> str | None:
+        """See EngineClient: the first one's, if all are dead."""
+        deaths = [one.death for one in self._clients]
+        return deaths[0] if all(one is not None for one in deaths) else None
+
+    @property
+    def is_dead(self) -> bool:
+        """See EngineClient."""
+        return self.death is not None
+
+    async def aclose(self) -> None:
+        """See EngineClient."""
+        for one in self._clients:
+            await one.aclose()

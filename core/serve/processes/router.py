@@ -1,0 +1,110 @@
+"""Which replica a request goes to: one that has its beginning in its cache, unless that one is busier than others.
+
+Pure: it knows numbers of replicas, hashes of beginnings and loads, and neither messages nor processes. Each front end
+has one; they agree on beginnings that none of them has seen, and need not talk for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import xxhash
+
+SPAN = 64
+"""Tokens, or characters of a text, from one beginning that is told apart to the next longer one."""
+MAX_KEYS = 64
+"""Beginnings of a prompt that are told apart; what follows the longest one decides nothing."""
+MAX_REMEMBERED = 32_768
+"""Beginnings whose replica is remembered; the one that was asked for longest ago goes first."""
+FACTOR, SLACK = 1.5, 8
+"""A replica with more than FACTOR times the least busy one's requests, and SLACK more, is passed over."""
+
+
+def prefix_keys(prompt: object, salt: str | None, session: str | None) -> list[int]:
+    """Hashes of a prompt's beginnings, the shortest first; none if it is shorter than SPAN, or neither text nor ids.
+
+    salt: requests with another one share no cache. session: who sends it; the only key if there is one.
+    """
+    seed = (salt or "").encode()
+    if session is not None:
+        return [xxhash.xxh64_intdigest(b"session\0" + seed + b"\0" + session.encode())]
+    data, width = _spelt(prompt)
+    span = SPAN * width
+    hash_, found = xxhash.xxh64(seed + b"\0"), []
+    for start in range(0, min(len(data) - span + 1, MAX_KEYS * span), span):
+        hash_.update(data[start : start + span])
+        found.append(hash_.intdigest())
+    return found
+
+
+def _spelt(prompt: object) -> tuple[bytes, int]:
+    """As many of a prompt's tokens or characters as matter, as bytes, and how many bytes are one of them."""
+    most = SPAN * MAX_KEYS
+    if isinstance(prompt, str):
+        return prompt[:most].encode("utf-32-le", "surrogatepass"), 4
+    if isinstance(prompt, Sequence):
+        try:
+            return array("q", prompt[:most]).tobytes(), 8
+        except (TypeError, OverflowError):
+            pass  # a chat's messages, or what will be refused
+    return b"", 1
+
+
+class Router:
+    """Chooses one of several replicas for each request.
+
+    capacity: requests that a replica takes; with as many it is passed over while another has room.
+    """
+
+    def __init__(self, num_replicas: int, capacity: int) -> None:
+        self._num_replicas, self._capacity = num_replicas, capacity
+        self._remembered: OrderedDict[int, int] = OrderedDict()
+        self._turn = 0
+
+    def choose(self, keys: Sequence[int], loads: Sequence[int | None]) -> int | None:
+        """The replica that a request with these beginnings goes to, which is remembered; None if all are dead.
+
+        keys: of `prefix_keys`. loads: each replica's requests, running and waiting; None if it is dead.
+        """
+        living = [load for load in loads if load is not None]
+        if not living:
+            return None
+        most = min(min(living) * FACTOR + SLACK, self._capacity - 1)
+        fits = [load is not None and load <= most for load in loads]
+        chosen = self._of_prefix(keys, fits) if any(fits) else None
+        if chosen is None:
+            chosen = self._least(loads)
+        self._remember(keys, chosen)
+        return chosen
+
+    def _of_prefix(self, keys: Sequence[int], fits: Sequence[bool]) -> int | None:
+        """Who computed the longest beginning; if nobody has, whom every front end would choose first."""
+        if not keys:
+            return None
+        for key in reversed(keys):
+            replica = self._remembered.get(key)
+            if replica is not None:
+                return replica if fits[replica] else None
+        return max((one for one in range(self._num_replicas) if fits[one]), key=lambda one: _score(keys[0], one))
+
+    def _least(self, loads: Sequence[int | None]) -> int:
+        """The least busy one; equals take turns."""
+        self._turn += 1
+        known = [
+            (load, (one + self._turn) % self._num_replicas, one) for one, load in enumerate(loads) if load is not None
+        ]
+        return min(known)[2]
+
+    def _remember(self, keys: Sequence[int], replica: int) -> None:
+        for key in keys:
+            self._remembered[key] = replica
+            self._remembered.move_to_end(key)
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+
+def _score(key: int, replica: int) -> int:
+    """Rendezvous hashing: with a replica less, only what it had goes elsewhere."""
+    return xxhash.xxh64_intdigest(key.to_bytes(8, "little") + replica.to_bytes(4, "little"))

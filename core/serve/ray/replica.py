@@ -1,0 +1,62 @@
+"""What a replica of the Ray Serve application holds: one engine, and the ASGI application around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.errors import EngineError
+
+if TYPE_CHECKING:
+    from hookline.core.serve.http.gate import Asgi
+
+
+class EngineReplica:
+    """One engine in the replica's process. tree: the configuration as `core.serve.settings.validate_serve` takes it.
+
+    Ray Serve calls its methods: the application is made once the engine is there, each health check asks the engine,
+    and what runs has ended when it is deleted.
+    """
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        from hookline.core.frontend.async_llm import AsyncLLM
+        from hookline.core.plugin.host import PluginHost
+        from hookline.core.serve.http.api_keys import read_keys
+        from hookline.core.serve.settings import validate_serve
+        from hookline.core.serve.throughput import Throughput
+
+        host = PluginHost.load()
+        host.log_problems()
+        self._run = validate_serve(tree, host)
+        self._keys = read_keys(self._run.serve.api_key_file)
+        self._throughput = Throughput(time.monotonic)
+        host.manager.register(self._throughput)
+        self._llm = AsyncLLM.from_config(self._run.config, host)
+
+    async def __serve_build_asgi_app__(self) -> Asgi:
+        """The application that Ray Serve hands requests to, on the loop that they run on.
+
+        Ray's proxy gives each response its X-Request-Id; ours has X-Hookline-Replica.
+        """
+        from ray import serve
+
+        from hookline.core.serve.http.app import make_app
+        from hookline.core.serve.http.collecting import QuietCollector
+        from hookline.core.serve.in_process import InProcessClient
+
+        client = InProcessClient(self._llm, self._run.serve, self._throughput)
+        name: str = serve.get_replica_context().replica_id.unique_id
+        served = make_app(client, self._run.serve, self._keys, ((b"x-hookline-replica", name.encode()),))
+        QuietCollector(lambda: served.gate.num_open).start()
+        served.life.watch.start()
+        return served.app
+
+    def check_health(self) -> None:
+        """Raises: EngineError if the engine is dead; Ray Serve then replaces the replica."""
+        if self._llm.death is not None:
+            raise EngineError(self._llm.death)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_llm"):
+            self._llm.close()

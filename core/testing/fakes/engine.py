@@ -1,0 +1,311 @@
+"""An executor without a model, for testing engines and schedulers in microseconds; no torch.
+
+It keeps a KV cache of token ids behind real block tables, and draws each token by hashing everything the request's
+table shows it. So a request that lost a block, shares a wrong one or reads a stale one gets other tokens than alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hookline.core.contracts import LayerCache, Limits, ModelSpec, Scheduler
+from hookline.core.engine.engine import Engine
+from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.kv_cache.manager import KVCacheManager
+from hookline.core.plugin.check_plugin import new_manager
+from hookline.core.plugin.observers import Observers
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.requests.pooling import BEGINS, ENDS
+from hookline.core.requests.request import Request
+from hookline.core.step.executor import Executor
+from hookline.core.step.message import POOLED_WIDTH, Step, pack, unpack
+from hookline.core.step.timing import Clock, DeviceTime
+from hookline.core.testing.fakes.poolers import READS_ALL, pooled_numbers
+from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, ints, num_mask_words
+
+HOLE = -1
+"""A cache slot that was never written."""
+
+
+def next_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
+    """The token the fake draws after `tokens`: a hash, so that every token before it matters."""
+    return xxhash.xxh64_intdigest(np.asarray(tokens, dtype=np.int64).tobytes(), seed=seed & 0xFFFFFFFF) % vocab_size
+
+
+def completion(
+    seed: int, prompt: Sequence[int], num_tokens: int, vocab_size: int, stop_ids: Sequence[int] = ()
+) -> list[int]:
+    """What a request alone must get: up to num_tokens tokens, ending with a stop token if one is sampled."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + num_tokens:
+        tokens.append(next_token(seed, tokens, vocab_size))
+        if tokens[-1] in stop_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeHandle(list[int]):
+    """The tokens of a step, and its vectors."""
+
+    def __init__(self, tokens: Iterable[int], vectors: list[VectorArray]) -> None:
+        super().__init__(tokens)
+        self.vectors = vectors
+
+
+class FakeClock:
+    """A Clock of a device that takes a second for each step."""
+
+    num_unread = 0
+
+    def read(self) -> DeviceTime | None:
+        """See Clock."""
+        self.num_unread -= 1
+        return DeviceTime(1.0, 0.25)
+
+    def clear(self) -> None:
+        """See Clock."""
+        self.num_unread = 0
+
+
+class FakeExecutor(Executor):
+    """An Executor over plain arrays; asserts that no request ever reads a slot that was not written.
+
+    windows: of the groups of layers that have blocks of their own. Each group's cache is read as far as its window
+    reaches, and must hold the request's own tokens.
+    """
+
+    def __init__(self, limits: Limits, vocab_size: int, windows: Sequence[int | None] = (None,)) -> None:
+        self.vocab_size, self.block_size, self.windows = vocab_size, limits.block_size, windows
+        self.cache = np.full(limits.num_blocks * limits.block_size, HOLE, dtype=np.int64)
+        self.row_columns = -(-limits.max_model_len // limits.block_size)
+        self.table = np.full((limits.max_num_seqs, len(windows) * self.row_columns), HOLE, dtype=np.int64)
+        self.seeds = np.zeros(limits.max_num_seqs, dtype=np.int64)
+        self.tokens: dict[int, int] = {}
+        self.pooled: dict[int, int] = {}
+        """Tokens pooled so far, by row."""
+        self.lengths: dict[int, int] = {}
+        self.steps: list[Step] = []
+        self.is_closed = False
+        self.clock: FakeClock | None = None
+        self.masks = np.zeros((limits.max_num_seqs, num_mask_words(vocab_size)), dtype=np.int32)
+        self._waiting: tuple[Step, list[tuple[int, int]], list[int]] | None = None
+
+    def launch(self, step: Step) -> Any:
+        """Compute a step at once, from its packed form."""
+        step = unpack(pack(step))
+        if self.clock is not None:
+            self.clock.num_unread += 1
+        self.steps.append(step)
+        self.seeds[step.admit_rows] = step.admit_seeds
+        self.table[step.table_rows, step.table_columns] = step.table_blocks
+        ends = self._write_decodes(step) + self._write_chunks(step)
+        assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
+        self._waiting = None
+        vectors = self._pool(step, ends)
+        if not len(step.masked_draws):
+            return FakeHandle(self._draw_all(step, ends, {}), vectors)
+        handle = FakeHandle((), vectors)
+        self._waiting = step, ends, handle
+        return handle
+
+    def mask_rows(self, num_rows: int) -> MaskArray:
+        """See Executor."""
+        return self.masks[:num_rows]
+
+    def release(self, handle: Any, num_rows: int) -> None:
+        """See Executor."""
+        assert self._waiting is not None and self._waiting[2] is handle, "no such step waits for masks"
+        (step, ends, _), self._waiting = self._waiting, None
+        assert num_rows == len(step.masked_draws)
+        handle += self._draw_all(step, ends, dict(zip(step.masked_draws.tolist(), self.masks, strict=False)))
+
+    def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, MaskArray]) -> list[int]:
+        num_decodes = len(step.decode_rows)
+        sampled = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
+        masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
+        for index, mask_W in masks.items():
+            masked |= {(index, token) for token in range(self.vocab_size) if not mask_W[token // 32] >> token % 32 & 1}
+        return [self._draw(ends[place], index, masked) for index, place in enumerate(sampled)]
+
+    def collect(self, handle: Any) -> IntArray:
+        """The tokens that were drawn."""
+        assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose masks never came"
+        return ints(handle)
+
+    def collect_vectors(self, handle: Any) -> list[VectorArray]:
+        """See Executor."""
+        vectors: list[VectorArray] = handle.vectors
+        return vectors
+
+    def _pool(self, step: Step, ends: list[tuple[int, int]]) -> list[VectorArray]:
+        """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""
+        vectors = []
+        for index, pooler, flags, _ in step.pooled.reshape(-1, POOLED_WIDTH).tolist():
+            row, end = ends[len(step.decode_rows) + index]
+            if pooler == READS_ALL:
+                start = int(step.chunk_starts[index])
+                assert start == (0 if flags & BEGINS else self.pooled[row]), (
+                    f"row {row} is not pooled from its beginning"
+                )
+                self.pooled[row] = end
+            if flags & ENDS:
+                context = self.cache[self._slots(row, 0, end)]
+                assert (context != HOLE).all(), f"row {row} pools a cache slot that was never written"
+                vectors.append(np.array(pooled_numbers(context.tolist()), dtype=np.float32))
+        return vectors
+
+    def time_steps(self) -> Clock:
+        """A clock by which each step takes one second, a quarter of a second after the one before."""
+        self.clock = FakeClock()
+        return self.clock
+
+    def close(self) -> None:
+        """Note that the engine closed it."""
+        self.is_closed = True
+
+    def _slots(self, row: int, start: int, end: int, group: int = 0) -> np.ndarray[Any, Any]:
+        positions = np.arange(start, end)
+        blocks = self.table[row, group * self.row_columns + positions // self.block_size]
+        assert (blocks >= 0).all(), f"row {row} has no block for a position in {start}..{end} of group {group}"
+        slots: np.ndarray[Any, Any] = blocks * self.block_size + positions % self.block_size
+        return slots
+
+    def _write(self, row: int, start: int, tokens: Any) -> None:
+        """Each group's cells tell them from another's."""
+        for group in range(len(self.windows)):
+            slots = self._slots(row, start, start + len(tokens), group)
+            self.cache[slots] = np.asarray(tokens) + group * self.vocab_size
+
+    def _read(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
+        """What the queries at positions start to end - 1 see of a group."""
+        window = self.windows[group]
+        first = 0 if window is None else max(0, start - window + 1)
+        found = self.cache[self._slots(row, first, end, group)]
+        assert (found != HOLE).all(), f"row {row} reads a cache slot of group {group} that was never written"
+        tokens: np.ndarray[Any, Any] = found - group * self.vocab_size
+        assert ((tokens >= 0) & (tokens < self.vocab_size)).all(), f"row {row} reads another group's block as {group}'s"
+        return tokens
+
+    def _write_decodes(self, step: Step) -> list[tuple[int, int]]:
+        ends = []
+        for row in step.decode_rows.tolist():
+            length = self.lengths[row]
+            self._write(row, length - 1, [self.tokens[row]])
+            ends.append((row, length))
+        return ends
+
+    def _write_chunks(self, step: Step) -> list[tuple[int, int]]:
+        ends, first = [], 0
+        for row, start, length in zip(step.chunk_rows, step.chunk_starts, step.chunk_lens, strict=True):
+            self._write(int(row), int(start), step.token_ids_T[first : first + length])
+            ends.append((int(row), int(start + length)))
+            first += length
+        if tuple(self.windows) != (None,):
+            for (row, end), start in zip(ends, step.chunk_starts.tolist(), strict=True):
+                self._visible(row, start, end)
+        return ends
+
+    def _visible(self, row: int, start: int, end: int) -> np.ndarray[Any, Any]:
+        """What these queries see of the group that sees most; the others must see the same."""
+        seen = [self._read(row, start, end, group) for group in range(len(self.windows))]
+        longest = max(seen, key=len)
+        for group, tokens in enumerate(seen):
+            is_same = np.array_equal(tokens, longest[len(longest) - len(tokens) :])
+            assert is_same, f"row {row} reads other tokens in group {group} than it computed"
+        return longest
+
+    def _draw(self, place: tuple[int, int], index: int, masked: set[tuple[int, int]]) -> int:
+        row, end = place
+        context = self._visible(row, end - 1, end)
+        token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)
+        for _ in range(self.vocab_size):  # if all are forbidden, any may be drawn
+            token = (token + 1) % self.vocab_size if (index, token) in masked else token
+        self.tokens[row], self.lengths[row] = token, end + 1
+        return token
+
+
+def fake_engine(
+    scheduler: Scheduler,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    max_model_len: int = 128,
+    vocab_size: int = 50,
+    eos_token_ids: Sequence[int] = (),
+    prefix_caching: bool = True,
+    stall_timeout_s: float = 1.0,
+    overlap: bool = False,
+    max_queued_requests: int | None = None,
+    max_queued_tokens: int | None = None,
+    tag_keys: tuple[str, ...] | None = None,
+    layers: tuple[LayerCache, ...] = (),
+    **options: Any,
+) -> Engine:
+    """An engine over a FakeExecutor. layers: what the layers of its model keep; () stands for full attention."""
+    spec = ModelSpec(max(1, len(layers)), 1, 1, 1, 1, vocab_size, max_model_len, layers)
+    groups = CacheGroups.of(spec, max_model_len)
+    num_cache_tokens = groups.longest(num_blocks, block_size, max_num_batched_tokens, max_model_len)
+    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, groups.num_groups)
+    return Engine(
+        scheduler,
+        FakeExecutor(limits, vocab_size, groups.windows),
+        BlockPool(num_blocks, block_size, caching=prefix_caching),
+        EngineLimits(
+            limits,
+            vocab_size,
+            stall_timeout_s,
+            frozenset(eos_token_ids),
+            overlap=overlap,
+            max_queued_requests=max_queued_requests,
+            max_queued_tokens=max_queued_tokens,
+            tag_keys=tag_keys,
+            num_cache_tokens=num_cache_tokens,
+        ),
+        groups=groups,
+        **options,
+    )
+
+
+def watched_by(*observers: Any) -> Observers:
+    """For `fake_engine(..., observers=watched_by(observer))`: these observers, and no plugin's hooks."""
+    return Observers(new_manager(), {type(observer).__name__: observer for observer in observers})
+
+
+def _check_salts(cache: KVCacheManager, requests: Iterable[Request]) -> None:
+    salts: dict[int, str | None] = {}
+    for request in requests:
+        for block in cache.held_blocks(request):
+            salt = salts.setdefault(block, request.info.cache_salt)
+            assert salt == request.info.cache_salt, f"requests with different cache salts share block {block}"
+
+
+def check_engine(engine: Engine) -> None:
+    """Assert what must hold between any two steps: blocks, rows and requests add up, and the limits are kept."""
+    engine.pool.check()
+    queue, pool = engine.queue, engine.pool
+    held: dict[int, int] = {}
+    for request in queue.live.values():
+        for block in engine.cache.held_blocks(request):
+            held[block] = held.get(block, 0) + 1
+    if any(request.info.cache_salt for request in queue.live.values()):
+        _check_salts(engine.cache, queue.live.values())
+    for block in range(pool.num_blocks):
+        assert pool.references(block) == held.get(block, 0), f"block {block} has a wrong reference count"
+    assert len(queue.running) <= engine.limits.plan.max_num_seqs, "more requests run than max_num_seqs"
+    rows = [request.row for request in queue.running.values()]
+    assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0, "two requests share a row"
+    assert len(rows) + len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs, "a row is lost"
+    num_waiting_tokens = sum(request.num_prompt_tokens for request in queue.waiting.values())
+    assert queue.num_waiting_tokens == num_waiting_tokens, "the waiting tokens are miscounted"
+    num_preempted = sum(request.num_preemptions > 0 for request in queue.waiting.values())
+    assert queue.num_preempted_waiting == num_preempted, "the waiting requests that were preempted are miscounted"
+    everybody = set(queue.waiting) | set(queue.running) | set(queue.ending) | set(queue.compiling)
+    assert set(queue.live) == everybody, "a request is lost"
+    assert not set(queue.waiting) & set(queue.running), "a request waits and runs"

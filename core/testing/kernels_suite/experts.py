@@ -1,0 +1,116 @@
+"""The part of the kernels' conformance suite (suite.py) that is about experts.
+
+Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec, is_offered
+from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from hookline.core.testing.host_sync import no_host_sync
+from hookline.core.testing.kernels_suite.cases import AttentionCases, describe, exact
+from hookline.core.testing.plain_kernels import PlainKernels
+
+SHAPES = ((1, 4, 1, 16, 16), (17, 5, 3, 48, 40))
+"""T, X, A, D, F."""
+
+
+class ExpertCases(AttentionCases):
+    """What route_experts and expert_mlp must do; nothing is asked of kernels without them."""
+
+    def test_route_experts(self) -> None:
+        """The most probable experts, best first, and their probabilities."""
+        for spec, kernels in self._offering("route_experts"):
+            for num_experts, top_k in ((4, 1), (9, 3), (64, 8)):
+                order_TX = torch.rand(7, num_experts, generator=torch.Generator().manual_seed(top_k)).argsort(-1)
+                logits_TX = (order_TX * 0.25 - 3).to(spec.device, spec.dtype)  # no two of a row are equal
+                for normalise in (False, True):
+                    what = f"of route_experts, {top_k} of {num_experts}, normalise={normalise} ({describe(spec)})"
+                    expected = PlainKernels(None, exact(spec)).route_experts(logits_TX, top_k, normalise)
+                    with PoisonedMemory():
+                        expert_TA, weight_TA = kernels.route_experts(logits_TX.clone(), top_k, normalise)
+                    check_form(f"the experts {what}", expert_TA, (7, top_k), torch.int64)
+                    check_form(f"the weights {what}", weight_TA, (7, top_k), torch.float32)
+                    check(torch.equal(expert_TA, expected[0]), f"the experts {what} are not the most probable ones")
+                    check_close(f"the weights {what}", weight_TA, expected[1], 1e-5)
+
+    def test_expert_mlp(self) -> None:
+        """Of one token and of many, evenly routed and all to the same experts."""
+        for spec, kernels in self._offering("expert_mlp"):
+            for what, given in self._inputs(spec):
+                expected_TD = PlainKernels(None, exact(spec)).expert_mlp(given[0].double(), *given[1:])
+                before = [tensor.clone() for tensor in given]
+                with PoisonedMemory():
+                    out_TD = kernels.expert_mlp(*given)
+                check_form(what, out_TD, given[0].shape, spec.dtype)
+                check_close(what, out_TD, expected_TD, 2 * self.tolerance(spec))  # Two products, both rounded.
+                for name, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
+                    check_unchanged(f"{name}, which expert_mlp was given,", old, new)
+
+    def test_clamped_expert_mlp(self) -> None:
+        """With both biases, and without that of the second product; values on both sides of the limit."""
+        for spec, kernels in self._offering("clamped_expert_mlp"):
+            for what, (x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF) in self._inputs(spec):
+                bias_XF = self.random(spec, *gate_up_XFD.shape[:2])
+                for bias_XD in (self.random(spec, *down_XDF.shape[:2]), None):
+                    weights = gate_up_XFD * 2, bias_XF, down_XDF, bias_XD
+                    given = expert_TA, weight_TA, *weights, 1.7, 1.5
+                    expected_TD = PlainKernels(None, exact(spec)).clamped_expert_mlp(x_TD.double(), *given)
+                    with PoisonedMemory():
+                        out_TD = kernels.clamped_expert_mlp(x_TD, *given)
+                    what = f"clamped {what}, {'without' if bias_XD is None else 'with'} the second bias"
+                    check_close(what, out_TD, expected_TD, 2 * self.tolerance(spec))  # Two products, both rounded.
+
+    def test_a_token_gets_from_its_experts_what_it_gets_alone(self) -> None:
+        """Routing of the other tokens changes nothing."""
+        for spec, kernels in self._offering("expert_mlp"):
+            x_TD, expert_TA, weight_TA, *weights = list(self._inputs(spec))[-1][1]
+            crowd_TD = kernels.expert_mlp(x_TD, expert_TA, weight_TA, *weights)
+            for token in (0, len(x_TD) - 1):
+                mine = slice(token, token + 1)
+                alone_TD = kernels.expert_mlp(x_TD[mine], expert_TA[mine], weight_TA[mine], *weights)
+                what = f"expert_mlp of token {token} alone, compared with the same in a batch ({describe(spec)})"
+                check_close(what, alone_TD, crowd_TD[mine], self.tolerance(spec))
+
+    def test_experts_never_wait_for_the_host(self) -> None:
+        """No shape depends on the routing."""
+        for spec, kernels in self._offering("expert_mlp") if self.graph_safe else ():
+            given, logits_TX = next(self._inputs(spec))[1], self.random(spec, 3, 8)
+            calls: dict[str, Callable[[], object]] = {"expert_mlp": partial(kernels.expert_mlp, *given)}
+            if is_offered(kernels.route_experts):
+                calls["route_experts"] = partial(kernels.route_experts, logits_TX, 2, True)
+            for name, call in calls.items():
+                call()  # the first call may compile
+                with torch.no_grad(), no_host_sync(f"{name} ({describe(spec)})"):
+                    call()
+
+    def _offering(self, operation: str) -> Iterator[tuple[AttentionSpec, Any]]:
+        for spec in self.specs(self.groups[:1]):
+            kernels: Any = self.make(spec)
+            if is_offered(getattr(kernels, operation)):
+                yield spec, kernels
+
+    def _inputs(self, spec: AttentionSpec) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+        for num_tokens, num_experts, num_chosen, hidden, inner in SHAPES:
+            logits_TX = self.random(spec, num_tokens, num_experts).float()
+            for routing in ("any experts", "the same experts"):
+                routed = logits_TX if routing == "any experts" else logits_TX[:1].expand_as(logits_TX)
+                weight_TA, expert_TA = routed.softmax(-1).topk(num_chosen)
+                what = f"expert_mlp of {num_tokens} tokens by {routing}, {num_chosen} of {num_experts}"
+                yield (
+                    f"{what} ({describe(spec)})",
+                    (
+                        self.random(spec, num_tokens, hidden),
+                        expert_TA,
+                        weight_TA,
+                        self.random(spec, num_experts, 2 * inner, hidden) * hidden**-0.5,
+                        self.random(spec, num_experts, hidden, inner) * inner**-0.5,
+                    ),
+                )

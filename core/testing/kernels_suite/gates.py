@@ -1,0 +1,105 @@
+"""The part of the kernels' conformance suite (suite.py) that is about norms and gates which kernels may join.
+
+Expected values are computed in float64. Legend: T tokens, D hidden, H heads, E head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec
+from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from hookline.core.testing.kernels_suite.cases import AttentionCases, describe, exact
+from hookline.core.testing.plain_kernels import PlainKernels
+
+EPS = 1e-5
+SHAPES = ((1, 96), (5, 64), (33, 1040))
+"""Tokens and hidden."""
+HEADS = ((1, 3, 24), (7, 16, 128))
+"""Tokens, heads, head dim."""
+
+
+class GateCases(AttentionCases):
+    """What kernels must give that join a norm or a gate to its neighbours; those inherited are held to it as well."""
+
+    def test_norm_add_rms_norm(self) -> None:
+        """Returns (normalised sum, sum), in this order; weights may be float32."""
+        for spec in self.specs(self.groups[:1]):
+            plain = PlainKernels(None, exact(spec))
+            for num_tokens, width in SHAPES:
+                x_TD, residual_TD = (
+                    self.random(spec, num_tokens, width) * 3,
+                    self.random(spec, num_tokens, width).flip(0),
+                )
+                inner_D = 1 + 0.3 * self.random(spec, width).float()
+                weight_D = (1.5 - inner_D.flip(0)).to(spec.dtype)
+                normed_TD = plain.rms_norm(x_TD.double(), inner_D, EPS)
+                expected = plain.add_rms_norm(normed_TD, residual_TD.double(), weight_D, EPS)
+                with PoisonedMemory():
+                    given = x_TD.clone(), inner_D, residual_TD.clone(), weight_D, EPS
+                    actual = self.make(spec).norm_add_rms_norm(*given)
+                check(len(actual) == 2, "norm_add_rms_norm must return (normalised, residual)")
+                for name, one, wanted in zip(("norm", "sum"), actual, expected, strict=True):
+                    self._check_gate(
+                        spec, f"the {name} that norm_add_rms_norm of {num_tokens} x {width} returns", one, wanted
+                    )
+
+    def test_rms_norm_silu_mul(self) -> None:
+        """Head by head, with gates that are columns of a wider matrix."""
+        for spec in self.specs(self.groups[:1]):
+            for num_tokens, num_heads, head_dim in HEADS:
+                x_THE = self.random(spec, num_tokens, num_heads, head_dim) * 2
+                wide_TC = self.random(spec, num_tokens, num_heads * head_dim + 8).flip(0) * 2
+                gate_THE = wide_TC[:, 8:].view(num_tokens, num_heads, head_dim)
+                weight_E = 1 + 0.3 * self.random(spec, head_dim)
+                normed_THE = PlainKernels(None, exact(spec)).rms_norm(x_THE.double(), weight_E, EPS)
+                expected_THE = normed_THE * gate_THE.double() * gate_THE.double().sigmoid()
+                with PoisonedMemory():
+                    actual_THE = self.make(spec).rms_norm_silu_mul(x_THE.clone(), weight_E, EPS, gate_THE)
+                self._check_gate(spec, f"rms_norm_silu_mul of {tuple(x_THE.shape)}", actual_THE, expected_THE)
+
+    def test_sigmoid_mul(self) -> None:
+        """By a gate for each feature and for each token, with and without something to add; inputs stay as they are."""
+        for spec in self.specs(self.groups[:1]):
+            for num_tokens, width in SHAPES:
+                x_TD, wide_TD = (
+                    self.random(spec, num_tokens, width),
+                    self.random(spec, num_tokens, width + 8).flip(0) * 2,
+                )
+                for gate_TG in (wide_TD[:, :width], wide_TD[:, :1]):
+                    for added_TD in (None, x_TD.flip(0) - 0.5):
+                        before = [one.clone() for one in (x_TD, wide_TD)]
+                        expected_TD = x_TD.double() * gate_TG.double().sigmoid()
+                        expected_TD = expected_TD if added_TD is None else expected_TD + added_TD.double()
+                        with PoisonedMemory():
+                            actual_TD = self.make(spec).sigmoid_mul(x_TD, gate_TG, added_TD)
+                        what = f"sigmoid_mul of {num_tokens} x {width} by {gate_TG.shape[1]} gates"
+                        what += "" if added_TD is None else ", and a sum"
+                        self._check_gate(spec, what, actual_TD, expected_TD)
+                        for name, old, new in zip(("x", "the gate"), before, (x_TD, wide_TD), strict=True):
+                            check_unchanged(f"{name}, which sigmoid_mul was given,", old, new)
+
+    def test_delta_gates(self) -> None:
+        """In float32, from columns of a wider matrix, also where softplus is its argument or nothing."""
+        for spec in self.specs(self.groups[:1]):
+            for num_tokens, num_heads in ((1, 4), (33, 6)):
+                wide_TC = self.random(spec, num_tokens, 2 * num_heads + 5) * 8
+                beta_TH, decay_TH = wide_TC[:, :num_heads], wide_TC[:, num_heads : 2 * num_heads]
+                log_rate_H, bias_H = (self.random(spec, num_heads).float() + shift for shift in (0.0, 1.0))
+                softplus_TH = torch.logaddexp(
+                    decay_TH.double() + bias_H.double(), torch.zeros((), dtype=torch.float64).to(wide_TC.device)
+                )
+                expected = -log_rate_H.double().exp() * softplus_TH, beta_TH.double().sigmoid()
+                with PoisonedMemory():
+                    actual = self.make(spec).delta_gates(beta_TH, decay_TH, log_rate_H, bias_H)
+                for name, one, wanted in zip(("decays", "betas"), actual, expected, strict=True):
+                    what = f"the {name} that delta_gates of {num_tokens} x {num_heads} returns ({describe(spec)})"
+                    check_form(what, one, wanted.shape, torch.float32)
+                    check_close(what, one, wanted, 1e-5)
+
+    def _check_gate(self, spec: AttentionSpec, what: str, actual: Tensor, expected: Tensor) -> None:
+        check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
+        check_close(
+            f"{what} ({describe(spec)})", actual, expected, 2 * self.tolerance(spec)
+        )  # may be rounded in between

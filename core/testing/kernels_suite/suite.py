@@ -1,0 +1,302 @@
+"""The conformance suite of kernels: subclass it in your tests and return your kernels from `make`.
+
+Everything is compared with core/testing/plain_kernels, in float64, on inputs rounded to the dtype under test. It says
+nothing about speed. Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads,
+E head dim, N blocks, S block size, C = (H + 2K) * E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import (
+    ATTENTION_FEATURES,
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    QKNorm,
+    Rope,
+    is_offered,
+)
+from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
+from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from hookline.core.testing.kernels_suite.attention import AttentionSuite
+from hookline.core.testing.kernels_suite.attention_forms import AttentionFormSuite, named
+from hookline.core.testing.kernels_suite.cases import describe, exact, forms, with_window
+from hookline.core.testing.kernels_suite.experts import ExpertCases
+from hookline.core.testing.kernels_suite.gates import GateCases
+from hookline.core.testing.kernels_suite.graphs import GraphSuite
+from hookline.core.testing.kernels_suite.invariance import InvarianceCases
+from hookline.core.testing.kernels_suite.recurrent import RecurrentCases
+from hookline.core.testing.plain_kernels import PlainKernels
+
+EPS = 1e-5
+NUM_BLOCKS = 12
+WIDTHS = (64, 96, 1024)
+NUM_ROWS = (1, 5, 33)
+FEW_ROWS = (1, 2, 3, 4, 5, 33)
+LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
+"""Input and output features."""
+MAX_POSITION = 512
+
+
+class KernelsSuite(
+    InvarianceCases, GraphSuite, GateCases, ExpertCases, RecurrentCases, AttentionFormSuite, AttentionSuite
+):
+    """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
+
+    Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
+    (query heads per kv head), device; graph_safe, graph_prefill, batch_invariant and attention as in the entry's
+    Needs; and captured_decodes (False if decodes need their lengths on the host). tolerances: dtype -> largest error
+    relative to 1 + |expected|; widen it only with a reason. Kernels that offer operations for experts or recurrent
+    states are held to them, too.
+    """
+
+    def test_rms_norm(self) -> None:
+        """Also of rows so small that eps counts, and with weights that are not one."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            expected = PlainKernels(None, exact(spec)).rms_norm(x_TD.double(), weight_D, EPS)
+            with PoisonedMemory():
+                actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
+            self._check(f"rms_norm of {tuple(x_TD.shape)}", spec, actual, expected)
+
+    def test_add_rms_norm(self) -> None:
+        """Returns (normalised sum, sum), in this order."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            residual_TD = x_TD.flip(0).flip(1) * 0.5
+            expected = PlainKernels(None, exact(spec)).add_rms_norm(x_TD.double(), residual_TD.double(), weight_D, EPS)
+            with PoisonedMemory():
+                actual = self.make(spec).add_rms_norm(x_TD.clone(), residual_TD.clone(), weight_D, EPS)
+            check(len(actual) == 2, "add_rms_norm must return (normalised, residual)")
+            self._check(f"the norm that add_rms_norm of {tuple(x_TD.shape)} returns", spec, actual[0], expected[0])
+            self._check(f"the sum that add_rms_norm of {tuple(x_TD.shape)} returns", spec, actual[1], expected[1])
+
+    def test_silu_mul(self) -> None:
+        """The first half is the gate."""
+        for spec, gate_up_TF, _ in self._norm_inputs():
+            expected = PlainKernels(None, exact(spec)).silu_mul(gate_up_TF.double() * 4)
+            with PoisonedMemory():
+                actual = self.make(spec).silu_mul(gate_up_TF * 4)
+            self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_gelu_tanh_mul(self) -> None:
+        """As silu_mul; nothing is asked of kernels without it."""
+        for spec, gate_up_TF, _ in self._norm_inputs():
+            kernels = self.make(spec)
+            if is_offered(kernels.gelu_tanh_mul):
+                expected = PlainKernels(None, exact(spec)).gelu_tanh_mul(gate_up_TF.double() * 2)
+                with PoisonedMemory():
+                    actual = kernels.gelu_tanh_mul(gate_up_TF * 2)
+                self._check(f"gelu_tanh_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+
+    def test_norms_take_weights_of_float32(self) -> None:
+        """Whatever the dtype of what they normalise."""
+        for spec, x_TD, weight_D in self._norm_inputs():
+            weight_D, plain = weight_D.float() + 1 / 512, PlainKernels(None, exact(spec))
+            actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
+            what = f"rms_norm of {tuple(x_TD.shape)} with a weight of float32"
+            self._check(what, spec, actual, plain.rms_norm(x_TD.double(), weight_D, EPS))
+            added_TD, _ = self.make(spec).add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS)
+            expected_TD, _ = plain.add_rms_norm(x_TD.double(), x_TD.double(), weight_D, EPS)
+            self._check(f"the norm of add_rms_norm, as {what}", spec, added_TD, expected_TD)
+
+    def test_linear(self) -> None:
+        """Of one row, a few and many, with and without a bias, with rows of x apart in memory."""
+        for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
+            for bias in (None, bias_O):
+                expected = PlainKernels(None, exact(spec)).linear(x_TD.double(), weight_OD, bias)
+                with PoisonedMemory():
+                    actual = self.make(spec).linear(x_TD, weight_OD, bias)
+                what = f"linear of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
+                self._check(what, spec, actual, expected)
+
+    def test_linear_silu_mul(self) -> None:
+        """The first half of the weight's rows is the gate."""
+        for spec, x_TD, weight_OD, _ in self._linear_inputs():
+            expected = PlainKernels(None, exact(spec)).linear_silu_mul(x_TD.double(), weight_OD)
+            with PoisonedMemory():
+                actual = self.make(spec).linear_silu_mul(x_TD, weight_OD)
+            self._check(f"linear_silu_mul of {tuple(x_TD.shape)}", spec, actual, expected)
+
+    def test_linear_add_rms_norm(self) -> None:
+        """Returns (normalised sum, sum), in this order, with and without a bias."""
+        for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
+            residual_TO = self.random(spec, len(x_TD), len(weight_OD)) * 2
+            norm_weight_O = 1.5 - bias_O.flip(0) * 0.2
+            for bias in (None, bias_O):
+                plain = PlainKernels(None, exact(spec))
+                product_TO = plain.linear(x_TD.double(), weight_OD, bias)
+                expected = plain.add_rms_norm(product_TO, residual_TO.double(), norm_weight_O, EPS)
+                given = x_TD.clone(), weight_OD, bias, residual_TO.clone(), norm_weight_O, EPS
+                with PoisonedMemory():
+                    actual = self.make(spec).linear_add_rms_norm(*given)
+                what = f"linear_add_rms_norm of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
+                check(len(actual) == 2, "linear_add_rms_norm must return (normalised, residual)")
+                self._check(f"the norm that {what} returns", spec, actual[0], expected[0])
+                self._check(f"the sum that {what} returns", spec, actual[1], expected[1])
+
+    def test_add_parts_rms_norm(self) -> None:
+        """Writes the norm where it is told to, and the sum over the residual, from parts that lie apart."""
+        for spec in self.specs():
+            for num_parts, num_rows, width in ((2, 5, 48), (4, 1, 256), (3, 33, 64)):
+                apart_PTD = self.random(spec, num_parts, num_rows + 2, width)
+                parts_PTD, residual_TD = apart_PTD[:, :num_rows], self.random(spec, num_rows, width) * 2
+                weight_D = self.random(spec, width) * 0.1 + 1
+                expected = PlainKernels(None, exact(spec)).add_rms_norm(
+                    parts_PTD.double().sum(0), residual_TD.double(), weight_D, EPS
+                )
+                out_TD = torch.full_like(residual_TD, torch.nan)
+                with PoisonedMemory():
+                    self.make(spec).add_parts_rms_norm(parts_PTD, residual_TD, weight_D, EPS, out_TD)
+                what = f"add_parts_rms_norm of {tuple(parts_PTD.shape)}"
+                self._check(f"the norm that {what} writes", spec, out_TD, expected[0])
+                self._check(f"the sum that {what} leaves in the residual", spec, residual_TD, expected[1])
+
+    def test_qk_norm_rope(self) -> None:
+        """With and without norm and rotation, at positions in any order."""
+        for spec in self.specs():
+            positions_T = self._positions(spec, 9)
+            q_THE = self.random(spec, 9, spec.num_heads, spec.head_dim)
+            k_TKE = self.random(spec, 9, spec.num_kv_heads, spec.head_dim) * 2
+            for what, rope, norm in self._variants(spec):
+                expected = PlainKernels(None, exact(spec)).qk_norm_rope(
+                    q_THE.double(), k_TKE.double(), positions_T, rope, norm
+                )
+                with PoisonedMemory():
+                    actual = self.make(spec).qk_norm_rope(q_THE.clone(), k_TKE.clone(), positions_T, rope, norm)
+                self._check(f"q of qk_norm_rope {what}", spec, actual[0], expected[0])
+                self._check(f"k of qk_norm_rope {what}", spec, actual[1], expected[1])
+
+    def test_write_kv_writes_its_slots_and_nothing_else(self) -> None:
+        """Exactly the given values, keys first, in exactly the given slots of one layer."""
+        for spec in self.specs():
+            cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+            slot_mapping_T = self._positions(spec, 11, below=NUM_BLOCKS * spec.block_size)
+            k_TKE = self.random(spec, 11, spec.num_kv_heads, spec.head_dim)
+            v_TKE = k_TKE.flip(0) + 1
+            expected = cache.clone()
+            PlainKernels(None, spec).write_kv(k_TKE, v_TKE, expected[:, 1], slot_mapping_T)
+            self.make(spec).write_kv(k_TKE, v_TKE, cache[:, 1], slot_mapping_T)
+            self._check_cache("write_kv", spec, cache, expected, 0.0)
+
+    def test_qk_norm_rope_write(self) -> None:
+        """The fused form rotates and writes what the two parts would, over decodes and chunks."""
+        for spec in self.specs():
+            lengths = [(5, 1), (spec.block_size + 1, 1), (spec.block_size + 4, 4)]
+            rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=0)
+            num_heads = spec.num_heads + 2 * spec.num_kv_heads
+            for what, rope, norm in self._variants(spec):
+                batch = make_batch(rows, spec, num_decodes=2)
+                qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
+                cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+                exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
+                expected = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
+                kernels = self.make(spec)
+                kernels.prepare(batch)
+                with PoisonedMemory():
+                    actual = kernels.qk_norm_rope_write(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
+                self._check(f"q of qk_norm_rope_write {what}", spec, actual, expected)
+                self._check_cache(f"qk_norm_rope_write {what}", spec, cache, exact_cache, self.tolerances[spec.dtype])
+
+    def test_qkv_attend(self) -> None:
+        """Attends and writes as the two parts would, over decodes alone and with chunks."""
+        for spec in self.specs():
+            decodes = [(1, 1), (5, 1), (spec.block_size + 1, 1), (2 * spec.block_size, 1)]
+            for lengths in (decodes, [*decodes[1:3], (spec.block_size + 4, 4)]):
+                rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=1)
+                for what, rope, norm in self._variants(spec):
+                    batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
+                    self._check_qkv_attend(f"qkv_attend {what}", spec, batch, rope, norm)
+
+    def test_qkv_attend_in_every_form(self) -> None:
+        """The same with what the kernels declare of ATTENTION_FEATURES, down to windows of the newest token alone."""
+        for spec in self.specs() if self.attention else ():
+            size = spec.block_size
+            form, (_, rope, norm) = self.form(spec, *ATTENTION_FEATURES), next(self._variants(spec))
+            decodes = [(1, 1), (5, 1), (size + 1, 1), (2 * size - 1, 1)]
+            for lengths in (decodes, [*decodes[1:3], (size + 4, 4)]):
+                rows = scatter_rows(lengths, size, NUM_BLOCKS, seed=1)
+                batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
+                for window in {self.window(1), self.window(size + 1), self.window(2 * size)}:
+                    seen = batch if window is None else with_window(batch, rows, spec, window, scratch=NUM_BLOCKS)
+                    what = f"qkv_attend within a window of {window} with {named(form)}"
+                    self._check_qkv_attend(what, spec, replace(seen, scratch={}), rope, norm, form)
+
+    def _check_qkv_attend(
+        self,
+        what: str,
+        spec: AttentionSpec,
+        batch: Batch,
+        rope: Rope | None,
+        norm: QKNorm | None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> None:
+        num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
+        cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+        exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
+        q_THE = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
+        expected = reference.attend(q_THE, exact_cache[:, 1], batch, form)
+        kernels: Any = self.make(spec)
+        kernels.prepare(batch)
+        with PoisonedMemory():
+            actual = kernels.qkv_attend(qkv_TC.clone(), cache[:, 1], batch, rope, norm, *forms(form))
+        self._check(f"what {what} of {batch.num_requests} rows returns", spec, actual, expected)
+        self._check_cache(what, spec, cache, exact_cache, self.tolerances[spec.dtype])
+
+    def _norm_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor]]:
+        """Rows of very different size, some of zeros; and weights around one."""
+        for spec in self.specs(self.groups[:1]):
+            for num_rows in NUM_ROWS:
+                for width in WIDTHS:
+                    size_T1 = torch.logspace(-4, 0.5, num_rows, device=spec.device).unsqueeze(1)
+                    x_TD = self.random(spec, num_rows, width) * size_T1.to(spec.dtype)
+                    yield spec, x_TD, 1 + 0.5 * self.random(spec, width)
+
+    def _linear_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor, Tensor]]:
+        """Products of about one, of every number of rows that may have a kernel of its own."""
+        for spec in self.specs(self.groups[:1]):
+            for num_rows in FEW_ROWS:
+                for width, num_out in LINEAR_SHAPES:
+                    x_TD = self.random(spec, num_rows, 2 * width)[:, :width]
+                    weight_OD = self.random(spec, num_out, width) * width**-0.5
+                    yield spec, x_TD, weight_OD, self.random(spec, num_out)
+
+    def _variants(self, spec: AttentionSpec) -> Iterator[tuple[str, Rope | None, QKNorm | None]]:
+        rope = _rope(spec, spec.head_dim)
+        q_weight_E = 1 + 0.3 * self.random(spec, spec.head_dim)
+        norm = QKNorm(q_weight_E, 1.5 - q_weight_E.flip(0), EPS)
+        yield "with norm and rope", rope, norm
+        yield "without norm", rope, None
+        yield "without rope", None, norm
+        yield "without norm and rope", None, None
+        yield "with norm and rope of a quarter of each head", _rope(spec, spec.head_dim // 8 * 2), norm
+
+    def _positions(self, spec: AttentionSpec, num_tokens: int, below: int = MAX_POSITION) -> Tensor:
+        """Different numbers in random order."""
+        return torch.randperm(below, generator=torch.Generator().manual_seed(1))[:num_tokens].to(spec.device)
+
+    def _check(self, what: str, spec: AttentionSpec, actual: Tensor, expected: Tensor) -> None:
+        check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
+        check_close(f"{what} ({describe(spec)})", actual, expected, self.tolerances[spec.dtype])
+
+    def _check_cache(self, what: str, spec: AttentionSpec, cache: Tensor, expected: Tensor, tolerance: float) -> None:
+        """Keys and values of the layer that was written (1), and the untouched others."""
+        for part, index in (("keys", 0), ("values", 1)):
+            name = f"the {part} that {what} leaves in the cache ({describe(spec)})"
+            check_close(name, cache[index, 1], expected[index, 1], tolerance)
+        others = [0, 2]
+        check_unchanged(f"another layer's cache, by {what},", expected[:, others].to(cache.dtype), cache[:, others])
+
+
+def _rope(spec: AttentionSpec, num_rotated: int) -> Rope:
+    """Rotation of the first values of a head."""
+    frequency_F = 100.0 ** -torch.linspace(0, 1, num_rotated // 2)
+    angle_PF = torch.outer(torch.arange(float(MAX_POSITION)), frequency_F)
+    return Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1).to(spec.device))

@@ -1,0 +1,184 @@
+"""What a driven model's forward is given as `attend`: it checks each call, and keeps what layers keep.
+
+Legend: T tokens of a step, B sequences of it, C = (H + 2K) * E, H heads, K kv heads, E head dim, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    Kernels,
+    LayerCache,
+    ModelSpec,
+    NoCache,
+    QKNorm,
+    RecurrentState,
+    Rope,
+    SharedCache,
+    SlidingWindow,
+    StateRows,
+    StateTensor,
+)
+from hookline.core.testing.checks import check, check_form
+
+ATTENDS = "attention"
+KEEPS_STATE = "a state"
+
+
+@dataclass
+class DrivenBatch(Batch):
+    """A batch, and of each of its rows the sequence and how many of its tokens came before, on the host."""
+
+    sequences: Sequence[int] = ()
+    starts: Sequence[int] = ()
+
+
+class DrivenStates:
+    """The recurrent states of some sequences, and what they were after each chunk, so that a chunk can be repeated."""
+
+    def __init__(self, spec: ModelSpec, attention: AttentionSpec, num_sequences: int, num_ranks: int) -> None:
+        self.layers: dict[int, dict[str, Tensor]] = {}
+        for index, layer in enumerate(spec.cache_layers):
+            if isinstance(layer, RecurrentState):
+                forms = [(name, *state_form(tensor, attention.dtype, num_ranks)) for name, tensor in layer.tensors]
+                self.layers[index] = {
+                    name: torch.zeros(num_sequences + 1, *shape, dtype=dtype, device=attention.device)
+                    for name, shape, dtype in forms
+                }
+        self._kept: dict[tuple[int, int], list[Tensor]] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of all states."""
+        return [tensor for named in self.layers.values() for tensor in named.values()]
+
+    def recall(self, batch: DrivenBatch) -> None:
+        """Put back what the states were before these chunks."""
+        for sequence, start in zip(batch.sequences, batch.starts, strict=True):
+            kept = (
+                self._kept.get((sequence, start), [None] * len(self.tensors)) if start else [None] * len(self.tensors)
+            )
+            for tensor, value in zip(self.tensors, kept, strict=True):
+                tensor[sequence] = 0 if value is None else value
+
+    def keep(self, batch: DrivenBatch) -> None:
+        """Remember what they are after these chunks."""
+        ends = batch.context_lens_host
+        assert ends is not None
+        for sequence, end in zip(batch.sequences, ends.tolist(), strict=True):
+            self._kept[sequence, end] = [tensor[sequence].clone() for tensor in self.tensors]
+
+
+def state_form(tensor: StateTensor, dtype: torch.dtype, num_ranks: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of one rank's part of a sequence's state."""
+    shape = list(tensor.shape)
+    if tensor.split_dim is not None:
+        shape[tensor.split_dim] //= num_ranks
+    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else dtype
+
+
+class CheckedAttend:
+    """`hookline.core.contracts.Attend` over the plain kernels. called: (layer, ATTENDS or KEEPS_STATE) of each call.
+
+    kv_layers: the cache of each layer, those that share one and those without any among them.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        attention: AttentionSpec,
+        kernels: Kernels,
+        kv_layers: Sequence[Tensor],
+        states: Mapping[int, Mapping[str, Tensor]],
+        batch: Batch,
+        rows_N: Tensor | None = None,
+    ) -> None:
+        self.spec, self.attention, self.kernels, self.kv_layers = spec, attention, kernels, kv_layers
+        self.layer_states, self.batch, self.rows_N = states, batch, rows_N
+        self.called: list[tuple[int, str]] = []
+        sequences = batch.sequences if isinstance(batch, DrivenBatch) else ()
+        starts = batch.starts if isinstance(batch, DrivenBatch) else ()
+        self.sequences_B = torch.tensor(sequences, dtype=torch.int64, device=attention.device)
+        self.is_new_B = torch.tensor([start == 0 for start in starts], device=attention.device)
+
+    def __call__(
+        self,
+        layer: int,
+        qkv_TC: Tensor,
+        rope: Rope | None,
+        norm: QKNorm | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
+        """See Attend."""
+        self._call(layer, ATTENDS)
+        cache = self.spec.cache_layers[layer]
+        self._check(qkv_TC, rope, norm, form, has_keys=not isinstance(cache, SharedCache))
+        owner = cache.layer if isinstance(cache, SharedCache) else layer
+        seen, kv_2NSKE = self._seen(self.spec.cache_layers[owner]), self.kv_layers[owner]
+        if owner == layer:
+            q_THE = self.kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, seen, rope, norm)
+        else:
+            q_THE = qkv_TC.reshape(len(qkv_TC), -1, self.spec.head_dim)
+            no_keys_TKE = q_THE.new_zeros(len(q_THE), *kv_2NSKE.shape[-2:])
+            q_THE, _ = self.kernels.qk_norm_rope(q_THE, no_keys_TKE, seen.positions_T, rope, norm)
+        return self.kernels.attend(q_THE, kv_2NSKE, seen, form).flatten(1)
+
+    def states(self, layer: int) -> StateRows:
+        """See Attend."""
+        self._call(layer, KEEPS_STATE)
+        batch = self.batch
+        return StateRows(
+            self.layer_states[layer],
+            self.sequences_B,
+            batch.query_starts_B1,
+            self.is_new_B,
+            batch.num_decodes,
+            batch.max_query_len,
+            batch.query_starts_host,
+        )
+
+    def _call(self, layer: int, what: str) -> None:
+        check(0 <= layer < self.spec.num_layers, f"attend was called for layer {layer} of {self.spec.num_layers}")
+        kept = kept_by(self.spec.cache_layers[layer])
+        check(kept == what, f"forward wants {what} of layer {layer}, which has {kept or 'none'} by ModelSpec.layers")
+        self.called.append((layer, what))
+
+    def _seen(self, cache: LayerCache) -> Batch:
+        return replace(self.batch, window=cache.num_tokens) if isinstance(cache, SlidingWindow) else self.batch
+
+    def _check(
+        self, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None, form: AttentionForm, *, has_keys: bool
+    ) -> None:
+        sizes, head_dim = self.attention, self.spec.head_dim
+        width = (sizes.num_heads + 2 * sizes.num_kv_heads * has_keys) * head_dim
+        check_form("qkv_TC, which attend was given,", qkv_TC, (self.batch.num_tokens, width), sizes.dtype)
+        if rope is not None:
+            width = rope.table_PE.shape[-1]
+            fits = width % 2 == 0 and 0 < width <= head_dim
+            check(fits, f"rope.table_PE has {width} columns and must have an even number up to head_dim={head_dim}")
+            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), width), torch.float32)
+            enough = len(rope.table_PE) >= self.spec.max_position
+            check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
+        for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
+            check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
+        unsaid = sorted(form.features - self.spec.attention_features)
+        check(not unsaid, f"attend was given {', '.join(unsaid)}, which ModelSpec.attention does not name")
+        if form.sinks_H is not None:
+            sinks = form.sinks_H
+            check_form("sinks_H, which attend was given,", sinks, (sizes.num_heads,), sinks.dtype)
+
+
+def kept_by(cache: LayerCache) -> str:
+    """What a layer asks of attend: ATTENDS, KEEPS_STATE, or nothing."""
+    if isinstance(cache, RecurrentState):
+        return KEEPS_STATE
+    return "" if isinstance(cache, NoCache) else ATTENDS

@@ -1,0 +1,13 @@
+"""The conformance suite of scheduler policies, and loads for tests of your own."""
+
+from hookline.core.testing.scheduler_suite.suite import (
+    MAX_STEPS,
+    Gaps,
+    RandomLoad,
+    SchedulerSuite,
+    drain,
+    endless_steps,
+    look,
+)
+
+__all__ = ["MAX_STEPS", "Gaps", "RandomLoad", "SchedulerSuite", "drain", "endless_steps", "look"]

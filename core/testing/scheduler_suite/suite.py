@@ -1,0 +1,276 @@
+"""The conformance suite of scheduler policies: subclass it in your tests and return your policy from `make`.
+
+It drives real engines over `hookline.core.testing.fakes`, where a request that lost or shares a wrong block gets other
+tokens than alone. It does not measure speed, and assumes no order but that no request starves.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+from hookline.core.contracts import Plan, Scheduler, SchedulerView
+from hookline.core.engine.engine import Engine
+from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.requests.request import Request
+from hookline.core.requests.request_queue import Views
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.simulate.executor import VirtualClock
+from hookline.core.testing.fakes import check_engine, completion, fake_engine
+from hookline.core.testing.scheduler_suite.policy_memory import Overheard, footprint
+
+MAX_STEPS = 3000
+"""Most steps of a load; a policy that needs more is stuck."""
+STEP_S = 0.001
+"""Duration of a step where time matters; by the host's clock the machine's speed would decide who starves."""
+
+MEMORY_SLACK = 40
+"""Things by which a policy's memory may differ from one idle engine to another."""
+NUM_WAITING = 8
+"""Requests that wait at any time where arrivals never end."""
+ENDLESS = {
+    "short prompts": [(10, 1)],
+    "prompts longer than a step": [(70, 1)],
+    "long and short prompts and answers": [(3, 1), (70, 1), (10, 30), (10, 1), (40, 3)],
+}
+"""Arrivals that never end: (prompt tokens, max_tokens) in turn."""
+
+
+class SchedulerSuite:
+    """`class TestMyPolicy(SchedulerSuite): def make(self): return MyPolicy(MyConfig())`.
+
+    max_gap_steps: most steps in a row without a token for a request that has begun, whatever arrives, where blocks are
+    plenty; set it to what your policy promises.
+    """
+
+    max_gap_steps = 100
+
+    def make(self) -> Scheduler:
+        """A fresh policy object."""
+        raise NotImplementedError("return your scheduler from make()")
+
+    def test_every_request_gets_the_tokens_it_gets_alone(self) -> None:
+        """Random loads over small pools: no request is lost, and no cache is mixed up."""
+        for seed in range(30):
+            RandomLoad(self.make(), random.Random(seed)).run()
+
+    def test_a_tight_pool_still_finishes_everybody(self) -> None:
+        """Together the requests need several times the pool, so most are preempted or wait."""
+        for seed in range(10):
+            load = RandomLoad(self.make(), random.Random(seed), num_blocks=20, block_size=2, max_model_len=40)
+            load.run()
+
+    def test_prompts_longer_than_the_token_budget_are_computed_in_chunks(self) -> None:
+        """A prompt of several times max_num_batched_tokens is served."""
+        engine = fake_engine(self.make(), max_num_batched_tokens=8, max_model_len=128)
+        prompt = list(range(1, 50)) * 2
+        engine.add(prompt, SamplingParams(max_tokens=3, seed=1))
+        assert drain(engine)[0].token_ids == completion(1, prompt, 3, 50), "a chunked prompt gives other tokens"
+
+    def test_nobody_starves_while_others_keep_arriving(self) -> None:
+        """A long request ends although a new short one arrives at every step, of a millisecond each."""
+        clock, engine = VirtualClock(), fake_engine(self.make(), num_blocks=24, max_num_seqs=4)
+        engine.clock = clock.now
+        old = engine.add([7] * 20, SamplingParams(max_tokens=20, seed=0))
+        for step in range(MAX_STEPS):
+            engine.add([step % 50] * 5, SamplingParams(max_tokens=4, seed=step))
+            if any(output.request_id == old for output in engine.step()):
+                return
+            clock.sleep(STEP_S)
+        raise AssertionError(f"a request of 20 tokens starves: not done after {MAX_STEPS} steps with new arrivals")
+
+    def test_arrivals_that_never_end_starve_nobody_who_has_begun(self) -> None:
+        """Eight prompts wait at every step, and blocks are plenty."""
+        for load, sizes in ENDLESS.items():
+            engine, gaps = fake_engine(self.make(), num_blocks=1024, prefix_caching=False), Gaps()
+            for index in range(2):
+                engine.add([index + 1], SamplingParams(max_tokens=127, seed=0))
+            for _ in endless_steps(engine, sizes, 2 * self.max_gap_steps + 100):
+                begun = [r for r in engine.queue.live.values() if r.num_computed_tokens or r.num_preemptions]
+                id_, gap = gaps.longest_after_step(begun)
+                limit = f"more than max_gap_steps={self.max_gap_steps}, while {load} arrive"
+                assert gap <= self.max_gap_steps, f"request {id_} starves: no token for {gap} steps, {limit}"
+
+    def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
+        """Requests are aborted while waiting, mid-prompt, decoding and preempted."""
+        for seed in range(20):
+            load = RandomLoad(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            load.run(abort_chance=0.3)
+            assert load.engine.pool.num_free == load.engine.pool.num_blocks, "aborted requests left blocks behind"
+
+    def test_the_same_view_gives_the_same_plan_and_changes_nothing(self) -> None:
+        """A plan depends on the view alone, so that every rank and every rerun decides alike."""
+        for seed in range(10):
+            load = RandomLoad(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            for _ in load.steps():
+                self._compare_plans(load.engine)
+
+    def test_a_long_queue_is_planned_within_the_limits(self) -> None:
+        """A thousand requests at once: the plan admits some and keeps every limit."""
+        engine = fake_engine(self.make(), num_blocks=4096, max_num_seqs=64, max_num_batched_tokens=64)
+        for index in range(1000):
+            engine.add([index % 50] * 20, SamplingParams(max_tokens=4, seed=index))
+        assert engine.plan().computes, "nothing is computed although a thousand requests wait"
+
+    def test_a_policy_with_a_memory_is_told_what_became_of_each_plan(self) -> None:
+        """Under overlap, aborts and preemptions: one notice a plan, in order, and each end is told once."""
+        for seed in range(10):
+            policy = Overheard(self.make())
+            load = RandomLoad(policy, random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
+            load.run(abort_chance=0.1)
+            load.engine.close()
+            policy.check(load.ended)
+
+    def test_its_memory_does_not_grow_with_the_requests_that_ended(self) -> None:
+        """An idle engine's policy remembers no more after 300 requests of three tenants than after 100."""
+        policy = self.make()
+        engine = fake_engine(policy, num_blocks=40, max_num_batched_tokens=12, overlap=True)
+        sizes = []
+        for _ in range(3):
+            for index in range(100):
+                tags = {"tenant": f"tenant {index % 3}"}
+                engine.add([index % 50] * (1 + index % 9), SamplingParams(max_tokens=1 + index % 5, seed=1), tags=tags)
+                engine.step()
+                if index % 5 == 0:  # one that waits, and one whose prompt may be being computed just now
+                    engine.abort([*list(engine.queue.live)[-1:], *list(engine.queue.running)[-1:]])
+            drain(engine)
+            sizes.append(footprint(policy))
+        assert sizes[2] <= sizes[0] + MEMORY_SLACK, f"it holds {sizes} things after 100, 200 and 300 requests"
+
+    def _compare_plans(self, engine: Engine) -> None:
+        if not engine.has_work:
+            return
+        before = snapshot(engine)
+        now_s = engine.clock()
+        first, second = (normal(engine.scheduler.plan(look(engine, now_s))) for _ in range(2))
+        assert snapshot(engine) == before, "plan() changed a request or the queue"
+        assert first == second, f"the same view gave two plans: {first} and {second}"
+
+
+class Gaps:
+    """For how many steps in a row each request has got no further, by the tokens computed of it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def longest_after_step(self, requests: Iterable[Request]) -> tuple[int, int]:
+        """(id, steps) of the longest gap of these requests now; one that was not among them before has none."""
+        before, self._seen = self._seen, {}
+        for request in requests:
+            most, gap = before.get(request.id, (-1, 0))
+            num_tokens = request.num_computed_tokens
+            self._seen[request.id] = (num_tokens, 0) if num_tokens > most else (most, gap + 1)
+        return max(((id_, gap) for id_, (_, gap) in self._seen.items()), key=lambda pair: pair[1], default=(-1, 0))
+
+
+def endless_steps(engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: int) -> Iterator[None]:
+    """Steps before each of which requests arrive until eight wait; sizes: (prompt tokens, max_tokens), in turn."""
+    arrivals = enumerate(cycle(sizes))
+    for _ in range(num_steps):
+        while len(engine.queue.waiting) < NUM_WAITING:
+            index, (num_prompt_tokens, max_tokens) = next(arrivals)
+            prompt = [(index + place) % 50 for place in range(num_prompt_tokens)]
+            engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=index))
+        engine.step()
+        yield
+
+
+class RandomLoad:
+    """A random load for one engine, and what each request must get."""
+
+    def __init__(self, scheduler: Scheduler, rng: random.Random, **sizes: int) -> None:
+        self.rng = rng
+        drawn: dict[str, Any] = {
+            "num_blocks": rng.randint(16, 40),
+            "block_size": rng.choice([1, 2, 4]),
+            "max_num_seqs": rng.randint(1, 6),
+            "max_num_batched_tokens": rng.randint(6, 40),
+            "max_model_len": 64,
+        }
+        self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0], overlap=rng.random() < 0.5)
+        self.wanted: dict[int, list[int]] = {}
+        self.ended: list[RequestOutput] = []
+        self.common = [rng.randrange(1, 50) for _ in range(30)]
+
+    def add(self) -> None:
+        """A request that shares a random part of its prompt with others."""
+        rng, max_len = self.rng, self.engine.limits.max_len
+        length = rng.randint(1, max(1, max_len // 2))
+        prompt = (self.common[: rng.randint(0, 30)] + [rng.randrange(50) for _ in range(length)])[: max_len - 1]
+        params = SamplingParams(max_tokens=rng.randint(1, 20), seed=rng.randrange(1000))
+        num_tokens = min(params.max_tokens, max_len - len(prompt))
+        tags = {"tenant": rng.choice("abc")} if rng.random() < 0.8 else None
+        deadline_s = rng.choice([None, 0.001, 10.0])
+        request_id = self.engine.add(prompt, params, priority=rng.randint(0, 2), tags=tags, deadline_s=deadline_s)
+        self.wanted[request_id] = completion(params.seed or 0, prompt, num_tokens, 50, [0])
+
+    def steps(self, abort_chance: float = 0.0) -> Iterator[None]:
+        """Add, step and perhaps abort until everything is done; checks the engine after each."""
+        left = 12
+        for _ in range(MAX_STEPS):
+            if left and (self.rng.random() < 0.5 or not self.engine.has_work):
+                self.add()
+                left -= 1
+            if self.wanted and self.rng.random() < abort_chance:
+                self.take(self.engine.abort([self.rng.choice(list(self.wanted))]))
+            if self.engine.has_work:
+                self.take(self.engine.step())
+            check_engine(self.engine)
+            yield
+            if not left and not self.engine.has_work:
+                assert not self.wanted, f"requests {sorted(self.wanted)} never ended"
+                return
+        raise AssertionError(f"12 short requests are not done after {MAX_STEPS} steps")
+
+    def run(self, abort_chance: float = 0.0) -> None:
+        """Do all steps of the load."""
+        for _ in self.steps(abort_chance):
+            pass
+
+    def take(self, outputs: list[RequestOutput]) -> None:
+        """Compare what ended with what it must be."""
+        self.ended += outputs
+        for output in outputs:
+            wanted = self.wanted.pop(output.request_id)
+            aborted = output.finish_reason is FinishReason.ABORT
+            got = output.token_ids
+            assert got == wanted[: len(got)] and (aborted or got == wanted), f"got {got}, alone {wanted}"
+
+
+def drain(engine: Engine) -> list[RequestOutput]:
+    """Step until nothing is left; outputs in order of finishing. Checks the engine's books after every step.
+
+    Raises: AssertionError if there is still work after MAX_STEPS steps, or a book does not balance.
+    """
+    outputs: list[RequestOutput] = []
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            return outputs
+        outputs += engine.step()
+        check_engine(engine)
+    raise AssertionError(f"the engine still has work after {MAX_STEPS} steps")
+
+
+def look(engine: Engine, now_s: float | None = None) -> SchedulerView:
+    """What the engine would show its scheduler now, or at another time on its clock."""
+    queue = engine.queue
+    budget, limits, num_steps = engine.ledger(), engine.limits.plan, queue.num_steps_without_decode
+    waiting, running, served = Views(queue.waiting), Views(queue.running), engine.served.of
+    now_s = engine.clock() if now_s is None else now_s
+    return SchedulerView(waiting, running, queue.prefilling(), limits, budget, now_s, num_steps, served)
+
+
+def normal(plan: Plan) -> tuple[Any, ...]:
+    """A plan in a form that compares."""
+    decode = list(plan.decode) if isinstance(plan.decode, list | tuple) else plan.decode
+    return [tuple(pair) for pair in plan.prefill], decode, list(plan.preempt), plan.idle_s
+
+
+def snapshot(engine: Engine) -> Any:
+    """Everything a policy might be tempted to change."""
+    requests = engine.queue.live.values()
+    state = [(r.id, r.num_tokens, r.num_computed_tokens, tuple(r.blocks), r.priority, r.row) for r in requests]
+    return copy.deepcopy((state, list(engine.queue.waiting), list(engine.queue.running), engine.pool.num_free))

@@ -1,0 +1,119 @@
+"""The Ray cluster of a process: connected with, or an error of one line that says why not. Imports Ray on demand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hookline.core.errors import ConfigError
+
+T = TypeVar("T")
+logger = logging.getLogger("hookline")
+ADDRESS = "RAY_ADDRESS"
+HEAD_S = 5.0
+"""For the head node to take a connection; Ray itself would try for two minutes."""
+
+
+def imported_ray(asker: str) -> Any:
+    """The package ray with all that we use of it. Raises: ConfigError if it is not installed."""
+    try:
+        import ray
+        import ray.util.placement_group
+    except ImportError as error:
+        raise ConfigError(f'{asker} needs the package ray: pip install "hookline[ray]"') from error
+    return ray
+
+
+def connected_ray(asker: str) -> Any:
+    """The package ray, connected with a cluster: the one this process is in, that of RAY_ADDRESS, or one of its own.
+
+    asker: what needs it, as errors call it.
+    Raises: ConfigError if it is not installed, the head node does not answer, or its Ray or Python is another one.
+    """
+    ray = imported_ray(asker)
+    if ray.is_initialized():
+        return ray
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=_address(), include_dashboard=False)
+    except (OSError, RuntimeError, ValueError) as error:  # nobody there, another version, no address at all
+        told = " ".join(str(error).split())
+        raise ConfigError(f"{asker} finds no Ray cluster{_told_address()}: {told}") from error
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray sets one of its own, which must not hide the process's
+    return ray
+
+
+def _address() -> str | None:
+    """What ray.init is told: nothing, or to start a cluster if the one that ran on this machine last is gone.
+
+    Raises: OSError or ValueError if RAY_ADDRESS names no head node that answers.
+    """
+    try:
+        from ray._private.services import canonicalize_bootstrap_address
+    except ImportError:  # it may change: then Ray says what is wrong, two minutes later
+        return None
+    given = os.environ.get(ADDRESS)
+    if given and "://" in given:  # a client of Ray, which looks for its server itself
+        return None
+    address = canonicalize_bootstrap_address(None)
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), HEAD_S).close()
+    except OSError as error:
+        if not given:
+            return "local"
+        told = f"no head node answers at {address} ({error}); start one there, or unset {ADDRESS}"
+        raise ConnectionError(told) from error
+    return None
+
+
+def _told_address() -> str:
+    given = os.environ.get(ADDRESS)
+    return f" by {ADDRESS}={given}" if given else ""
+
+
+def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) -> None:
+    """Say so if no node of the cluster is large enough for one actor, which waits then, since more nodes may come."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    sizes = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
+    if not any(cpus >= num_cpus and gpus >= num_gpus for cpus, gpus in sizes):
+        there = "; ".join(f"{cpus:g} and {gpus:g}" for cpus, gpus in sorted(set(sizes), reverse=True))
+        wanted = f"an engine takes {num_cpus:g} CPUs and {num_gpus:g} GPUs of one node"
+        logger.warning("%s waits: %s, and the nodes of this Ray cluster have %s", asker, wanted, there)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What a call brings or raises, if it does so in time; else it goes on in a thread of its own.
+
+    Raises: TimeoutError if it is not done by then.
+    """
+    done = threading.Event()
+    found: list[T] = []
+    faults: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            faults.append(error)
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=run, name="hookline-ray", daemon=True).start()
+    except RuntimeError:  # no thread starts while the interpreter ends
+        run()
+    if not done.wait(seconds):
+        raise TimeoutError(f"not done within {seconds:g} s")
+    if faults:
+        raise faults[0]
+    return found[0]

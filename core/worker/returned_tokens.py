@@ -1,0 +1,172 @@
+"""What comes back from the last stage of a model to the first one: tokens, into the request table, and all to the host.
+
+The first stage's next step starts from these tokens. A receive is posted as soon as a step is launched, and its tokens
+are written into the table just before the micro-batch that needs them, so no stage waits for a whole step.
+Legend: as in core/worker/request_table.py; X as in core/worker/model_runner.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.step.micro_batches import MicroBatch, joined
+from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.worker.request_table import RequestTable
+
+
+class BackLink(Protocol):
+    """The last stage's end of it is `core.distributed.stage_links`."""
+
+    def receive_back(self, x: Tensor) -> Callable[[], None]:
+        """Post a receive; the call returned waits for it, on the current stream or on a CPU's host."""
+        ...
+
+
+class StageLink(Protocol):
+    """What a stage sends and receives by; see `core.distributed.stage_links.StageLinks`."""
+
+    def send(self, x: Tensor) -> None:
+        """To the next stage."""
+        ...
+
+    def receive(self, x: Tensor) -> None:
+        """From the stage before."""
+        ...
+
+    def send_back(self, x: Tensor) -> None:
+        """From the last stage to the first."""
+        ...
+
+
+@dataclass
+class Arrival:
+    """The results of a micro-batch, or other rows.
+
+    rows_N: of the request table, those of its draws. arrive: see BackLink.
+    """
+
+    results_NX: Tensor
+    rows_N: Tensor
+    arrive: Callable[[], None]
+    on_host_NX: Tensor | None = None
+    event: Any = None
+    has_come: bool = False
+
+    def join(self) -> None:
+        """Have the current stream wait, or on a CPU this thread."""
+        if not self.has_come:
+            self.arrive()
+            self.has_come = not self.results_NX.is_cuda  # there, each stream waits by itself
+
+    def write(self, table: RequestTable) -> None:
+        """Keep the tokens where the next step reads them."""
+        self.join()
+        count = len(self.rows_N)
+        if count:
+            tokens_N = self.results_NX if self.results_NX.ndim == 1 else self.results_NX[:count, 0]
+            table.last_token_R[self.rows_N] = tokens_N
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether `wait` has nothing to wait for; on a CPU nobody knows, and it is said to."""
+        return self.event is None or bool(self.event.query())
+
+    def wait(self) -> IntArray:
+        """Wait for the results; the host's own."""
+        if self.event is None:
+            self.join()
+            found: IntArray = self.results_NX.numpy()
+            return found
+        self.event.synchronize()
+        assert self.on_host_NX is not None
+        found = self.on_host_NX.numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class StepResults:
+    """The results of a launched step, by its micro-batches; None for those that have none."""
+
+    parts: Sequence[MicroBatch]
+    arrivals: Sequence[Arrival | None]
+
+    @property
+    def has_arrived(self) -> bool:
+        """See Tokens."""
+        return all(one is None or one.is_on_host for one in self.arrivals)
+
+    def wait(self) -> IntArray:
+        """See Executor.collect."""
+        return joined(self.parts, [no_ints() if one is None else one.wait() for one in self.arrivals])
+
+
+class ReturnedTokens:
+    """The first stage's end of the way back. is_host: whether this rank's host collects the results, too."""
+
+    def __init__(self, table: RequestTable, link: BackLink, *, is_host: bool) -> None:
+        self._table, self._link, self._is_host = table, link, is_host
+        self._under_way: deque[Arrival] = deque()
+        self._num_written = 0
+        self._newest_R = np.zeros(table.padding_row + 1, dtype=np.int64)
+        """For each row of the table, how many arrivals there were up to the last one that has a token of it."""
+        self._num_before_last, self._num_posted = 0, 0
+        is_cuda = table.device.type == "cuda"
+        self._aside: Any = torch.cuda.Stream(table.device) if is_cuda else None  # type: ignore[no-untyped-call]
+
+    def begin_step(self) -> None:
+        """Write the tokens of all steps before the last one, which the host has seen already."""
+        self._write_until(self._num_before_last)
+        self._num_before_last = self._num_posted
+
+    def await_rows(self, rows: IntArray) -> None:
+        """Write what these rows' next tokens need, and what was drawn before it."""
+        self._write_until(int(self._newest_R[rows].max(initial=0)))
+
+    def expect(self, parts: Sequence[MicroBatch], rows: Sequence[Tensor], num_columns: int) -> StepResults:
+        """Post the receives of a step that was just launched.
+
+        rows: of each part's draws. num_columns: X; 0 for tokens alone.
+        """
+        return StepResults(parts, [self._post(*one, num_columns) for one in zip(parts, rows, strict=True)])
+
+    def _post(self, part: MicroBatch, rows_N: Tensor, num_columns: int) -> Arrival | None:
+        if not len(part.places):
+            return None
+        shape = (len(part.places), num_columns) if num_columns else (len(part.places),)
+        results_NX, step = torch.empty(shape, dtype=torch.int64, device=self._table.device), part.step
+        arrival = self.receive(results_NX, rows_N)
+        self._newest_R[step.decode_rows] = self._newest_R[step.chunk_rows[step.sampled_chunks]] = self._num_posted
+        return arrival
+
+    def receive(self, results_NX: Tensor, rows_N: Tensor | None = None) -> Arrival:
+        """Post a receive of rows, for the host; whose tokens they bring, if they do."""
+        if rows_N is None:
+            rows_N = results_NX.new_empty(0, dtype=torch.int64)
+        arrival = Arrival(results_NX, rows_N, self._link.receive_back(results_NX))
+        self._num_posted += 1
+        self._under_way.append(arrival)  # it is held there, too: what is received into must not go away
+        if self._is_host and self._aside is not None:
+            self._copy_to_host(arrival)
+        return arrival
+
+    def _copy_to_host(self, arrival: Arrival) -> None:
+        results_NX = arrival.results_NX
+        arrival.on_host_NX = torch.empty(results_NX.shape, dtype=results_NX.dtype, pin_memory=True)
+        arrival.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._aside):
+            arrival.join()
+            arrival.on_host_NX.copy_(results_NX, non_blocking=True)
+            arrival.event.record()
+        results_NX.record_stream(self._aside)
+
+    def _write_until(self, number: int) -> None:
+        while self._num_written < number:
+            self._under_way.popleft().write(self._table)
+            self._num_written += 1

@@ -1,0 +1,132 @@
+"""A stage's part of decode micro-batches as CUDA graphs: its layers, and on the last stage the drawing.
+
+What comes from and goes to other stages stays outside: a graph reads a buffer that was received into, and what it wrote
+is copied before it is sent. Legend: G rows of a graph, D hidden.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Stage
+from hookline.core.step.message import Step
+from hookline.core.worker.cuda_graph import record
+from hookline.core.worker.decode_graphs import GIB, decode_batch
+from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.request_table import SampleRows
+
+logger = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """draw, tokens_G: of the last stage alone."""
+
+    forward: torch.cuda.CUDAGraph
+    rows_G: Tensor
+    hidden_GD: Tensor
+    draw: torch.cuda.CUDAGraph | None = None
+    tokens_G: Tensor | None = None
+
+
+class StageGraphs:
+    """Captured micro-batches of decodes, smallest first.
+
+    stream_GD: where the residual stream of the stage before is received; None on the first stage.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        stage: Stage,
+        sizes: Sequence[int],
+        max_model_len: int,
+        stream_GD: Tensor | None,
+        *,
+        shares_prefixes: bool = False,
+    ) -> None:
+        self.runner, self.stage, self.sizes, self.max_model_len = runner, stage, list(sizes), max_model_len
+        self.stream_GD, self._shares = stream_GD, shares_prefixes
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._latest: _Graph | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every size, the largest first so that the others fit into its memory."""
+        device, pool = self.runner.table.device, torch.cuda.graph_pool_handle()
+        started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
+        for size in reversed(self.sizes):
+            for is_shared in (False, True) if self._shares else (False,):
+                self._graphs[size, is_shared] = self._record(size, is_shared, pool)
+        torch.cuda.synchronize(device)
+        seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
+        logger.info(
+            "captured %d graphs of decodes of stage %d in %.1f s, %.2f GiB",
+            len(self._graphs), self.stage.index, seconds, grown / GIB,
+        )  # fmt: skip
+
+    def _record(self, size: int, is_shared: bool, pool: Any) -> _Graph:
+        device = self.runner.table.device
+        rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
+
+        def checking() -> Any:
+            return nullcontext() if self._graphs else self.runner.checking()  # sizes are not kinds
+
+        forward, hidden_GD = record(partial(self.forward_step, rows_G, is_shared), pool, device, checking())
+        if not self.stage.is_last:
+            return _Graph(forward, rows_G, hidden_GD)
+        draw, tokens_G = record(partial(self.draw_step, rows_G, hidden_GD), pool, device, checking())
+        return _Graph(forward, rows_G, hidden_GD, draw, tokens_G)
+
+    def can_replay(self, step: Step) -> bool:
+        """Whether a graph holds a micro-batch's part of this stage: of decodes alone."""
+        return not len(step.chunk_rows)
+
+    def stream_of(self, num_rows: int) -> Tensor | None:
+        """Where to receive the stream of so many rows; None on the first stage."""
+        return None if self.stream_GD is None else self.stream_GD[:num_rows]
+
+    def forward(self, rows_D: Tensor, *, is_shared: bool) -> Tensor:
+        """Replay the layers for these rows, whose stream is in `stream_GD`; valid until the next replay."""
+        count = rows_D.shape[0]
+        graph = self._latest = self._graphs[self.sizes[int(np.searchsorted(self.sizes, count))], is_shared]
+        graph.rows_G[:count].copy_(rows_D)
+        graph.rows_G[count:].fill_(self.runner.table.padding_row)
+        graph.forward.replay()
+        return graph.hidden_GD[:count]
+
+    def draw(self, count: int) -> Tensor:
+        """Draw plainly from what `forward` gave last; valid until the next replay."""
+        graph = self._latest
+        assert graph is not None and graph.draw is not None and graph.tokens_G is not None
+        graph.draw.replay()
+        return graph.tokens_G[:count]
+
+    def forward_step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
+        """The layers of a decode step of these rows: what a graph holds."""
+        table = self.runner.table
+        batch = decode_batch(table, rows_G, self.max_model_len)
+        if is_shared:
+            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
+        stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)]
+        return self.runner.forward(batch, stream_TD=stream_GD)
+
+    def draw_step(self, rows_G: Tensor, hidden_GD: Tensor) -> Tensor:
+        """The drawing, and the tokens into the table: what the other graph of the last stage holds."""
+        table = self.runner.table
+        _, _, context_G = table.newest(rows_G)
+        sampled = SampleRows(rows_G, None, table.sampling(rows_G, context_G.long()))
+        tokens_G = self.runner.sample(hidden_GD, sampled)
+        table.write_back(sampled, tokens_G)
+        table.reset_padding()
+        return tokens_G

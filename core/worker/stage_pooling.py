@@ -1,0 +1,112 @@
+"""Pooling in a model that is cut into stages: the last one has the hidden states, the first one's host wants vectors.
+
+A pooler may fail for single requests, and then the step must fail on every rank. So a step that pools ends only when
+the last stage has told all others what came of it. Legend: P vectors of one pooler, F numbers of each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Stage
+from hookline.core.errors import RequestFault
+from hookline.core.step.micro_batches import MicroBatch
+from hookline.core.worker.pooling import DeviceVectors, Vectors
+from hookline.core.worker.returned_tokens import BackLink, ReturnedTokens, StageLink
+
+
+class Links(StageLink, BackLink, Protocol):
+    """See `core.distributed.stage_links.StageLinks`."""
+
+    def on_host(self, x: Tensor) -> Tensor:
+        """Wait for what was received."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What the last stage made of a micro-batch: vectors, or why there are none."""
+
+    vectors: DeviceVectors = ()
+    fault: RequestFault | None = None
+
+
+NOTHING_POOLED = Pooled()
+
+
+class StagePooling:
+    """One stage's part of it."""
+
+    def __init__(self, stage: Stage, links: Links, device: torch.device) -> None:
+        self._stage, self._links, self._device = stage, links, device
+
+    def end_step(
+        self, parts: Sequence[MicroBatch], pooled: Sequence[Pooled], returned: ReturnedTokens | None
+    ) -> Vectors | None:
+        """The vectors of a step whose micro-batches are computed, on the first stage; they may be under way.
+
+        pooled: of each micro-batch, on the last stage.
+        Raises: RequestFault, on every rank the same, if a pooler failed for some of its requests.
+        """
+        vectors = _of_step(parts, pooled)
+        fault = next((one.fault for one in pooled if one.fault is not None), None)
+        if self._stage.is_last:
+            self._tell(vectors, fault)
+        else:
+            told = self._hear(returned)
+            fault = RequestFault(told["fault"], rows=told["rows"]) if told["fault"] else None
+        if fault is not None:
+            raise fault
+        if self._stage.is_last:
+            for vectors_PF, _ in vectors:
+                self._links.send_back(vectors_PF)
+        if returned is None:
+            return None
+        told = told["vectors"]
+        return Vectors([(returned.receive(self._empty(len(ids), width)), np.array(ids)) for ids, width in told])
+
+    def _tell(self, vectors: DeviceVectors, fault: RequestFault | None) -> None:
+        told = {
+            "vectors": [[chunks.tolist(), vectors_PF.shape[1]] for vectors_PF, chunks in vectors],
+            "fault": "" if fault is None else str(fault),
+            "rows": [] if fault is None else list(fault.rows),
+        }
+        words = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8).to(self._device)
+        self._links.send_back(torch.tensor([len(words)], device=self._device))
+        self._links.send_back(words)
+
+    def _hear(self, returned: ReturnedTokens | None) -> Any:
+        """What the last stage says: from it on the first stage, which hands it on."""
+        length_1 = torch.empty(1, dtype=torch.int64, device=self._device)
+        self._receive(length_1, is_first=returned is not None)
+        words = torch.empty(int(self._links.on_host(length_1)[0]), dtype=torch.uint8, device=self._device)
+        self._receive(words, is_first=returned is not None)
+        if self._stage.index + 2 < self._stage.size:
+            self._links.send(length_1)
+            self._links.send(words)
+        return json.loads(self._links.on_host(words).numpy().tobytes())
+
+    def _receive(self, x: Tensor, *, is_first: bool) -> None:
+        if is_first:
+            self._links.receive_back(x)()
+        else:
+            self._links.receive(x)
+
+    def _empty(self, num_vectors: int, width: int) -> Tensor:
+        return torch.empty(num_vectors, width, dtype=torch.float32, device=self._device)
+
+
+def _of_step(parts: Sequence[MicroBatch], pooled: Sequence[Pooled]) -> DeviceVectors:
+    """The vectors of all micro-batches, by the indices of their chunks among the step's."""
+    found, first = [], 0
+    for part, one in zip(parts, pooled, strict=bool(pooled)):
+        found += [(vectors_PF, first + chunks) for vectors_PF, chunks in one.vectors]
+        first += len(part.step.chunk_rows)
+    return found

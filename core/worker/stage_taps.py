@@ -1,0 +1,108 @@
+"""Hidden states that somebody asked for, of a model that is cut into stages, on their way to the first stage's host.
+
+They go the way of the residual stream: each stage sends on what it got and its own, and the last one sends all back.
+The first one's own stay there. Legend: T tokens of a micro-batch, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import Stage
+from hookline.core.step.micro_batches import MicroBatch, token_places
+from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.worker.layer_taps import LayerTaps
+from hookline.core.worker.returned_tokens import ReturnedTokens, StageLink
+from hookline.core.worker.token_transfer import send_apart
+
+
+class Rows(Protocol):
+    """Rows on their way to the host."""
+
+    def wait(self) -> IntArray:
+        """Wait for them; float32 may be seen as integers of as many bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageStates:
+    """The states of a step, by its micro-batches and by layer."""
+
+    parts: Sequence[MicroBatch]
+    states: Sequence[Mapping[int, Rows]]
+
+    def wait(self) -> dict[int, VectorArray]:
+        """Wait for them: (T, D) float32 of the whole step, the layers in ascending order."""
+        places, layers = token_places(self.parts), sorted(self.states[0])
+        return {layer: self._joined(places, [one[layer] for one in self.states]) for layer in layers}
+
+    def _joined(self, places: Sequence[IntArray], rows: Sequence[Rows]) -> VectorArray:
+        parts = [one.wait().view(np.float32) for one in rows]
+        found = np.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=np.float32)
+        for own, part in zip(places, parts, strict=True):
+            found[own] = part
+        return found
+
+
+class StageTaps:
+    """One stage's part of it.
+
+    own: of the stage's layers; None if nobody asked for one of them. before: the layers whose states come from the
+    stage before. behind: those of further stages than the first, which come back to it.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        links: StageLink,
+        own: LayerTaps | None,
+        before: Sequence[int],
+        behind: Sequence[int],
+        hidden_size: int,
+        device: torch.device,
+    ) -> None:
+        self._stage, self._links, self._own, self._before, self._behind = stage, links, own, before, behind
+        self._hidden_size, self._device = hidden_size, device
+        self._kept: list[dict[int, Tensor]] = []
+
+    def begin_step(self) -> None:
+        """Drop what a step left that broke off."""
+        self._kept = []
+
+    def end_part(self, num_tokens: int) -> None:
+        """Take the states of a micro-batch that was just computed, and send them on."""
+        states = {}
+        for layer in self._before:
+            states[layer] = self._empty(num_tokens)
+            self._links.receive(states[layer])
+        if self._own is not None:
+            states |= self._own.taken()
+        if self._stage.is_first or self._stage.is_last:
+            self._kept.append(states)
+            return
+        for layer in sorted(states):
+            self._links.send(states[layer])
+
+    def end_step(self, parts: Sequence[MicroBatch], returned: ReturnedTokens | None) -> StageStates | None:
+        """On the last stage, send the states of all micro-batches back; on the first one, what is awaited."""
+        kept, self._kept = self._kept, []
+        if self._stage.is_last:
+            for states in kept:
+                for layer in sorted(states):
+                    self._links.send_back(states[layer])
+        if returned is None:
+            return None
+        found = []
+        for part, states in zip(parts, kept, strict=True):
+            own: dict[int, Rows] = {layer: send_apart(state_TD) for layer, state_TD in states.items()}
+            found.append(own | {layer: returned.receive(self._empty(part.step.num_tokens)) for layer in self._behind})
+        return StageStates(parts, found)
+
+    def _empty(self, num_tokens: int) -> Tensor:
+        return torch.empty(num_tokens, self._hidden_size, dtype=torch.float32, device=self._device)

@@ -1,0 +1,322 @@
+"""One rank of a model that is cut into stages: a step in micro-batches, each received, computed and sent on.
+
+Every rank gets the same step and cuts it alike (core/step/micro_batches.py). A stage computes its layers of one
+micro-batch while the next stage computes its own of the one before. The last stage draws, and what it drew goes back to
+the first. All stages keep the request table: lengths are counted everywhere, tokens only where they are read.
+Legend: as in core/worker/request_table.py; D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec, Batch, Stage
+from hookline.core.errors import EngineError, RequestFault
+from hookline.core.step.captured import PromptShape, graph_sizes
+from hookline.core.step.message import Step
+from hookline.core.step.micro_batches import MicroBatch, cut
+from hookline.core.util.arrays import no_ints
+from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.request_table import DeviceStep, SampleRows
+from hookline.core.worker.returned_tokens import ReturnedTokens, StepResults
+from hookline.core.worker.stage_graphs import StageGraphs
+from hookline.core.worker.stage_pooling import NOTHING_POOLED, Pooled, StagePooling
+from hookline.core.worker.stage_pooling import Links as PoolingLinks
+from hookline.core.worker.stage_taps import StageTaps
+from hookline.core.worker.warm_up import eager_steps, graph_steps
+from hookline.core.worker.worker import Handle, Worker
+
+
+class Links(PoolingLinks, Protocol):
+    """What connects a rank with other stages; see `core.distributed.stage_links.StageLinks`."""
+
+    def end_part(self) -> None:
+        """Tell those who watch that a micro-batch was computed."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A micro-batch up to its hidden states: those of its draws, or of all its tokens if prompt tokens are scored.
+
+    sampled: None if graphs computed it, which needs no more than the rows that decode. graphs: what the draws
+    can be replayed by, see StageGraphs; None if they cannot. pooled: of the last stage.
+    """
+
+    part: MicroBatch
+    device_step: DeviceStep
+    sampled: SampleRows | None
+    hidden_ND: Tensor
+    graphs: StageGraphs | None
+    pooled: Pooled = NOTHING_POOLED
+
+    @property
+    def rows_N(self) -> Tensor:
+        """Rows of the request table, of each draw."""
+        if self.sampled is not None:
+            return self.sampled.rows_N
+        rows_D: Tensor = self.device_step.views["decode_rows"]
+        return rows_D
+
+
+class StageWorker(Worker):
+    """`Worker` for one stage of several. hidden_size: D. is_host: whether this rank's host collects the results.
+
+    taps: None if nobody asked for hidden states.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        stage: Stage,
+        links: Links,
+        spec: AttentionSpec,
+        hidden_size: int,
+        *,
+        is_host: bool,
+        blaming: AbstractContextManager[None] | None = None,
+        taps: StageTaps | None = None,
+    ) -> None:
+        super().__init__(runner, blaming=blaming)
+        self.taps, self._pooling = taps, StagePooling(stage, links, spec.device)
+        self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
+        self.stage_graphs: StageGraphs | None = None
+        self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
+        self._ones_R = torch.ones_like(self.table.length_R)
+        self._waiting_parts: list[_Computed] = []
+        """The parts of the step launched last, if its draws wait for masks."""
+        self._results: StepResults | None = None
+        """Those of the step drawn last, on the first stage."""
+
+    # ----------------------------------------------------------------------------------------------------- before steps
+
+    def _stream(self, num_tokens: int) -> Tensor | None:
+        """Room for a residual stream; None on the first stage, which begins with the embedding."""
+        if self.stage.is_first:
+            return None
+        return torch.empty(num_tokens, self._hidden_size, dtype=self._spec.dtype, device=self._spec.device)
+
+    @torch.inference_mode()
+    def profile_run(self, spec: AttentionSpec) -> None:
+        """See Worker; the stage's part of it, without the others."""
+        batch = self._largest_batch(spec)
+        stream_TD = self._stream(batch.num_tokens)
+        hidden_TD = self.runner.forward(batch, stream_TD=None if stream_TD is None else stream_TD.zero_())
+        if self.runner.tap is not None:
+            self.runner.tap.taken()
+        if self.stage.is_last:
+            self._profile_sampling(spec, hidden_TD)
+
+    @torch.inference_mode()
+    def profile_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
+        """See Worker."""
+        graphs = self._make_graphs(spec, shares_prefixes=False)
+        rows_G = torch.full((graphs.sizes[-1],), self.table.padding_row, device=spec.device)
+        hidden_GD = graphs.forward_step(rows_G)
+        if self.stage.is_last:
+            graphs.draw_step(rows_G, hidden_GD)
+
+    def _make_graphs(self, spec: AttentionSpec, *, shares_prefixes: bool) -> StageGraphs:
+        sizes = graph_sizes(-(-spec.max_num_seqs // self.stage.size))
+        stream_GD = self._stream(sizes[-1])
+        if stream_GD is not None:
+            stream_GD.zero_()
+        return StageGraphs(
+            self.runner, self.stage, sizes, spec.max_model_len, stream_GD, shares_prefixes=shares_prefixes
+        )
+
+    def capture(
+        self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
+    ) -> None:
+        """See Worker: micro-batches of decodes; those with prompts are computed eagerly."""
+        self.stage_graphs = self._make_graphs(spec, shares_prefixes=shares_prefixes)
+        self.stage_graphs.capture()
+
+    @torch.inference_mode()
+    def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
+        """See Worker; the stage's part of it, without the others."""
+        row = self.table.padding_row
+        steps = [*eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes)]
+        for step in steps:
+            self._warm_up_part(self.table.receive(step), None)
+        for step in graph_steps(spec, self.stage_graphs.sizes if self.stage_graphs is not None else (), row):
+            self._warm_up_part(self.table.receive(step), self.stage_graphs)
+
+    def _warm_up_part(self, device_step: DeviceStep, graphs: StageGraphs | None) -> None:
+        one = self._forward(MicroBatch(device_step.step, no_ints(), no_ints()), device_step, graphs, is_alone=True)
+        if self.stage.is_last:
+            results_N = self._draw(one, PLAIN)
+            if len(results_N):
+                self.transfer.send(results_N).wait()
+        self.table.reset_padding()
+        self.table.host_length_R[self.table.padding_row] = 1
+
+    # ------------------------------------------------------------------------------------------------------ the steps
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Handle:
+        """See Worker."""
+        self.compute(step)
+        return Handle(self._sent_results(), self._vectors, self._states)
+
+    @torch.inference_mode()
+    def release(self, handle: Handle, num_rows: int) -> None:
+        """See Executor."""
+        self.finish(num_rows)
+        handle.tokens = self._sent_results()
+
+    def _sent_results(self) -> StepResults | None:
+        if self._results is not None and self.runner.clock is not None:
+            self.runner.clock.end()
+        return self._results
+
+    def _compute(self, step: Step) -> None:
+        parts = cut(step, self.stage.size)
+        extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+        waits, pools = len(step.masked_draws) > 0, len(step.pooled) > 0
+        self._waiting_parts, self._results = [], None
+        if self.taps is not None:
+            self.taps.begin_step()
+        if self.returned is not None:
+            self.returned.begin_step()
+        device_steps = [self.table.receive(part.step) for part in parts]
+        if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
+            # On all stages and before anything is sent: what fails for one request fails on every rank.
+            self.runner.pipeline.receive(parts[0].step, device_steps[0].views)
+        self.runner.begin()
+        computed = []
+        for part, device_step in zip(parts, device_steps, strict=True):
+            one = self._forward_and_send(part, device_step, extras, waits=waits or pools)
+            if not pools:
+                self._go_on(one, extras, waits=waits)
+            self.links.end_part()
+            computed.append(one)
+        if pools:
+            self._vectors = self._pooling.end_step(parts, [one.pooled for one in computed], self.returned)
+            for one in computed:
+                self._go_on(one, extras, waits=waits)
+        if waits:
+            self._waiting_parts = computed
+        else:
+            self._expect(computed, extras)
+        if self.taps is not None:
+            self._states = self.taps.end_step(parts, self.returned)
+
+    def _go_on(self, one: _Computed, extras: Extras, *, waits: bool) -> None:
+        """Keep what a computed micro-batch leaves. waits: its draws do."""
+        if not waits:
+            self._end_part(one, extras)
+        self.table.mirror(one.part.step)
+
+    def finish(self, num_rows: int) -> None:
+        """See Worker: the last stage draws, and all go on."""
+        computed, self._waiting_parts = self._waiting_parts, []
+        assert computed, "no step waits for masks"
+        step = computed[0].part.step
+        extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+        with self._telling(step):
+            if self.stage.is_last:
+                self.masks.send(num_rows)
+            for one in computed:
+                self._end_part(one, extras, masked=True)
+            self._expect(computed, extras)
+
+    def _forward_and_send(self, part: MicroBatch, device_step: DeviceStep, extras: Extras, *, waits: bool) -> _Computed:
+        """A micro-batch up to its hidden states, which go to the next stage. waits: its draws come after the others."""
+        graphs = self.stage_graphs
+        if graphs is not None and not graphs.can_replay(part.step):
+            graphs = None
+        with self._looking_once(part.step, extras) if graphs is None else nullcontext():
+            one = self._forward(part, device_step, graphs)
+        if not self.stage.is_last:
+            self.links.send(one.hidden_ND.contiguous() if graphs is None else one.hidden_ND.clone())
+        elif waits and graphs is not None:
+            one = replace(one, hidden_ND=one.hidden_ND.clone(), graphs=None)  # the next replay writes over it
+        if self.taps is not None:
+            self.taps.end_part(part.step.num_tokens)
+        return one
+
+    def _forward(
+        self, part: MicroBatch, device_step: DeviceStep, graphs: StageGraphs | None, *, is_alone: bool = False
+    ) -> _Computed:
+        """The stage's layers. is_alone: there is nothing to be received."""
+        step, views = part.step, device_step.views
+        if self.returned is not None:
+            self.returned.await_rows(step.decode_rows)
+        stream_TD = self._stream(step.num_tokens) if graphs is None else graphs.stream_of(step.num_tokens)
+        if stream_TD is not None:
+            stream_TD.zero_() if is_alone else self.links.receive(stream_TD)
+        if graphs is not None:
+            hidden_ND = graphs.forward(views["decode_rows"], is_shared=step.shared_len > 0)
+            return _Computed(part, device_step, None, hidden_ND, graphs)
+        batch = self.table.batch(device_step)
+        if step.shared_len:
+            batch.shared_lens_B = self.table.shared_len_R.index_select(0, views["decode_rows"])
+        sampled = self.table.sample_rows(device_step, batch)
+        if self.stage.is_last and len(step.pooled):
+            hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD)
+            return _Computed(part, device_step, sampled, hidden_ND, None, pooled)
+        wants_all = not self.stage.is_last or len(step.scored_chunks) > 0
+        hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD)
+        return _Computed(part, device_step, sampled, hidden_ND, None)
+
+    def _pool(self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None) -> tuple[Tensor, Pooled]:
+        """On the last stage, the hidden states of a micro-batch with pooled chunks, and what came of these."""
+        assert stream_TD is not None, "the last stage receives a stream"
+        try:
+            hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD)
+        except RequestFault as fault:  # the others have to be told before anything is broken off
+            return stream_TD[:0], Pooled(fault=fault)
+        return hidden_ND, Pooled(vectors)
+
+    def _end_part(self, one: _Computed, extras: Extras, *, masked: bool = False) -> None:
+        """Count the tokens that a micro-batch draws; on the last stage draw them, and send them back."""
+        if not self.stage.is_last:
+            if one.sampled is not None:
+                self.table.lengthen(one.sampled)
+            else:
+                self.table.length_R.index_add_(0, one.rows_N, self._ones_R[: len(one.rows_N)])
+            return
+        try:
+            results_NX = self._draw(one, extras, masked=masked)
+        except RequestFault as error:  # the other stages went on, so its requests cannot end alone
+            raise EngineError(str(error)) from error
+        if len(one.part.places):
+            self.links.send_back(results_NX)
+
+    def _draw(self, one: _Computed, extras: Extras, *, masked: bool = False) -> Tensor:
+        """The results of a micro-batch, as `Worker` has those of a step; its tokens are in the table afterwards."""
+        step, views, rows_N = one.part.step, one.device_step.views, one.rows_N
+        if one.graphs is not None and extras == PLAIN and not masked and not len(step.mask_rows):
+            return one.graphs.draw(len(rows_N)).clone()
+        forbid = None
+        if masked:
+            index_N = self.masks.index(step.num_sampled, views["masked_draws"], torch.from_numpy(one.part.masks))
+            forbid = partial(self.masks.forbid, index_N=index_N)
+        sampled = one.sampled
+        if sampled is None:
+            sampled = SampleRows(rows_N, None, self.table.sampling(rows_N, self.table.newest(rows_N)[2].long()))
+        with self._looking_once(step, extras):
+            results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
+        self._write_back(sampled, results_NX)
+        return results_NX
+
+    def _expect(self, computed: Sequence[_Computed], extras: Extras) -> None:
+        """On the first stage, post the receives of what the last one draws."""
+        if self.returned is not None:
+            num_columns = 0 if extras.num_logprobs < 0 else 2 + 2 * extras.num_logprobs
+            parts, rows = [one.part for one in computed], [one.rows_N for one in computed]
+            self._results = self.returned.expect(parts, rows, num_columns)
+
+    def close(self) -> None:
+        """See Worker."""
+        self.stage_graphs = self._results = self.returned = None
+        self._waiting_parts = []
+        super().close()

@@ -1,0 +1,1 @@
+"""Paged attention: decodes, prompts, prefixes that decodes share, and its forms (windows, scales, soft caps, sinks)."""

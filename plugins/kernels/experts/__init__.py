@@ -1,0 +1,1 @@
+"""Experts: routing, and the products of each expert with the tokens that chose it."""

@@ -1,0 +1,299 @@
+"""Paged attention cut by the context alone: a token gets the same bits as a decode and in any chunk of a prompt.
+
+One kernel serves both, with tiles of as many queries and of as many positions, so that a decode is a prompt of one
+token. A query takes the tiles of its context in order, from position 0 on, and starts afresh every SEGMENT positions;
+segments are merged in order, too. So a few decodes of long contexts may have a program for each segment, and others one
+for all: the same numbers meet in the same order. Tiles that a query does not see leave its bits alone.
+Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
+S block size, W query tiles, P segments.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hookline.core.contracts import Batch
+from hookline.plugins.kernels.attention.triton_decode import Card, tile_blocks, tile_places
+from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
+from hookline.plugins.kernels.triton_launch import launch_options
+
+SEGMENT = 1024
+"""Positions after which a query starts afresh."""
+MEASURED_HEAD = 128
+"""Head dim up to which a tile has 64 positions."""
+
+
+@dataclass(frozen=True)
+class AttentionTiling:
+    """block_m queries (tokens times G) by tile positions: one choice for every batch."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, group: int, head_dim: int, dtype: torch.dtype, card: Card) -> AttentionTiling:
+        """By the model and the card. 64 queries are the fewest that Hopper's matrix instruction takes."""
+        block_m = max(64, triton.next_power_of_2(group))
+        if dtype == torch.float32:
+            return cls(block_m, 16 if head_dim > MEASURED_HEAD else 32, num_warps=8, num_stages=2)
+        is_wide = head_dim > MEASURED_HEAD or not card.large_shared_memory
+        return cls(block_m, 32 if is_wide else 64, num_warps=8 if head_dim > MEASURED_HEAD else 4, num_stages=3)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where programs leave their segments of decodes; made once, so that graphs see fixed addresses.
+
+    Shapes: partial_BPHE, stats_BPH2 float32 (maximum and sum).
+    """
+
+    partial_BPHE: Tensor
+    stats_BPH2: Tensor
+
+    @classmethod
+    def make(cls, num_rows: int, max_context_len: int, num_heads: int, head_dim: int, device: torch.device) -> Segments:
+        """Allocate for so many decodes."""
+        shape = num_rows, triton.cdiv(max_context_len, SEGMENT), num_heads
+        sizes = ((*shape, head_dim), (*shape, 2))
+        return cls(*(torch.empty(size, dtype=torch.float32, device=device) for size in sizes))
+
+    def number(self, num_rows: int, max_context_len: int) -> int:
+        """Segments that have a program of their own; 1 if each program has all of them."""
+        if num_rows > len(self.partial_BPHE) or max_context_len <= SEGMENT:
+            return 1
+        return min(-(-max_context_len // SEGMENT), self.partial_BPHE.shape[1])
+
+
+@triton.jit
+def _taken_in(maximum, total, acc, other_maximum, other_total, other_acc):
+    """Two (maximum, sum, weighted values) as one. Rounded as written: the compiler has nothing left to fuse."""
+    new_maximum = tl.maximum(maximum, other_maximum)
+    scale, other_scale = tl.exp2(maximum - new_maximum), tl.exp2(other_maximum - new_maximum)
+    total = tl.fma(total, scale, other_total * other_scale)
+    wide_scale = tl.broadcast_to(scale[:, None], acc.shape)
+    acc = tl.fma(acc, wide_scale, other_acc * other_scale[:, None])
+    return new_maximum, total, acc
+
+
+@triton.jit
+def _attend_tile(
+    q, maximum, total, acc, start, stop, seen, last_position, window, blocks, head_ptr, dims,
+    half_stride, block_stride, offset_stride, factor, cap,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values, which lies in these blocks, into the running softmax."""
+    position = start + tl.arange(0, TILE)
+    inside = position < stop
+    visible = position[None, :] <= last_position[:, None]
+    if WINDOW:
+        inside &= position >= seen
+        visible &= position[None, :] > last_position[:, None] - window
+    place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
+    load_mask = inside[:, None] & dims[None, :]
+    k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
+    v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = scored(scores, factor, cap, CAP)
+    scores = tl.where(visible, scores, -float("inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_maximum[:, None])
+    rescale = tl.exp2(maximum - new_maximum)
+    total = tl.fma(total, rescale, tl.sum(weights, axis=1))
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+    return new_maximum, total, acc
+
+
+@triton.jit(do_not_specialize=["table_stride", "window", "most_segments"])
+def _attend_kernel(
+    q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
+    q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
+    window, most_segments, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries with all its segments; with SPLIT a decode with one of them, for `_merge_kernel`."""
+    kv_head = tl.program_id(0)
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    row = tl.load(tiles_ptr + tl.program_id(1) * 2)
+    first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
+    if row < 0:
+        return
+    query_start = tl.load(query_starts_ptr + row)
+    query_len = tl.load(query_starts_ptr + row + 1) - query_start
+    context_len = tl.load(context_lens_ptr + row)
+    past = context_len - query_len
+    stop = tl.minimum(past + first + TOKENS, context_len)
+    seen = 0
+    if WINDOW:
+        seen = tl.maximum(past + first - window + 1, 0)
+    first_segment, num_segments = seen // SEGMENT, tl.cdiv(stop, SEGMENT)
+    if SPLIT:
+        first_segment = tl.program_id(2)
+        if first_segment >= num_segments:
+            return
+        num_segments = first_segment + 1
+
+    member = tl.arange(0, BLOCK_M)
+    token = first + member // GROUP
+    head = kv_head * GROUP + member % GROUP
+    is_query = (token < query_len) & (member < TOKENS * GROUP)
+    dim = tl.arange(0, BLOCK_DIM)
+    dims = dim < HEAD_DIM
+    mask_md = is_query[:, None] & dims[None, :]
+    at_token = (query_start + token).to(tl.int64)
+    last_position = past + token
+    table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
+    head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
+
+    all_maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
+    all_total = tl.zeros([BLOCK_M], tl.float32)
+    all_acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    if SINKS:
+        if not SPLIT:
+            all_maximum = load_sinks(sinks_ptr, head, is_query)
+            all_total += 1.0
+    for segment in range(first_segment, num_segments):
+        begin = segment * SEGMENT
+        end = tl.minimum(begin + SEGMENT, stop)
+        if WINDOW:
+            begin = tl.maximum(begin, seen // TILE * TILE)
+        maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+        blocks = tile_blocks(table_row_ptr, begin, end, BLOCK_SIZE, TILE)
+        for start in range(begin, end, TILE):
+            maximum, total, acc = _attend_tile(
+                q, maximum, total, acc, start, end, seen, last_position, window, blocks, head_ptr, dims,
+                half_stride, block_stride, offset_stride, factor, cap, BLOCK_SIZE, TILE, WINDOW, CAP, PRECISION,
+            )  # fmt: skip
+            blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
+        if SPLIT:
+            at = (row.to(tl.int64) * most_segments + segment) * NUM_HEADS + head
+            tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask_md)
+            tl.store(stats_ptr + at * 2, maximum, mask=is_query)
+            tl.store(stats_ptr + at * 2 + 1, total, mask=is_query)
+        else:
+            all_maximum, all_total, all_acc = _taken_in(all_maximum, all_total, all_acc, maximum, total, acc)
+    if not SPLIT:
+        all_total = tl.where(is_query, all_total, 1.0)
+        to_out = out_ptr + (at_token * NUM_HEADS * HEAD_DIM + head * HEAD_DIM)[:, None] + dim[None, :]
+        tl.store(to_out, (all_acc / all_total[:, None]).to(out_ptr.dtype.element_ty), mask=mask_md)
+
+
+@triton.jit(do_not_specialize=["most_segments"])
+def _merge_kernel(
+    context_lens_ptr, out_ptr, partial_ptr, stats_ptr, sinks_ptr, most_segments, SINKS: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):  # fmt: skip
+    """The segments of some heads of a decode, merged as one program would."""
+    row = tl.program_id(0)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    heads = head < NUM_HEADS
+    dim = tl.arange(0, BLOCK_DIM)
+    mask = heads[:, None] & (dim < HEAD_DIM)[None, :]
+    all_maximum = tl.full([BLOCK_HEADS], LOWEST, tl.float32)
+    all_total = tl.zeros([BLOCK_HEADS], tl.float32)
+    all_acc = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
+    if SINKS:
+        all_maximum = load_sinks(sinks_ptr, head, heads)
+        all_total += 1.0
+    for segment in range(0, tl.cdiv(tl.load(context_lens_ptr + row), SEGMENT)):
+        at = (row.to(tl.int64) * most_segments + segment) * NUM_HEADS + head
+        maximum = tl.load(stats_ptr + at * 2, mask=heads, other=0.0)
+        total = tl.load(stats_ptr + at * 2 + 1, mask=heads, other=0.0)
+        acc = tl.load(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+        all_maximum, all_total, all_acc = _taken_in(all_maximum, all_total, all_acc, maximum, total, acc)
+    all_total = tl.where(heads, all_total, 1.0)
+    to_out = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(to_out, (all_acc / all_total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _longest_first_kernel(
+    context_lens_ptr, tiles_ptr, num_rows, BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr
+):  # fmt: skip
+    """Each program finds the places of a few rows, by counting the rows that come before each."""
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    rows = row < num_rows
+    length = tl.load(context_lens_ptr + row, mask=rows, other=0)
+    place = tl.zeros([BLOCK_ROWS], tl.int32)
+    for begin in range(0, num_rows, BLOCK_OTHERS):
+        other = begin + tl.arange(0, BLOCK_OTHERS)
+        others = other < num_rows
+        other_length = tl.load(context_lens_ptr + other, mask=others, other=0)
+        is_earlier = (other_length[None, :] == length[:, None]) & (other[None, :] < row[:, None])
+        is_before = ((other_length[None, :] > length[:, None]) | is_earlier) & others[None, :]
+        place += tl.sum(is_before.to(tl.int32), axis=1)
+    tl.store(tiles_ptr + place * 2, row, mask=rows)
+    tl.store(tiles_ptr + place * 2 + 1, tl.zeros([BLOCK_ROWS], tl.int32), mask=rows)
+
+
+def longest_first(context_lens_B: Tensor) -> Tensor:
+    """The tiles of decodes with these contexts, the longest first, so that short ones fill up the end: (B, 2) int32.
+
+    Device: one launch, no host sync; safe in a CUDA graph.
+    """
+    num_rows = len(context_lens_B)
+    tiles_B2 = torch.empty((num_rows, 2), dtype=torch.int32, device=context_lens_B.device)
+    _longest_first_kernel[(triton.cdiv(num_rows, 16),)](
+        context_lens_B, tiles_B2, num_rows, BLOCK_ROWS=16, BLOCK_OTHERS=128, num_warps=4
+    )
+    return tiles_B2
+
+
+def attend_tiles(
+    q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, tiles_W2: Tensor, scoring: Scoring, out_THE: Tensor,
+    tiling: AttentionTiling, segments: Segments, num_segments: int = 1,
+) -> None:  # fmt: skip
+    """Causal attention of the listed query tiles; other rows of out are left alone.
+
+    num_segments: more than one for tiles that are the first decodes of the batch, without a window: each segment then
+    has a program of its own. It changes no bit.
+    Shapes: q_THE, out_THE (T, H, E), heads contiguous; tiles_W2 (W, 2) int32: row (-1: none) and first query token of
+    the row, with tiling.block_m // G tokens a tile.
+    Device: one launch, two with more than one segment; no host sync.
+    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+    """
+    _, num_heads, head_dim = q_THE.shape
+    _, _, block_size, num_kv_heads, _ = kv_2NSKE.shape
+    half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
+    is_split, window = num_segments > 1, batch.window
+    assert not is_split or window is None
+    if not len(tiles_W2):
+        return
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    most_segments = segments.partial_BPHE.shape[1]
+    sinks = q_THE if scoring.sinks_H is None else scoring.sinks_H
+    _attend_kernel[(num_kv_heads, len(tiles_W2), num_segments)](
+        q_THE, kv_2NSKE, batch.block_table_BM, tiles_W2, batch.query_starts_B1, batch.context_lens_B, out_THE,
+        segments.partial_BPHE, segments.stats_BPH2,
+        q_THE.stride(0), half_stride, block_stride, offset_stride, head_stride, batch.block_table_BM.stride(0),
+        scoring.factor, scoring.cap, sinks, 0 if window is None else window, most_segments,
+        WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, SPLIT=is_split,
+        NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        BLOCK_M=tiling.block_m, BLOCK_DIM=block_dim, TILE=tiling.tile, SEGMENT=SEGMENT,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_THE.device),
+    )  # fmt: skip
+    if is_split:
+        block_heads = min(4, triton.next_power_of_2(num_heads))
+        _merge_kernel[(len(tiles_W2), triton.cdiv(num_heads, block_heads))](
+            batch.context_lens_B, out_THE, segments.partial_BPHE, segments.stats_BPH2, sinks, most_segments,
+            SINKS=scoring.sinks_H is not None, NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_HEADS=block_heads,
+            BLOCK_DIM=block_dim, SEGMENT=SEGMENT, num_warps=1,
+        )  # fmt: skip

@@ -1,0 +1,198 @@
+"""Triton products in which an output's sum is taken in one order, however many rows there are.
+
+A program adds up the input features of its outputs from the first to the last, in steps of a fixed depth, into one
+float32 accumulator: nothing is cut along the input. The weight is the left operand, so that 16 rows and 256 take the
+same matrix instruction (Hopper's wgmma has the rows as its N, from 8 to 256) and a tile's size only says which rows and
+outputs a program has; tests/test_gpu_batch_invariant.py compares all of them bit by bit.
+Legend: T rows, D input features, O output features, F half of gate and up.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.products.triton_wide import empty_with_room, rows_in_reach
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+
+ONLY_TILE: RowTile | None = None
+"""Set to one of TILES on a card where tiles should not give the same bits: every product then takes that one."""
+FULL = 90
+"""Programs that fill a card well enough; larger tiles than leave so many are slower."""
+MOST_ASKED = 6 << 20
+"""Most elements of a weight that programs fetch into the L2 before the launch before them has ended."""
+GROUP = 8
+"""Tiles of outputs that take turns over the rows together, so that rows and weights are read from the L2."""
+STEP_BYTES = 128
+"""Input features of a step, in bytes of one row: the same for every tile of a weight."""
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """What a program computes: rows by output features. num_stages: steps under way."""
+
+    block_t: int
+    block_o: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = (
+    RowTile(256, 128, 8, 4),
+    RowTile(128, 128, 8, 4),
+    RowTile(128, 64, 4, 4),
+    RowTile(64, 64, 4, 6),
+    RowTile(32, 64, 4, 8),
+    RowTile(16, 64, 4, 8),
+)
+"""From large to small."""
+MOST_ACCUMULATED = 128 * 256
+"""Most elements of a tile, gate and up counted twice, that registers hold."""
+FLOAT32_TILES = TILES[3:]
+
+
+def row_tiles(num_operands: int, dtype: torch.dtype) -> list[RowTile]:
+    """The tiles for such a product: its choice may be among these. num_operands: 2 for gate and up, else 1."""
+    tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
+    return [tile for tile in tiles if tile.block_t * tile.block_o * num_operands <= MOST_ACCUMULATED]
+
+
+def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype) -> RowTile:
+    """The largest tile that has no more rows than there are, up to a power of two, and still fills the card."""
+    tiles = row_tiles(num_operands, dtype)
+    if ONLY_TILE is not None and ONLY_TILE in tiles:
+        return ONLY_TILE
+    most_rows = max(16, triton.next_power_of_2(num_rows))
+    for tile in tiles:
+        programs = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_o)
+        if tile.block_t <= most_rows and programs >= FULL:
+            return tile
+    return tiles[-1]
+
+
+@triton.jit
+def _ask_for_weight(weight_ptr, first_out, num_outs, width, weight_stride, used, BLOCK_O: tl.constexpr):
+    """Fetch these rows of a weight into the L2, in halves: by as many threads as there are halves."""
+    half = tl.arange(0, 2 * BLOCK_O)
+    out = first_out + half // 2
+    address = weight_ptr + out.to(tl.int64) * weight_stride + half % 2 * (width // 2)
+    num_bytes = tl.zeros([2 * BLOCK_O], tl.int32) + width  # of half a row of 16-bit numbers
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r", [address.to(tl.int64, bitcast=True), (used & (out < num_outs)).to(tl.int32), num_bytes],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows", "steps"])
+def _row_product_kernel(
+    x, weight, weight_ptr, bias_ptr, out_ptr, num_rows, num_out, width, steps, x_stride, weight_stride: tl.int64,
+    BIAS: tl.constexpr, SILU: tl.constexpr, ASK: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if ASK:
+        gdc_launch_dependents()
+    num_row_tiles, num_out_tiles = tl.cdiv(num_rows, BLOCK_T), tl.cdiv(num_out, BLOCK_O)
+    group = tl.program_id(0) // (GROUP * num_row_tiles)
+    inside = tl.program_id(0) % (GROUP * num_row_tiles)
+    size = tl.minimum(num_out_tiles - group * GROUP, GROUP)
+    first_out = (group * GROUP + inside % size) * BLOCK_O
+    first_row = inside // size * BLOCK_T
+    row, out = first_row + tl.arange(0, BLOCK_T), first_out + tl.arange(0, BLOCK_O)
+    rows, outs = row < num_rows, out < num_out
+    bias = tl.zeros([BLOCK_O], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
+    if ASK:
+        _ask_for_weight(weight_ptr, first_out, num_out, width, weight_stride, first_row == 0, BLOCK_O)
+        if SILU:
+            ups = first_out + num_out
+            _ask_for_weight(weight_ptr, ups, 2 * num_out, width, weight_stride, first_row == 0, BLOCK_O)
+    if PDL:
+        gdc_wait()
+    acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+    up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+    for step in range(steps):
+        if COPIED:  # by the copy engine; beyond the operands it gives zeros
+            x_TD = x.load([first_row, step * BLOCK_D])
+            weight_OD = weight.load([first_out, step * BLOCK_D])
+            if SILU:
+                up_OD = weight.load([first_out + num_out, step * BLOCK_D])
+        else:
+            column = step * BLOCK_D + tl.arange(0, BLOCK_D)
+            columns = column < width
+            x_at = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
+            weight_at = weight + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
+            x_TD = tl.load(x_at, mask=rows[:, None] & columns[None, :], other=0.0)
+            weight_OD = tl.load(weight_at, mask=outs[:, None] & columns[None, :], other=0.0)
+            if SILU:
+                up_at = weight_at + num_out * weight_stride
+                up_OD = tl.load(up_at, mask=outs[:, None] & columns[None, :], other=0.0)
+        acc = tl.dot(weight_OD, x_TD.T, acc, input_precision=PRECISION)
+        if SILU:
+            up_acc = tl.dot(up_OD, x_TD.T, up_acc, input_precision=PRECISION)
+    if PDL and not ASK:
+        gdc_launch_dependents()  # not before: the next kernel's programs would take the places of this one's
+    if BIAS:
+        acc += bias[:, None]
+    if SILU:
+        acc = acc / (1.0 + tl.exp(-acc)) * up_acc
+    to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
+    tl.store(to_out, acc.to(out_ptr.dtype.element_ty).T, mask=rows[:, None] & outs[None, :])
+
+
+def row_product(
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, *, silu: bool = False, tile: RowTile | None = None
+) -> Tensor:
+    """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
+
+    tile: in place of the one of choice; another one changes no bit.
+    Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
+    Device: one launch, and a copy of rows that do not lie as the copy engine wants them; no host sync.
+    """
+    assert bias_O is None or not silu
+    (num_rows, width), num_out = x_TD.shape, len(weight_OD) // (2 if silu else 1)
+    if not num_rows:
+        return x_TD.new_empty(0, num_out)
+    is_copied = _is_copied(weight_OD)
+    if x_TD.stride(1) != 1 or (is_copied and not has_aligned_rows(x_TD)):
+        x_TD = x_TD.clone(memory_format=torch.contiguous_format)
+    weight_OD = weight_OD if weight_OD.stride(1) == 1 else weight_OD.contiguous()
+    tile = tile or row_tile(num_rows, num_out, 1 + silu, x_TD.dtype)
+    block_d = STEP_BYTES // x_TD.element_size()
+    x, weight = x_TD, weight_OD
+    if is_copied:
+        reach = min(rows_in_reach(x_TD), triton.cdiv(num_rows, tile.block_t) * tile.block_t)
+        x = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tile.block_t, block_d])
+        weight = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), [tile.block_o, block_d])
+    out = empty_with_room(num_rows, num_out, like=x_TD)
+    num_programs = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_o)
+    _row_product_kernel[(num_programs,)](
+        x, weight, weight_OD, weight_OD if bias_O is None else bias_O, out, num_rows, num_out, width,
+        triton.cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), BIAS=bias_O is not None, SILU=silu,
+        ASK=_asks_early(weight_OD), COPIED=is_copied, PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
+        BLOCK_T=tile.block_t, BLOCK_O=tile.block_o, BLOCK_D=block_d, GROUP=GROUP,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(x_TD.device),
+    )  # fmt: skip
+    return out
+
+
+def _is_copied(weight_OD: Tensor) -> bool:
+    """Whether tiles come by the copy engine: by the weight and the card alone, so that every batch takes one way."""
+    if weight_OD.element_size() != 2 or weight_OD.shape[1] % 8 or not has_aligned_rows(weight_OD):
+        return False
+    return weight_OD.device.type == "cpu" or launches_early(weight_OD.device)
+
+
+def _asks_early(weight_OD: Tensor) -> bool:
+    """Whether programs ask for their part of the weight before they wait: of small ones, of which all fits the L2."""
+    is_small = weight_OD.numel() <= MOST_ASKED and weight_OD.shape[1] % 16 == 0 and weight_OD.element_size() == 2
+    return is_small and has_aligned_rows(weight_OD) and launches_early(weight_OD.device)

@@ -1,0 +1,111 @@
+"""Triton kernels of norms joined to what comes before or after them: a second norm behind a sum, a gate.
+
+Each reads its input once and writes its output once; arithmetic is float32, results are rounded once to the input's
+dtype. Legend: T tokens, D hidden, H heads, E head dim.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, triggers_late
+
+ELEMENTS = 1024
+"""Values of some heads that a program of `rms_norm_silu_mul` takes."""
+
+
+@triton.jit
+def _norm_add_rms_norm_kernel(
+    x_ptr, inner_weight_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, width, eps,
+    BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    if PDL and not LATE:
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    inner_weight = tl.load(inner_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
+    x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    residual_at = residual_ptr + row * width + column
+    residual = tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+    total = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * inner_weight + residual
+    tl.store(residual_at, total.to(residual_ptr.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
+    tl.store(out_ptr + row * width + column, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def norm_add_rms_norm(
+    x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(n + residual), n + residual) for n = rms_norm(x, inner_weight); the sum is written over residual.
+
+    Shapes: both (T, D). The norm is taken of the sum before it is rounded.
+    Device: one launch, no host sync.
+    """
+    num_rows, width = x_TD.shape
+    block = triton.next_power_of_2(width)
+    x_TD, residual_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous(), residual_TD.contiguous()
+    out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
+    if out_TD.numel():
+        _norm_add_rms_norm_kernel[(num_rows,)](
+            x_TD, inner_weight_D, residual_TD, weight_D, out_TD, x_TD.stride(0), width, eps,
+            BLOCK=block, num_warps=max(1, min(16, block // 256)),
+            LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
+        )  # fmt: skip
+    return out_TD, residual_TD
+
+
+@triton.jit
+def _rms_norm_silu_mul_kernel(
+    x_ptr, weight_ptr, gate_ptr, out_ptr, x_stride, gate_stride, num_heads, head_dim, eps,
+    BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    e = tl.arange(0, BLOCK_E)
+    inside = (head < num_heads)[:, None] & (e < head_dim)[None, :]
+    place = head[:, None] * head_dim + e[None, :]
+    weight = tl.load(weight_ptr + e, mask=e < head_dim, other=0.0).to(tl.float32)[None, :]
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + token * x_stride + place, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + token * gate_stride + place, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / head_dim + eps)[:, None]
+    out = x * scale * weight * (gate / (1.0 + tl.exp(-gate)))
+    tl.store(out_ptr + token * num_heads * head_dim + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm_silu_mul(x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:
+    """rms_norm(x) * silu(gate), head by head.
+
+    Shapes: (T, H, E) both; the heads of a token lie one behind the other.
+    Device: one launch, no host sync.
+    """
+    num_tokens, num_heads, head_dim = x_THE.shape
+    x_THE, gate_THE = _with_whole_tokens(x_THE), _with_whole_tokens(gate_THE)
+    out_THE = torch.empty(x_THE.shape, dtype=x_THE.dtype, device=x_THE.device)
+    block_e = triton.next_power_of_2(head_dim)
+    block_h = max(1, min(ELEMENTS // block_e, triton.next_power_of_2(num_heads)))
+    if out_THE.numel():
+        _rms_norm_silu_mul_kernel[(num_tokens, triton.cdiv(num_heads, block_h))](
+            x_THE, weight_E, gate_THE, out_THE, x_THE.stride(0), gate_THE.stride(0), num_heads, head_dim, eps,
+            BLOCK_H=block_h, BLOCK_E=block_e, num_warps=4, **launch_options(x_THE.device),
+        )  # fmt: skip
+    return out_THE
+
+
+def _with_whole_tokens(x_THE: Tensor) -> Tensor:
+    is_whole = x_THE.stride(2) == 1 and x_THE.stride(1) == x_THE.shape[2]
+    return x_THE if is_whole else x_THE.contiguous()

@@ -1,0 +1,1 @@
+"""Memory that ranks share: how rows lie in it, and their sums over ranks."""

@@ -1,0 +1,135 @@
+"""Triton products of very few rows with a weight matrix: limited by reading the weight once, not by arithmetic.
+
+A program reads whole rows of the weight into registers before it waits for the launch before it (programmatic dependent
+launch), so that the weight streams in while the previous kernel still runs; accumulation is float32.
+Legend: T rows, D input features, O output features, F half of gate and up.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, sending_arguments, sending_constants
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+
+MAX_ROWS = 4
+"""Most rows a thin product takes."""
+MAX_WIDTH = 4096
+"""Most input features: a program holds whole rows of the weight in registers."""
+MAX_WIDTH_OF_ONE_ROW = 16384
+"""The same for a single row, which leaves registers for a wider weight (docs/log.md, several GPUs)."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _thin_linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, addresses, counts, rank, x_stride, weight_stride, width, num_out,
+    ROWS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, SEND: tl.constexpr, SIZE: tl.constexpr,
+    SLOT_BYTES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    if PDL and not SEND:
+        gdc_launch_dependents()
+    out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    column = tl.arange(0, BLOCK_D)
+    columns, outs = column < width, out < num_out
+    inside = outs[:, None] & columns[None, :]
+    weight_at = weight_ptr + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
+    weight = tl.load(weight_at, mask=inside, other=0.0)
+    up = weight
+    if SILU:
+        up_at = weight_ptr + (out.to(tl.int64) + num_out)[:, None] * weight_stride + column[None, :]
+        up = tl.load(up_at, mask=inside, other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if PDL and SEND:
+        gdc_launch_dependents()  # the sum after it relies on all before it being done
+    for row in tl.static_range(ROWS):
+        x = tl.load(x_ptr + row * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
+        y = tl.sum(weight.to(tl.float32) * x, axis=1)
+        if BIAS:
+            y += bias
+        if SILU:
+            y = y / (1.0 + tl.exp(-y)) * tl.sum(up.to(tl.float32) * x, axis=1)
+        dtype = out_ptr.dtype.element_ty
+        if SEND:
+            of_rows = row + tl.arange(0, 1)
+            first_out = tl.program_id(0) * BLOCK_O
+            send_tile(
+                y[None, :], first_out, of_rows, ROWS, addresses, counts, rank, dtype, SIZE, SLOT_BYTES, PART, 1, BLOCK_O
+            )
+        else:
+            tl.store(out_ptr + row * num_out + out, y.to(dtype), mask=outs)
+
+
+def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
+    """Whether the thin products take these, and are known to be faster than the general ones on this card.
+
+    Device: looks at shapes, strides and dtypes only, so a captured graph keeps its answer.
+    """
+    return (
+        x_TD.dim() == 2
+        and 1 <= x_TD.shape[0] <= MAX_ROWS
+        and weight_OD.shape[1] <= (MAX_WIDTH_OF_ONE_ROW if x_TD.shape[0] == 1 else MAX_WIDTH)
+        and x_TD.dtype in DTYPES
+        and x_TD.dtype == weight_OD.dtype
+        and x_TD.stride(1) == 1
+        and weight_OD.stride(1) == 1
+        and (x_TD.device.type == "cpu" or launches_early(x_TD.device))
+    )
+
+
+def _tiling(block_d: int, silu: bool) -> tuple[int, int]:
+    """Output rows and warps of a program: the fastest on an H200 at Qwen3-0.6B's shapes (docs/log.md)."""
+    block_o, num_warps = (4, 1) if block_d <= 1024 else (4, 4) if block_d <= 2048 else (2, 8)
+    return (block_o // 2 if silu else block_o), num_warps
+
+
+def thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bool = False) -> Tensor:
+    """x @ W.T + b of at most MAX_ROWS rows that `fits`; with `silu`, silu(first half of it) * second half.
+
+    Shapes: (T, D) -> (T, O), or (T, O / 2) with silu, which takes no bias.
+    Device: one launch, no host sync. The weight is read before the launch before has finished: it must not write it.
+    """
+    assert bias_O is None or not silu
+    out_TO = torch.empty((len(x_TD), len(weight_OD) // (2 if silu else 1)), dtype=x_TD.dtype, device=x_TD.device)
+    _launch(x_TD, weight_OD, bias_O, out_TO, None, silu=silu)
+    return out_TO
+
+
+def sends_thin(x_TD: Tensor, weight_OD: Tensor, sends: Sends) -> bool:
+    """Whether `send_thin_linear` takes these, which must be for `fits`."""
+    block_o, _ = _tiling(_block_d(x_TD.shape[1]), silu=False)
+    return x_TD.element_size() == 2 and sends.takes(weight_OD.shape[0], block_o)
+
+
+def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sends: Sends) -> None:
+    """`thin_linear`, its outputs sent to the ranks that sum them up, for what `sends_thin`.
+
+    Device: one launch, no host sync, waits for no rank. Weight: see thin_linear.
+    """
+    _launch(x_TD, weight_OD, bias_O, x_TD, sends, silu=False)
+
+
+def _block_d(width: int) -> int:
+    return int(max(16, triton.next_power_of_2(width)))
+
+
+def _launch(
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, silu: bool
+) -> None:
+    (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
+    block_d = _block_d(width)
+    block_o, num_warps = _tiling(block_d, silu)
+    _thin_linear_kernel[(triton.cdiv(num_out, block_o),)](
+        x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
+        x_TD.stride(0), weight_OD.stride(0), width, num_out, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
+        **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
+        **launch_options(x_TD.device),
+    )  # fmt: skip

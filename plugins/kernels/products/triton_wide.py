@@ -1,0 +1,273 @@
+"""Triton products of up to 128 rows with the weight matrices of a large model, for its decode steps.
+
+Such a product lasts as long as its weight takes to come from memory, so it has a program on every multiprocessor with
+as much of the weight under way as shared memory holds. A weight with few output features is cut along its input
+features too, and the last program of a tile to finish adds up the parts, in their order. The weight is the left
+operand: its many output features then fill the matrix unit, and few rows waste nothing. Accumulation is float32. Needs
+a Hopper card: tiles come by its copy engine. A product that ranks sum up may send its tiles to them as it ends.
+Legend: T rows, D input features, O output features, F half of gate and up.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, sending_arguments, sending_constants
+from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.products.triton_product import DTYPES, MAX_WEIGHT, Kind
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+
+MAX_ROWS = 128
+FEW_ROWS = 32
+"""Up to this many rows, a weight of any width is read faster than by the general product."""
+FULL_CARD = 132
+"""Programs that run at once, one a multiprocessor (H200)."""
+MIN_PROGRAMS = 76
+"""Fewest programs that read as fast as memory delivers."""
+MAX_PARTS = 4
+MIN_STEPS = 8
+"""Fewest steps of a part: shorter ones cost more to start and add up than they gain."""
+SHARED_BYTES = 224 << 10
+"""Shared memory of a multiprocessor for the tiles under way of all its programs."""
+MOST_STAGES = 10
+MAX_SHARED_TILE = 64 * 64
+"""Most elements of a tile that is cut into parts."""
+
+
+@dataclass(frozen=True)
+class WideTiling:
+    """How a product is cut: rows and output features of a program, input features of a step, parts, pipelining."""
+
+    block_t: int
+    block_o: int
+    block_d: int
+    num_stages: int
+    num_warps: int = 4
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class WideScratch:
+    """Where programs leave their parts; made once, so that graphs see fixed addresses. One product at a time uses it.
+
+    Shapes: partials (FULL_CARD * MAX_SHARED_TILE,) float32; counters (FULL_CARD,) int32, zero between launches.
+    """
+
+    partials: Tensor
+    counters: Tensor
+
+    @classmethod
+    def make(cls, device: torch.device) -> WideScratch:
+        """Allocate."""
+        return cls(
+            torch.empty(FULL_CARD * MAX_SHARED_TILE, dtype=torch.float32, device=device),
+            torch.zeros(FULL_CARD, dtype=torch.int32, device=device),
+        )
+
+
+def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: bool = False) -> WideTiling | None:
+    """The fastest on an H200 at Qwen3-32B's and 8B's shapes (docs/log.md); None where the general product is faster.
+
+    sends: tiles go to the ranks that sum them up, which makes up for a slower product.
+    """
+    block_t = _tile_rows(num_rows)
+    num_tiles = triton.cdiv(num_out, 64)
+    if kind is Kind.SILU:
+        is_narrow = num_tiles <= FULL_CARD
+        if block_t <= FEW_ROWS:
+            return _filling(block_t, 64 if num_out < 96 * 128 else 128, 128, num_out, operands=2)
+        if block_t <= 64:
+            return _filling(block_t, 64, 128 if is_narrow else 64, num_out, operands=2)
+        if is_narrow and num_rows <= 104:  # too much of the tile would be padding
+            return None
+        return _filling(block_t, 64 if is_narrow else 128, 64, num_out, operands=2)
+    most_rows = most_sending_rows(width) if sends else 64 if width >= 4096 else FEW_ROWS
+    if kind is not Kind.PLAIN or block_t > most_rows or num_tiles > 2 * FULL_CARD:
+        return None
+    parts = 1
+    if num_tiles < MIN_PROGRAMS and block_t * 64 <= MAX_SHARED_TILE:
+        parts = max(1, min(FULL_CARD // num_tiles, MAX_PARTS, triton.cdiv(width, 128) // MIN_STEPS))
+    return _filling(block_t, 64, 128, num_out, parts=parts)
+
+
+def most_sending_rows(width: int) -> int:
+    """Most rows for which a product that sends its tiles, with the sum after it, is faster than a general one."""
+    return 128 if width <= 2048 else 64
+
+
+def _filling(
+    block_t: int, block_o: int, block_d: int, num_out: int, *, operands: int = 1, parts: int = 1
+) -> WideTiling | None:
+    """The tiling with as many stages as fit for one or two programs a multiprocessor; None if too few programs read.
+
+    operands: tiles of the weight that a step takes.
+    """
+    num_programs = triton.cdiv(num_out, block_o) * parts
+    if num_programs < MIN_PROGRAMS:
+        return None
+    step_bytes = (block_o * operands + block_t) * block_d * 2
+    at_once = 1 if num_programs <= FULL_CARD or SHARED_BYTES // 2 // step_bytes < 3 else 2
+    num_stages = min(MOST_STAGES, SHARED_BYTES // at_once // step_bytes)
+    num_warps = 8 if block_t * block_o * operands > 128 * 128 else 4
+    return WideTiling(block_t, block_o, block_d, num_stages, num_warps, parts)
+
+
+def _tile_rows(num_rows: int) -> int:
+    return int(max(16, triton.next_power_of_2(num_rows)))
+
+
+def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
+    """Uninitialised rows for a wide product to take, (num_rows, *sizes), in memory of a whole tile of them.
+
+    The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log.md).
+    """
+    has_room = num_rows <= MAX_ROWS and like.is_cuda  # the interpreter would warn of what is not initialised
+    rows = _tile_rows(num_rows) if has_room else num_rows
+    return torch.empty((rows, *sizes), dtype=like.dtype, device=like.device)[:num_rows]
+
+
+def rows_in_reach(x_TD: Tensor) -> int:
+    """Rows that x would have if it went on to the end of its memory; what the others hold does not matter."""
+    last = x_TD.untyped_storage().nbytes() // x_TD.element_size() - x_TD.storage_offset() - x_TD.shape[1]
+    return last // x_TD.stride(0) + 1
+
+
+@cache
+def _has_room(device: torch.device) -> bool:
+    """Whether a program may have as much shared memory; the interpreter has no limit."""
+    if device.type != "cuda":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return launches_early(device) and getattr(properties, "shared_memory_per_block_optin", 0) > SHARED_BYTES
+
+
+def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: bool = False) -> WideTiling | None:
+    """The tiling for these, or None if they are for another product; `sends` as in `wide_tiling`.
+
+    Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
+    """
+    if x_TD.dim() != 2 or not 0 < len(x_TD) <= MAX_ROWS or x_TD.dtype not in DTYPES or x_TD.dtype != weight_OD.dtype:
+        return None
+    if weight_OD.numel() <= MAX_WEIGHT or not _has_room(x_TD.device):
+        return None
+    if not has_aligned_rows(x_TD) or not has_aligned_rows(weight_OD):
+        return None
+    num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
+    return wide_tiling(kind, len(x_TD), num_out, weight_OD.shape[1], sends=sends)
+
+
+@triton.jit(do_not_specialize=["num_rows", "rank"])
+def _wide_kernel(
+    x_desc, weight_desc, bias_ptr, out_ptr, partials_ptr, counters_ptr, addresses, counts, rank, num_rows, num_out,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    SEND: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    first_out = tile * BLOCK_O
+    first = part * STEPS // PARTS
+    last = (part + 1) * STEPS // PARTS
+    row = tl.arange(0, BLOCK_T)
+    out = first_out + tl.arange(0, BLOCK_O)
+    bias = tl.zeros([BLOCK_O], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + out, mask=out < num_out, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+    up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+    for step in range(first, last):
+        x = x_desc.load([0, step * BLOCK_D])
+        weight = weight_desc.load([first_out, step * BLOCK_D])
+        acc = tl.dot(weight, x.T, acc)
+        if SILU:
+            up = weight_desc.load([first_out + num_out, step * BLOCK_D])
+            up_acc = tl.dot(up, x.T, up_acc)
+    if PDL:
+        # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs
+        # the wait above to be over.
+        gdc_launch_dependents()
+    is_last = True
+    if PARTS > 1:
+        place = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + row[None, :]
+        parts_ptr = partials_ptr + tile * PARTS * BLOCK_O * BLOCK_T + place
+        tl.store(parts_ptr + part * BLOCK_O * BLOCK_T, acc)
+        tl.debug_barrier()  # every thread's part is written before one thread publishes it
+        is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == PARTS - 1
+        if is_last:
+            tl.store(counters_ptr + tile, 0)  # for the next launch
+            acc = tl.load(parts_ptr, cache_modifier=".cg")
+            for other in tl.static_range(1, PARTS):
+                acc += tl.load(parts_ptr + other * BLOCK_O * BLOCK_T, cache_modifier=".cg")
+    if is_last:
+        if BIAS:
+            acc += bias[:, None]
+        if SILU:
+            acc = acc / (1.0 + tl.exp(-acc)) * up_acc
+        dtype = out_ptr.dtype.element_ty
+        if SEND:
+            send_tile(
+                acc.T, first_out, row, num_rows, addresses, counts, rank, dtype,
+                SIZE, SLOT_BYTES, PART, BLOCK_T, BLOCK_O,
+            )  # fmt: skip
+        else:
+            to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
+            inside = (row < num_rows)[:, None] & (out < num_out)[None, :]
+            tl.store(to_out, acc.T.to(dtype), mask=inside)
+
+
+def wide_product(
+    kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch
+) -> Tensor:
+    """x @ W.T + b of what `fitting_wide_tiling` takes; SILU takes no bias.
+
+    Shapes: (T, D) -> (T, O) for PLAIN, (T, O / 2) for SILU.
+    Device: one launch, no host sync.
+    """
+    num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
+    out = empty_with_room(len(x_TD), num_out, like=x_TD)
+    _launch(kind, x_TD, weight_OD, bias_O, tiling, scratch, out, None)
+    return out
+
+
+def send_wide_product(
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch, sends: Sends
+) -> None:
+    """x @ W.T + b, each tile sent to the ranks that sum it up, in place of an output; `sends` must take the tiles.
+
+    Device: one launch, no host sync, waits for no rank.
+    """
+    assert sends.takes(weight_OD.shape[0], tiling.block_o)
+    _launch(Kind.PLAIN, x_TD, weight_OD, bias_O, tiling, scratch, x_TD, sends)
+
+
+def _launch(
+    kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch,
+    out: Tensor, sends: Sends | None,
+) -> None:  # fmt: skip
+    assert kind is not Kind.PARTS and (bias_O is None or kind is not Kind.SILU)
+    (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
+    num_tiles = triton.cdiv(num_out, tiling.block_o)
+    assert tiling.parts == 1 or (kind is Kind.PLAIN and num_tiles * tiling.parts <= FULL_CARD)
+    assert tiling.parts == 1 or tiling.block_o * tiling.block_t <= MAX_SHARED_TILE
+    reach = min(rows_in_reach(x_TD), tiling.block_t)
+    x_desc = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
+    weight_block = [tiling.block_o, tiling.block_d]
+    weight_desc = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
+    _wide_kernel[(num_tiles, tiling.parts)](
+        x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
+        *sending_arguments(sends, scratch.counters), num_rows, num_out,
+        STEPS=triton.cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
+        **sending_constants(sends, num_out), BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Recurrent layers: short convolutions and the gated delta rule, token by token and in chunks."""

@@ -1,0 +1,200 @@
+"""Any causal decoder of transformers, its attention over core's paged KV cache, its linears sharded by its own plan.
+
+transformers knows the network; which of its models can be served says probe.py, and how their attention
+gets to core attention.py. Legend: T tokens, N rows whose logits are wanted, D hidden, V vocabulary (of
+this rank).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, SlidingWindow, WeightTarget
+from hookline.plugins.models.transformers.attention import PagedAttention, attach
+from hookline.plugins.models.transformers.config import max_position, read_config, refuse
+from hookline.plugins.models.transformers.experts import (
+    DOWN,
+    PACKED,
+    SUMMED,
+    ServedExperts,
+    attach_experts,
+    rank_shape,
+)
+from hookline.plugins.models.transformers.layers import (
+    LINEAR_STYLES,
+    REPLICATED,
+    Plan,
+    ServedHead,
+    ServedLinear,
+    marked,
+    padded_embedding,
+    pin_rope,
+    rank_part,
+    use_kernel_norms,
+)
+from hookline.plugins.models.transformers.probe import Facts, check_ranks, meta_model, probe, split
+from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
+
+
+class TransformersModel:
+    """A decoder of transformers and its head. Implements hookline.core.contracts.Model and RenamesTensors."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        config, model_class, facts = _read(json.dumps(hf_config, sort_keys=True))
+        model = meta_model(config, model_class)
+        plan = Plan(_plan(model, runtime), facts.layers[0].num_kv_heads)
+        if runtime.ranks.size > 1:
+            check_ranks(lambda model, place: _served(model, plan, place), config, model_class, runtime.ranks)
+        self.names = StoredNames(model)
+        self.targets, head = _served(model, plan, runtime)
+        refuse_other_forms(self.names, self.targets)
+        self.targets |= _allocate(model, self.names, plan, runtime)
+        self.names.known = set(self.targets)
+        self.decoder, self.given = split(model)
+        use_kernel_norms(self.decoder, runtime)
+        self.attention = PagedAttention(facts.layers, runtime.ranks)
+        attach(self.decoder, self.attention)
+        attach_experts(self.decoder, ServedExperts(runtime, sums=SUMMED in plan.styles.values()))
+        self.model = model
+        self.num_columns = head.part.size
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        """See Model."""
+        config, _, facts = _read(json.dumps(hf_config, sort_keys=True))
+        first, windows = facts.layers[0], [layer.window for layer in facts.layers]
+        caches = tuple(FullAttention() if window is None else SlidingWindow(window) for window in windows)
+        features = {feature for layer in facts.layers for feature in layer.form.features}
+        if any(layer.has_sinks for layer in facts.layers):
+            features.add("sinks")
+        return ModelSpec(
+            num_layers=len(facts.layers),
+            num_heads=first.num_heads,
+            num_kv_heads=first.num_kv_heads,
+            head_dim=first.head_dim,
+            hidden_size=facts.hidden_size,
+            vocab_size=facts.vocab_size,
+            max_position=max_position(config),
+            layers=caches if any(window is not None for window in windows) else (),
+            attention=frozenset(features),
+        )
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        """See Model."""
+        return self.targets
+
+    def tensor_name(self, stored: str) -> str | None:
+        """See RenamesTensors."""
+        return self.names.name(stored)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """See Model."""
+        self.attention.begin(attend)
+        inputs = {"input_ids": token_ids_T.unsqueeze(0), "position_ids": positions_T.unsqueeze(0)}
+        output = self.decoder(**inputs, attention_mask=None, use_cache=False)
+        hidden_TD: Tensor = output[0][0]
+        return hidden_TD
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """See Model."""
+        self.given.hidden_ND = hidden_ND
+        logits_NV: Tensor = self.model(input_ids=None, use_cache=False).logits[0]
+        self.given.hidden_ND = None
+        if self.num_columns < logits_NV.shape[1]:
+            logits_NV[:, self.num_columns :].fill_(-torch.inf)
+        return logits_NV
+
+
+@lru_cache(maxsize=8)
+def _read(hf_config: str) -> tuple[PreTrainedConfig, type[PreTrainedModel], Facts]:
+    config, model_class = read_config(json.loads(hf_config))
+    facts = probe(config, model_class)
+    max_position(config)
+    return config, model_class, facts
+
+
+def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
+    """The tensor-parallel plan, under the names of the causal model; empty for a single rank.
+
+    Raises: ConfigError if the model has none and there are several ranks, or for a style that is not known here.
+    """
+    if runtime.ranks.size == 1:
+        return {}
+    prefix, config = model.base_model_prefix, model.config
+    own = getattr(config, "base_model_tp_plan", None) or {}
+    if not own:
+        refuse(
+            config.model_type, f"transformers has no tensor-parallel plan for it; take tp=1, not {runtime.ranks.size}"
+        )
+    return {f"{prefix}.{name}": style for name, style in own.items()}
+
+
+def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[str, WeightTarget], ServedHead]:
+    """Put our linears and our head into their places; returns where their tensors and the embedding's go."""
+    untyped: Any = model
+    head, embedding = untyped.get_output_embeddings(), untyped.get_input_embeddings()
+    names = {module: name for name, module in model.named_modules()}
+    is_tied = head.weight is embedding.weight
+    targets = {f"{names[embedding]}.weight": WeightTarget.whole(padded_embedding(embedding, runtime))}
+    served_head = ServedHead(names[head], head, runtime, embedding.weight if is_tied else None)
+    model.set_submodule(names[head], served_head)
+    targets |= served_head.targets()
+    for module, name in names.items():
+        style = plan.style(name)
+        if type(module) is nn.Linear and module is not head:
+            if style not in (None, *LINEAR_STYLES):
+                _refuse_style(model, name, style)
+            linear = ServedLinear(name, module, style, plan, runtime)
+            model.set_submodule(name, linear)
+            targets |= linear.targets()
+        elif style not in (None, *REPLICATED, SUMMED) and module is not embedding:
+            _refuse_style(model, name, style)
+    return targets, served_head
+
+
+def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: Runtime) -> dict[str, WeightTarget]:
+    """Give all other parameters and buffers memory, and the buffers their values; returns where tensors go."""
+    targets: dict[str, WeightTarget] = {}
+    for module_name, module in model.named_modules():
+        module.__dict__.pop("_is_hf_initialized", None)
+        for key, value in [*module._parameters.items(), *module._buffers.items()]:
+            name = f"{module_name}.{key}"
+            if value is None or not value.is_meta:
+                continue
+            style, shape, part = plan.style(name), value.shape, None
+            if style in (PACKED, DOWN) and plan.style(module_name) == SUMMED:
+                features = shape[1] // 2 if style == PACKED else shape[-1]
+                part = rank_part(features, runtime, f"the features of the experts of {module_name}")
+                shape = rank_shape(shape, style, part.size)
+            elif style not in (None, *REPLICATED):
+                _refuse_style(model, name, style)
+            is_parameter = key in module._parameters
+            dtype = runtime.dtype if is_parameter and not _stays_float32(model, name) else value.dtype
+            memory = torch.empty(shape, dtype=dtype, device=runtime.device)
+            if is_parameter:
+                module._parameters[key] = nn.Parameter(marked(memory), requires_grad=False)
+            else:
+                module._buffers[key] = memory
+            if is_parameter or key not in module._non_persistent_buffers_set:
+                targets |= parameter_targets(names, name, memory, part, 0 if style == PACKED else 1)
+    model.initialize_weights()  # type: ignore[no-untyped-call]
+    pin_rope(model)
+    return targets
+
+
+def _stays_float32(model: PreTrainedModel, name: str) -> bool:
+    return any(re.search(rf"(^|\.){pattern}($|\.)", name) for pattern in model._keep_in_fp32_modules_strict or ())
+
+
+def _refuse_style(model: PreTrainedModel, name: str, style: str | None) -> NoReturn:
+    known = ", ".join(LINEAR_STYLES)
+    why = f"its tensor-parallel plan has '{style}' for {name}; known are {known}, for linears: take tp=1"
+    refuse(model.config.model_type, why)

@@ -1,0 +1,103 @@
+"""Names of a checkpoint's tensors and of a transformers model's parameters, which need not be the same.
+
+transformers renames some tensors when it loads a checkpoint, and merges the matrices of single experts; its own tables
+say which. Renamings are followed, merged experts are filled range by range; other changes of form are refused by name.
+Legend: X experts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, rename_source_key
+
+from hookline.core.contracts import Part, WeightTarget
+from hookline.plugins.models.transformers.config import refuse
+
+MERGED = ["MergeModulelist"]
+"""Operations that put the same matrix of all experts into one tensor (X, ...)."""
+MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
+"""The same for several matrices of each expert, one below the other."""
+_NEVER_NEEDED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
+"""What old checkpoints hold beside a model's parameters."""
+
+
+class StoredNames:
+    """How the tensors of a checkpoint are called in the model. known: names of all targets, once there are any."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        changes = get_model_conversion_mapping(model)
+        self.converters = [one for one in changes if isinstance(one, WeightConverter)]
+        self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
+        self.prefix, self.model_type = f"{model.base_model_prefix}.", model.config.model_type
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        self.ignored = re.compile("|".join(f"({pattern})" for pattern in (*ignored, *_NEVER_NEEDED)))
+        self.known: set[str] = set()
+
+    def name(self, stored: str) -> str | None:
+        """The model's name of a stored tensor; None if nothing needs it."""
+        renamed: str = rename_source_key(stored, self.renamings, [])[0]
+        for name in (renamed, f"{self.prefix}{renamed}", renamed.removeprefix(self.prefix)):
+            if name in self.known:
+                return name
+        return None if self.ignored.search(stored) else renamed
+
+    def converter(self, name: str) -> tuple[WeightConverter, str] | None:
+        """What makes this parameter of tensors in another form, and the part of its name before the pattern."""
+        for converter in self.converters:
+            for pattern in map(_plain, converter.target_patterns):
+                if name.endswith(pattern):
+                    return converter, name.removesuffix(pattern)
+        return None
+
+
+def parameter_targets(
+    names: StoredNames, name: str, parameter: Tensor, part: Part | None = None, dim: int = 0
+) -> dict[str, WeightTarget]:
+    """Where the tensors go that a parameter, or a buffer, is made of: itself whole, or the matrices of experts.
+
+    part, dim: of each matrix of an expert, what this rank has; None for all.
+
+    Raises: ConfigError if transformers changes its form in a way that is not known here.
+    """
+    found = names.converter(name)
+    if found is None and part is not None:
+        refuse(names.model_type, f"its checkpoints hold {name} as one tensor, which is not shared out here; take tp=1")
+    if found is None:
+        return {name: WeightTarget.whole(parameter, init=_init(name, parameter))}
+    (converter, stem), operations = found, [type(one).__name__ for one in found[0].operations]
+    sources = [_plain(source) for source in converter.source_patterns]
+    if operations not in (MERGED, MERGED_AND_JOINED) or not all("*" in source for source in sources):
+        refuse(names.model_type, f"its checkpoints hold {name} in another form ({', '.join(operations)})")
+    targets = {}
+    for index, matrices in enumerate(parameter):
+        for source, matrix in zip(sources, matrices.chunk(len(sources)), strict=True):
+            target = WeightTarget.whole(matrix) if part is None else WeightTarget.shard(matrix, dim, part)
+            targets[stem + source.replace("*", str(index))] = target
+    return targets
+
+
+def refuse_other_forms(names: StoredNames, targets: dict[str, WeightTarget]) -> None:
+    """Refuse linears and embeddings that checkpoints hold in another form.
+
+    Raises: ConfigError with the name of one.
+    """
+    for name in targets:
+        found = names.converter(name)
+        if found is not None:
+            operations = ", ".join(type(one).__name__ for one in found[0].operations)
+            refuse(names.model_type, f"its checkpoints hold {name} in another form ({operations})")
+
+
+def _init(name: str, parameter: Tensor) -> Any:
+    if name.endswith("bias"):
+        return "zeros"
+    return "ones" if parameter.ndim == 1 else "normal"
+
+
+def _plain(pattern: str) -> str:
+    return pattern.replace("\\", "").removeprefix("^").removesuffix("$")

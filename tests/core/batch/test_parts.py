@@ -1,0 +1,104 @@
+"""Files cut into parts: each row is in one of them, and a part is read again as it was cut."""
+
+import json
+from itertools import chain
+
+import pytest
+
+from hookline.core.batch.parts import PartTables, files_in, lines_of_part, source_of
+from hookline.core.errors import ConfigError
+
+
+def test_the_lines_of_all_parts_are_those_of_the_file(tmp_path):
+    (tmp_path / "a.jsonl").write_text("a\n\nb\nc\n   \nd\ne")
+    source = source_of(tmp_path, "a.jsonl", 2)
+    lines = [[(line.number, line.text.strip()) for line in lines_of_part(tmp_path, part)] for part in source.parts]
+    assert lines == [[(1, b"a"), (3, b"b")], [(4, b"c"), (6, b"d")], [(7, b"e")]]
+    assert source.num_rows == 5 and [part.number for part in source.parts] == [0, 1, 2]
+
+
+def test_an_empty_file_has_no_part(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    assert source_of(tmp_path, "a.jsonl", 2).parts == ()
+
+
+def test_another_text_is_another_fingerprint(tmp_path):
+    found = set()
+    for text in ("a\nb\n", "a\nc\n", "a\nb\n\n"):
+        (tmp_path / "a.jsonl").write_text(text)
+        found.add(source_of(tmp_path, "a.jsonl", 2).fingerprint)
+    assert len(found) == 3
+
+
+def test_the_rows_of_all_parts_are_those_of_the_table(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"id": list(range(23))}), tmp_path / "a.parquet", row_group_size=10)
+    source, tables = source_of(tmp_path, "a.parquet", 4), PartTables(tmp_path)
+    assert [part.num_rows for part in source.parts] == [4, 4, 2, 4, 4, 2, 3]
+    rows = [tables.table_of(part).column("id").to_pylist() for part in source.parts]
+    assert [*chain(*rows)] == list(range(23)) and [part.first for part in source.parts] == [one[0] for one in rows]
+
+
+@pytest.mark.parametrize("num_groups", [0, 1])
+def test_a_table_without_rows_is_a_part_without_rows_and_keeps_its_columns(num_groups, tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"prompt": pa.array([], pa.string())})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for _ in range(num_groups):
+            writer.write_table(table)
+    assert pq.ParquetFile(tmp_path / "a.parquet").metadata.num_row_groups == num_groups
+    source = source_of(tmp_path, "a.parquet", 4)
+    assert [part.num_rows for part in source.parts] == [0]
+    assert PartTables(tmp_path).table_of(source.parts[0]).equals(table)
+
+
+def test_files_of_both_kinds_are_found_below_a_folder_but_hidden_ones(tmp_path):
+    for name in ("b.jsonl", "a/c.parquet", "x.txt", ".hidden/d.jsonl", "a/.e.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({}))
+    assert files_in(tmp_path) == ["a/c.parquet", "b.jsonl"]
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="holds no file that ends in"):
+        files_in(tmp_path)
+    pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    (tmp_path / "a.parquet").write_text("nonsense")
+    with pytest.raises(ConfigError, match="is no parquet file"):
+        source_of(tmp_path, "a.parquet", 2)
+
+
+def written(folder, table, **options):
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install hookline[parquet]")
+    pq.write_table(table, folder / "a.parquet", **options)
+    return source_of(folder, "a.parquet", 4)
+
+
+def test_text_of_a_parquet_that_is_none_is_one_line_and_so_is_a_damaged_page(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    _, offsets, data = pa.array([b"\xff\xfe", b"ok"]).buffers()
+    (part,) = written(tmp_path, pa.table({"prompt": pa.StringArray.from_buffers(2, offsets, data)})).parts
+    with pytest.raises(ConfigError, match=r"row group 0 of .*a\.parquet cannot be read: .*UTF8"):
+        PartTables(tmp_path).table_of(part)
+    (part,) = written(tmp_path, pa.table({"prompt": ["x", "y"]})).parts
+    path = tmp_path / "a.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"\xff" * 20 + whole[24:])
+    with pytest.raises(ConfigError, match="row group 0 of"):
+        PartTables(tmp_path).table_of(part)
+
+
+def test_a_file_that_lost_rows_while_it_was_read_is_named(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    (tmp_path / "a.jsonl").write_text("a\nb\nc\n")
+    (lines,) = source_of(tmp_path, "a.jsonl", 4).parts
+    (rows,) = written(tmp_path, pa.table({"prompt": ["x", "y", "z"]})).parts
+    (tmp_path / "a.jsonl").write_text("a\n")
+    written(tmp_path, pa.table({"prompt": ["x"]}))
+    for read in (lambda: list(lines_of_part(tmp_path, lines)), lambda: PartTables(tmp_path).table_of(rows)):
+        with pytest.raises(ConfigError, match="was changed while it was read: part 0 had 3 rows and has 1"):
+            read()

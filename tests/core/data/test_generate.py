@@ -1,0 +1,168 @@
+"""Rows answered by an engine, without Ray: by the bundled checkpoint where text counts, else by a fake."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+
+import pyarrow as pa
+
+from hookline.core.data import generate
+from hookline.core.data.admission import Admission
+from hookline.core.data.requests import RowReader
+from hookline.core.data.row_answers import RowAnswers
+from hookline.core.data.tables import table_of, with_answers
+from hookline.core.errors import ConfigError, EngineError, PluginError, QueueFullError, RequestError
+from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.data import Generate
+
+
+class FakeLLM:
+    """As much of an AsyncLLM as rows need: the text of a prompt is as many letters as it has tokens."""
+
+    def __init__(self, faults=()):
+        self.death = None
+        self.faults = list(faults)
+        self.llm = SimpleNamespace(codec=SimpleNamespace(encode=lambda prompt: [1] * len(prompt)))
+
+    async def generate(self, token_ids, params):
+        await asyncio.sleep(0)
+        if self.faults and (fault := self.faults.pop(0)) is not None:
+            raise fault
+        return RequestOutput(0, None, token_ids, [2], FinishReason.LENGTH, "x" * len(token_ids))
+
+
+def answers(llm, rows, task="completion"):
+    return asyncio.run(RowAnswers(llm, RowReader(task), Admission(2, 100)).answers(rows))
+
+
+def test_answers_come_in_the_order_of_their_rows_and_bad_rows_have_their_error():
+    found = answers(FakeLLM(), [{"prompt": "aaa"}, {"prompt": None}, {"prompt": "a"}])
+    assert [one.get("text") for one in found] == ["xxx", None, "x"]
+    assert found[1]["error"].startswith("a row needs one of prompt") and found[0].get("error") is None
+
+
+def test_a_refused_row_has_its_reason_and_a_full_queue_is_waited_for(monkeypatch):
+    monkeypatch.setattr("hookline.core.data.row_answers.RETRY_S", 0)
+    full = QueueFullError("engine.max_queued_requests", 1, 1, 1)
+    first, second = answers(FakeLLM([RequestError("too long"), full]), [{"prompt": "a"}, {"prompt": "bb"}])
+    assert first == {"error": "too long"} and second["text"] == "xx"
+
+
+def test_a_dead_engine_is_no_rows_fault():
+    with pytest.raises(EngineError, match="the sampler raised"):
+        answers(FakeLLM([None, PluginError("the sampler raised")]), [{"prompt": "a"}, {"prompt": "b"}])
+
+
+def test_the_process_ends_with_its_engine(monkeypatch, capsys):
+    class LeftError(Exception):
+        pass
+
+    def left(code):
+        assert code == 1
+        raise LeftError
+
+    monkeypatch.setattr(generate.os, "_exit", left)
+    monkeypatch.setattr(generate, "AsyncLLM", SimpleNamespace(from_config=lambda *_: FakeLLM([EngineError("gone")])))
+    monkeypatch.setattr(generate.Admission, "of", lambda *_: Admission(2, 100))
+    with pytest.raises(LeftError):
+        asyncio.run(Generate()(pa.table({"prompt": ["a"]})))
+    assert capsys.readouterr().err == "hookline: error: the engine ended, and this process with it: gone\n"
+
+
+def test_batches_of_every_format_are_tables():
+    import numpy as np
+
+    rows = [{"id": 1, "prompt": "a", "ids": [1, 2]}, {"id": 2, "prompt": None, "ids": [3]}]
+    table = pa.Table.from_pylist(rows)
+    arrays = {"id": np.array([1, 2]), "prompt": np.array(["a", None], object), "ids": [np.array([1, 2]), np.array([3])]}
+    assert table_of(table) is table
+    assert table_of(arrays).to_pylist() == rows == table_of(table.to_pandas()).to_pylist()
+
+
+def test_answers_have_the_same_columns_whatever_they_are():
+    table = pa.table({"id": [1]})
+    good, bad = ({"text": "a", "finish_reason": "stop", "num_prompt_tokens": 1}, {"error": "no"})
+    assert with_answers(table, [good], "chat").schema == with_answers(table, [bad], "chat").schema
+    assert with_answers(table, [bad], "embeddings", "my_").column_names[1:] == [
+        "my_embedding",
+        "my_num_prompt_tokens",
+        "my_error",
+    ]
+    with pytest.raises(ConfigError, match="the rows have a column 'text' already; rename it, or give another prefix"):
+        with_answers(pa.table({"text": ["a"]}), [good], "chat")
+
+
+@pytest.mark.slow  # importing Ray is
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine": {"model": "qwen33"}}, "no model named 'qwen33'"),
+        ({"engine": {"sampling": {}}}, "unknown key 'sampling'"),
+        ({"tasks": "chat"}, "unknown argument tasks='chat'. Available: task, sampling, pooling, max_rows, prefix"),
+        ({"max_rows": 0}, "max_rows=0 must be at least 1"),
+        ({"sampling": {"max_tokens": 0}}, "sampling.max_tokens=0 must be at least 1"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(arguments, message):
+    pytest.importorskip("ray.data", reason="needs the extra: pip install hookline[ray]")
+    with pytest.raises(Exception, match="^" + message.replace("[", r"\[").replace(".", r"\.")):
+        Generate.options(num_gpus=0, **arguments)
+
+
+@pytest.mark.slow  # importing Ray is
+def test_the_options_fit_the_engine():
+    pytest.importorskip("ray.data", reason="needs the extra: pip install hookline[ray]")
+    options = Generate.options(
+        {"checkpoint": "x", "engine": {"max_num_seqs": 100}, "device": "cpu"}, concurrency=(1, 3)
+    )
+    assert options["batch_size"] == 50 and options["num_gpus"] == 0
+    assert (options["compute"].min_size, options["compute"].max_size) == (1, 3)
+    assert options["fn_constructor_kwargs"]["engine"].model.config.checkpoint == "x"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return {"engine": {"max_num_seqs": 8, "max_model_len": 128, "cpu_cache_gib": 0.05}}
+
+
+@pytest.mark.slow
+def test_the_bundled_checkpoint_answers_chats_completions_and_forms(engine):
+    async def work():
+        answering = Generate(engine, task="structured", sampling={"max_tokens": 24, "temperature": 0})
+        rows = [
+            {"prompt": "import", "messages": None, "structured_outputs": {"choice": ["one", "two"]}},
+            {
+                "prompt": None,
+                "messages": [{"role": "user", "content": "hi"}],
+                "structured_outputs": {"choice": ["yes"]},
+            },
+            {"prompt": "x" * 10_000, "messages": None, "structured_outputs": {"choice": ["yes"]}},
+        ]
+        try:
+            return (await answering(pa.Table.from_pylist(rows))).to_pylist()
+        finally:
+            await answering.aclose()
+
+    pytest.importorskip("llguidance", reason="needs the extra: pip install hookline[grammar]")
+    choice, chat, long = asyncio.run(work())
+    assert choice["text"] in ("one", "two") and choice["finish_reason"] == "stop"
+    assert chat["text"] == "yes" and chat["num_completion_tokens"] >= 1
+    assert long["text"] is None and "the prompt has 10000 characters" in long["error"]
+    json.dumps([choice, chat, long])
+
+
+@pytest.mark.slow
+def test_the_bundled_checkpoint_makes_vectors(engine):
+    async def work():
+        answering = Generate(engine, task="embeddings", pooling={"dimensions": 4})
+        try:
+            return await answering({"id": [1, 2], "prompt": ["import", None]})
+        finally:
+            await answering.aclose()
+
+    first, second = asyncio.run(work()).to_pylist()
+    assert len(first["embedding"]) == 4 and second["embedding"] is None and "it has none" in second["error"]

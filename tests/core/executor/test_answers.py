@@ -1,0 +1,77 @@
+"""What rank 0 says of a step comes back as it was, whatever is in it."""
+
+import numpy as np
+import pytest
+
+from hookline.core.errors import RankError, RequestFault, StepCapacityError, StepFault
+from hookline.core.executor.answers import (
+    FAULT,
+    LAUNCHED,
+    RESULT,
+    Result,
+    fault,
+    launched,
+    read_fault,
+    read_result,
+    read_words,
+    result,
+    words_of,
+)
+from hookline.core.step.timing import DeviceTime
+
+
+def words(frame):
+    """A frame without its length, which is checked."""
+    found = np.frombuffer(frame, dtype=np.int64)
+    assert found[0] == len(found) - 1
+    return found[1:]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 8), (0, 4)])
+def test_tokens_and_scored_rows_come_back_in_their_shape(shape):
+    tokens = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    frame = words(result(7, Result(tokens)))
+    assert frame[:2].tolist() == [RESULT, 7]
+    found = read_result(frame)
+    assert found.tokens.shape == shape and (found.tokens == tokens).all()
+    assert found.vectors == [] and found.states == {} and found.time is None
+
+
+def test_vectors_states_and_times_come_beside_the_tokens():
+    vectors = [np.array([0.5, 1.5, 2.5], np.float32), np.zeros(0, np.float32), np.array([7.0], np.float32)]
+    states = {3: np.ones((2, 3), np.float32), 11: np.zeros((1, 3), np.float32)}
+    found = read_result(words(result(1, Result(np.array([4]), vectors, states, DeviceTime(0.25, 1e-6, on_host=True)))))
+    assert [vector.tolist() for vector in found.vectors] == [vector.tolist() for vector in vectors]
+    assert {layer: one.tolist() for layer, one in found.states.items()} == {
+        layer: one.tolist() for layer, one in states.items()
+    }
+    assert found.time == DeviceTime(0.25, 1e-6, on_host=True)
+
+
+def test_a_step_that_was_taken_is_said_in_three_words():
+    assert words(launched(5)).tolist() == [LAUNCHED, 5]
+
+
+@pytest.mark.parametrize("kind", [StepFault, StepCapacityError])
+def test_a_lost_step_comes_back_as_the_error_it_was(kind):
+    frame = words(fault(9, kind("sampler 'x' fails: ä")))
+    assert frame[:2].tolist() == [FAULT, 9]
+    found = read_fault(frame)
+    assert type(found) is kind and str(found) == "sampler 'x' fails: ä"
+
+
+def test_a_fault_of_single_requests_brings_whose_it_is():
+    found = read_fault(words(fault(9, RequestFault("processor 'x' fails", rows=[4, 2], processors=6))))
+    assert type(found) is RequestFault and found.rows == {2, 4} and found.processors == 6
+
+
+def test_an_error_of_a_kind_that_nobody_knows_is_a_rank_s():
+    class Odd(StepFault):
+        pass
+
+    assert type(read_fault(words(fault(1, Odd("odd"))))) is RankError
+
+
+def test_plain_data_travels_as_words():
+    told = {"host": "10.0.0.3", "port": 7}
+    assert read_words(words_of(told)) == told and read_words(words_of({})) == {}

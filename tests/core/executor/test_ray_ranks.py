@@ -1,0 +1,255 @@
+"""What actors say of themselves becomes ranks, and only who knows the secret is let in: without Ray."""
+
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from hookline.core.errors import RankError
+from hookline.core.executor import ray_ranks, ray_reservation
+from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, connect, environment, gpu_index
+from hookline.core.executor.ray_ranks import RayPeer, accept_all
+from hookline.core.executor.ray_reservation import (
+    RayReservation,
+    Wanted,
+    check_environment,
+    in_rank_order,
+    shares_host,
+)
+
+SECRET = "5" * 64
+
+
+def place(node, index=0, device="cuda", **others):
+    return {"node": node, "index": index, "device": device, "host": f"10.0.0.{node}", "pid": 7, **others}
+
+
+def test_ranks_follow_the_nodes_and_on_a_node_its_gpus():
+    places = [place("b", 1), place("a", 2), place("b", 0), place("a", 0)]
+    assert in_rank_order(places, 1) == [2, 0, 3, 1]
+
+
+def test_the_ranks_of_a_bundle_stay_together():
+    places = [place("a", 3), place("a", 0), place("a", 2), place("a", 1)]
+    assert in_rank_order(places, 2) == [1, 0, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("places", "shares"),
+    [
+        ([place("a", 2), place("a", 3)], True),
+        ([place("a", 2), place("a", 4)], False),
+        ([place("a", 0), place("b", 1)], False),
+        ([place("a", device="cpu"), place("a", device="cpu")], True),
+    ],
+)
+def test_gpus_read_each_other_s_memory_only_if_they_follow_each_other_on_one_node(places, shares):
+    assert shares_host(places) == shares
+
+
+@pytest.mark.parametrize(("id_", "visible", "index"), [("5", "4,5", 1), ("1", None, 1), ("GPU-x", "GPU-y,GPU-x", 1)])
+def test_the_gpu_that_ray_names_is_found_among_those_that_the_process_sees(id_, visible, index):
+    assert gpu_index(id_, visible) == index
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"torch": "1.0"}, r"torch is 1\.0 there and .* here; make it the same on every node"),
+        ({"HOOKLINE_PLUGINS": "x"}, "HOOKLINE_PLUGINS is x there and "),
+        ({"plugins": ["plugin y"]}, r"its plugins are without .* and with plugin y; install the same on every node"),
+    ],
+)
+def test_a_rank_with_another_environment_is_named_with_its_node_and_what_differs(change, message):
+    ours = environment()
+    places = [place(1, environment=ours), place(2, environment={**ours, **change})]
+    check_environment(places[:1])
+    with pytest.raises(RankError, match=rf"rank 1 of 2 \(pid 7 on node 10\.0\.0\.2\) .*{message}") as found:
+        check_environment(places)
+    assert "\n" not in str(found.value)
+
+
+class FakeCluster:
+    """What a reservation asks of Ray. gpus: of each node. ids: node and GPU of each actor, in their order."""
+
+    def __init__(self, gpus, ids):
+        self.gpus, self.ids, self.bundles, self.options, self.killed, self.removed = gpus, ids, None, [], [], []
+        self.util = self.exceptions = self
+        self.scheduling_strategies, self.RayError = self, RuntimeError
+        self.PlacementGroupSchedulingStrategy = lambda group, index: index
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": 8.0, **({"GPU": count} if count else {})}} for count in self.gpus]
+
+    def is_initialized(self):
+        return True
+
+    def placement_group(self, bundles, strategy):
+        assert strategy == "PACK"
+        self.bundles = bundles
+        return SimpleNamespace(wait=lambda seconds: sum(bundle.get("GPU", 0) for bundle in bundles) <= sum(self.gpus))
+
+    def remote(self, actor_class):
+        def options(**given):
+            number = len(self.options)
+            self.options.append(given)
+            node, index = self.ids[number]
+            told = place(node, index, environment=environment(), compute_capability=(9, 0))
+            actor = SimpleNamespace(number=number, describe=SimpleNamespace(remote=lambda uses_gpu: f"said {number}"))
+            self.told = {**getattr(self, "told", {}), f"said {number}": told}
+            return SimpleNamespace(remote=lambda: actor)
+
+        return SimpleNamespace(options=options)
+
+    def wait(self, refs, timeout):
+        return refs[-1:], refs[:-1]
+
+    def get(self, ref):
+        return self.told[ref]
+
+    def kill(self, actor, no_restart):
+        self.killed.append(actor.number)
+
+    def remove_placement_group(self, group):
+        self.removed.append(group)
+
+
+def reserve(monkeypatch, cluster, size, group, device="auto"):
+    monkeypatch.setattr(ray_reservation, "connected_ray", lambda asker: cluster)
+    return RayReservation(Wanted(size, group, device, 1, 1.0))
+
+
+def test_each_group_of_ranks_gets_a_bundle_that_no_two_nodes_can_share(monkeypatch):
+    cluster = FakeCluster([2, 2], [("a", 1), ("a", 0), ("b", 0), ("b", 1)])
+    reservation = reserve(monkeypatch, cluster, 4, 2)
+    assert cluster.bundles == [{"GPU": 2}, {"GPU": 2}]
+    assert [options["scheduling_strategy"] for options in cluster.options] == [0, 0, 1, 1]
+    assert all(options["num_gpus"] == 1 for options in cluster.options)
+    assert all("NOSET_CUDA_VISIBLE_DEVICES" in str(options["runtime_env"]) for options in cluster.options)
+    assert [actor.number for actor in reservation.actors] == [1, 0, 2, 3]
+    assert [one["index"] for one in reservation.places] == [0, 1, 0, 1]
+    reservation.release()
+    reservation.release()
+    assert sorted(cluster.killed[:4]) == [0, 1, 2, 3] and len(cluster.removed) == 1
+
+
+def test_ranks_that_no_node_can_hold_together_get_a_bundle_each(monkeypatch):
+    cluster = FakeCluster([1, 1], [("a", 0), ("b", 0)])
+    reserve(monkeypatch, cluster, 2, 2)
+    assert cluster.bundles == [{"GPU": 1}, {"GPU": 1}]
+
+
+def test_a_cluster_without_gpus_gives_cpus_and_one_with_them_if_it_is_told_to(monkeypatch):
+    for gpus, device in (([0, 0], "auto"), ([1, 1], "cpu")):
+        cluster = FakeCluster(gpus, [("a", 0), ("b", 0)])
+        reservation = reserve(monkeypatch, cluster, 2, 1, device)
+        assert cluster.bundles == [{"CPU": 1}, {"CPU": 1}] and not reservation.uses_gpus
+        assert [options["num_cpus"] for options in cluster.options] == [1, 1]
+
+
+def test_a_cluster_that_never_has_enough_is_named_with_the_numbers_and_given_back(monkeypatch, caplog):
+    cluster = FakeCluster([1, 1], [])
+    with pytest.raises(RankError, match=r"4 ranks need 4 free GPUs, and this Ray cluster, which has 2, did not have"):
+        reserve(monkeypatch, cluster, 4, 2)
+    assert "waits for 4 GPUs; this Ray cluster has 2 now" in caplog.text and len(cluster.removed) == 1
+
+
+class SilentHead:
+    """A Ray whose head node is gone: what asks it waits until the test is over; the rest is known without it."""
+
+    def __init__(self):
+        self.was_asked, self.is_over = threading.Event(), threading.Event()
+        self.exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, ActorUnavailableError=ConnectionError)
+
+    def nodes(self):
+        self.was_asked.set()
+        self.is_over.wait()
+        return []
+
+    def kill(self, actor, no_restart):
+        self.nodes()
+
+    def get(self, ref, timeout):
+        raise TimeoutError
+
+    def is_initialized(self):
+        return True
+
+
+@pytest.fixture
+def silent():
+    head = SilentHead()
+    yield head
+    head.is_over.set()
+
+
+def test_why_an_actor_is_gone_is_told_though_the_head_node_is_gone_too(silent, monkeypatch):
+    monkeypatch.setattr(ray_ranks, "CAUSE_S", 0.01)
+    peer = RayPeer(1, socket.socketpair(), None, None, place("a"), silent)
+    assert peer.how_it_ended() == "closed its connection, perhaps as its node was lost"
+    assert silent.was_asked.wait(30)
+    peer.close()
+
+
+def test_an_actor_is_cut_off_though_the_head_node_is_gone(silent):
+    ours, theirs = socket.socketpair()
+    peer = RayPeer(1, [ours], None, None, place("a"), silent)
+    peer.kill()
+    assert theirs.recv(1) == b"", "at which the rank ends by itself"
+    assert silent.was_asked.wait(30)
+    peer.close()
+    theirs.close()
+
+
+def test_giving_back_does_not_wait_for_a_head_node_that_is_gone(silent, monkeypatch):
+    monkeypatch.setattr(ray_reservation, "RELEASE_S", 0.01)
+    reservation = object.__new__(RayReservation)
+    reservation.ray, reservation.actors, reservation._group = silent, ["actor"], "group"
+    reservation.release()
+    assert silent.was_asked.wait(30)
+
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def test_every_connection_of_a_rank_is_told_apart(server):
+    host, port = server.getsockname()
+    keys = {(0, MESSAGES), (0, ANSWERS), (1, MESSAGES)}
+    made = [connect(host, port, SECRET, *key) for key in sorted(keys, reverse=True)]
+    found = accept_all(server, SECRET, keys, 10.0, lambda: None)
+    for key, ours in zip(sorted(keys, reverse=True), made, strict=True):
+        ours.sendall(b"%d %d" % key)
+        assert found[key].recv(10) == b"%d %d" % key
+    for one in (*made, *found.values()):
+        one.close()
+
+
+def test_who_does_not_know_the_secret_is_turned_away_and_holds_up_nobody(server, monkeypatch):
+    monkeypatch.setattr(ray_ranks, "HELLO_S", 0.1)
+    host, port = server.getsockname()
+    strangers = [socket.create_connection((host, port)) for _ in range(3)]
+    strangers[0].sendall(HELLO.pack(b"6" * 64, 0, MESSAGES))
+    strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    ours = connect(host, port, SECRET, 0, MESSAGES)
+    found = accept_all(server, SECRET, {(0, MESSAGES)}, 10.0, lambda: None)
+    found[0, MESSAGES].sendall(b"hello")
+    assert ours.recv(5) == b"hello"
+    for one in (*strangers, ours, *found.values()):
+        one.close()
+
+
+def test_ranks_that_do_not_come_are_named(server):
+    with pytest.raises(RankError, match=r"rank 0 and rank 2 did not connect within 0 s \(engine.start_timeout_s\)"):
+        accept_all(server, SECRET, {(0, MESSAGES), (0, ANSWERS), (2, MESSAGES)}, 0.0, lambda: None)
+
+
+def test_an_actor_that_is_lost_meanwhile_ends_the_wait(server):
+    def check():
+        raise RankError("rank 1 of 2 is gone")
+
+    with pytest.raises(RankError, match="rank 1 of 2 is gone"):
+        accept_all(server, SECRET, {(0, MESSAGES)}, 10.0, check)

@@ -1,0 +1,87 @@
+"""Engines leave what was there when they were ready out of full collections, and give it back when they end."""
+
+import gc
+import weakref
+
+import pytest
+
+from hookline.core.util import garbage
+from hookline.core.util.garbage import freeze_heap, imports_kept
+
+
+@pytest.fixture(autouse=True)
+def nobody_froze(monkeypatch):
+    """A process in which no engine is open, whatever this one has."""
+    monkeypatch.setattr(garbage, "_OURS", garbage._Ours())
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def no_collection(monkeypatch):
+    """Where it does not matter, a full collection of the suite's own heap takes too long."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+class Circle:
+    """An object that only a collection frees."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_there_is_frozen_after_one_collection_and_given_back_in_the_end():
+    lost = weakref.ref(Circle())
+    heap = freeze_heap()
+    assert lost() is None and gc.get_freeze_count() > 10_000
+    with heap.thawed():
+        pass
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_circles_hold_is_found_while_the_engine_ends():
+    circle = Circle()
+    heap, held = freeze_heap(), weakref.ref(circle)
+    del circle
+    with heap.thawed():
+        gc.collect()
+        assert held() is None
+
+
+def test_of_two_engines_the_last_one_gives_it_back(no_collection):
+    first, second = freeze_heap(), freeze_heap()
+    with first.thawed():
+        assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() > 10_000
+    with second.thawed():
+        pass
+    assert gc.get_freeze_count() == 0
+
+
+def test_engines_that_end_at_once_leave_nothing_frozen(no_collection):
+    first, second = freeze_heap(), freeze_heap()
+    with first.thawed(), second.thawed():
+        pass
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_process_that_froze_before_is_left_as_it_is():
+    gc.freeze()
+    before = gc.get_freeze_count()
+    assert freeze_heap() is None
+    assert 0 < gc.get_freeze_count() <= before
+
+
+def test_what_others_froze_later_stays_frozen(no_collection):
+    heap, later = freeze_heap(), [[] for _ in range(1000)]
+    gc.freeze()
+    with heap.thawed():
+        pass
+    assert gc.get_freeze_count() > len(later)
+
+
+def test_what_a_child_process_imports_is_kept_and_collections_go_on_afterwards():
+    with imports_kept():
+        assert not gc.isenabled()
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000

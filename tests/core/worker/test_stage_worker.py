@@ -1,0 +1,385 @@
+"""Stages of a fake model over fake links: what each does in which order, and what comes out.
+
+The model adds one to a token in each stage, and draws the sum: after S stages, token t is followed by t + S.
+"""
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec, Stage, wanted_rows
+from hookline.core.errors import EngineError, RequestFault
+from hookline.core.step.message import Step
+from hookline.core.step.micro_batches import cut
+from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.core.testing.plain_sampler import PlainSampler
+from hookline.core.worker.layer_taps import LayerTaps
+from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.returned_tokens import ReturnedTokens
+from hookline.core.worker.stage_graphs import StageGraphs, _Graph
+from hookline.core.worker.stage_pooling import Pooled, StagePooling
+from hookline.core.worker.stage_taps import StageTaps
+from hookline.core.worker.stage_worker import StageWorker
+
+VOCAB = 100
+ROWS = 6
+SPEC = AttentionSpec(1, 1, 4, 4, ROWS, 64, 32, torch.device("cpu"), torch.float32)
+Events = list[tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.inference_mode():
+        yield
+
+
+class AddsOne:
+    def __init__(self, stage: Stage, events: Events) -> None:
+        self.stage, self.events = stage, events
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Any) -> Tensor:
+        self.events.append(("compute", self.stage.index, len(token_ids_T)))
+        stream_TD = token_ids_T.float().unsqueeze(1) if self.stage.is_first else attend.stream_TD
+        rows_N = wanted_rows(attend)
+        return (stream_TD if rows_N is None else stream_TD[rows_N]) + 1
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return 50 * torch.nn.functional.one_hot(hidden_ND[:, 0].long() % VOCAB, VOCAB).float()
+
+
+class FakeLinks:
+    """What one stage sends is in a queue for the next; to wait for what was not sent is an error."""
+
+    def __init__(self, stage: Stage, queues: dict[Any, deque[Tensor]], events: Events) -> None:
+        self.stage, self.queues, self.events = stage, queues, events
+        self.posted: deque[Tensor] = deque()
+
+    def send(self, x: Tensor) -> None:
+        self.events.append(("send", self.stage.index))
+        self.queues[self.stage.index].append(x.clone())
+
+    def receive(self, x: Tensor) -> None:
+        x.copy_(self.queues[self.stage.index - 1].popleft())
+
+    def send_back(self, x: Tensor) -> None:
+        self.events.append(("send back",))
+        self.queues["back"].append(x.clone())
+
+    def receive_back(self, x: Tensor) -> Any:
+        self.events.append(("post",))
+        self.posted.append(x)
+
+        def arrive() -> None:
+            self.events.append(("await",))
+            while any(one is x for one in self.posted):  # they are filled in the order in which they were posted
+                self.posted.popleft().copy_(self.queues["back"].popleft())
+
+        return arrive
+
+    def on_host(self, x: Tensor) -> Tensor:
+        return x
+
+    def end_part(self) -> None:
+        pass
+
+
+def make_workers(size: int) -> tuple[list[StageWorker], Events]:
+    events: Events = []
+    queues: dict[Any, deque[Tensor]] = {name: deque() for name in ("back", *range(size))}
+    workers = []
+    for index in range(size):
+        stage = Stage(index, size, index, index + 1)
+        table = RequestTable(ROWS, 8, SPEC.block_size, 0, SPEC.device)
+        kv_cache = torch.zeros(2, 1, 4, SPEC.block_size, 1, 4)
+        model = cast(Any, AddsOne(stage, events))
+        sampler = cast(Any, PlainSampler(None))
+        runner = ModelRunner(
+            model, PlainKernels(None, SPEC), sampler, table, kv_cache, vocab_size=VOCAB, first_layer=index
+        )
+        links = FakeLinks(stage, queues, events)
+        workers.append(StageWorker(runner, stage, cast(Any, links), SPEC, 1, is_host=index == 0))
+    return workers, events
+
+
+def ints(*values: int) -> Any:
+    return np.array(values, dtype=np.int64)
+
+
+def prompts(*lens: int, sampled: Any = None) -> Step:
+    """Rows 0, 1, … with prompts of so many tokens; the last token of row r is 10 * (r + 1)."""
+    rows = np.arange(len(lens))
+    tokens = [token for row, count in enumerate(lens) for token in [1] * (count - 1) + [10 * (row + 1)]]
+    return Step(
+        admit_rows=rows,
+        admit_seeds=rows,
+        admit_temperatures=np.zeros(len(lens), dtype=np.int64),
+        chunk_rows=rows,
+        chunk_starts=np.zeros(len(lens), dtype=np.int64),
+        chunk_lens=ints(*lens),
+        token_ids_T=ints(*tokens),
+        sampled_chunks=rows if sampled is None else sampled,
+        max_context_len=max(lens),
+    )
+
+
+def decodes(*rows: int) -> Step:
+    return Step(decode_rows=ints(*rows), max_context_len=8)
+
+
+def compute(workers: list[StageWorker], step: Step) -> list[int]:
+    handle = workers[0].launch(step)
+    for worker in workers[1:]:
+        worker.compute(step)
+    return cast(list[int], workers[0].collect(handle).tolist())
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_tokens_pass_all_stages_and_come_back_in_the_order_of_the_step(size):
+    workers, _ = make_workers(size)
+    assert compute(workers, prompts(3, 1, 5, 2)) == [10 + size, 20 + size, 30 + size, 40 + size]
+    assert compute(workers, decodes(2, 0, 3)) == [30 + 2 * size, 10 + 2 * size, 40 + 2 * size]
+    assert compute(workers, decodes(0)) == [10 + 3 * size]
+    for worker in workers:
+        assert worker.table.length_R[:4].tolist() == [6, 2, 7, 4], "all stages count the same tokens"
+        assert worker.table.host_length_R[:4].tolist() == [6, 2, 7, 4]
+
+
+def test_a_stage_computes_its_next_micro_batch_while_the_next_stage_has_the_one_before():
+    workers, events = make_workers(3)
+    first, second = prompts(2, 2, 2, 2, 2, 2), decodes(0, 1, 2, 3, 4, 5)
+    handle = workers[0].launch(first)
+    assert events == [*[("compute", 0, 4), ("send", 0)] * 3, *[("post",)] * 3], "nobody else has begun"
+    for worker in workers[1:]:
+        worker.compute(first)
+    events.clear()
+    workers[0].launch(second)  # before the first step is collected, as with engine.overlap
+    assert events == [*[("await",), ("compute", 0, 2), ("send", 0)] * 3, *[("post",)] * 3], "tokens come late"
+    assert workers[0].collect(handle).tolist() == [13, 23, 33, 43, 53, 63]
+    assert events.count(("await",)) == 3, "what the next step waited for is not waited for again"
+
+
+def test_tokens_that_no_request_reads_any_more_are_waited_for_by_nobody_but_the_host():
+    workers, events = make_workers(2)
+    first = prompts(1, 1)
+    handle = workers[0].launch(first)
+    workers[1].compute(first)
+    events.clear()
+    again = workers[0].launch(decodes(0))
+    assert events[0] == ("await",) and events.count(("await",)) == 1, "row 1 is in the other micro-batch"
+    workers[1].compute(decodes(0))
+    assert workers[0].collect(handle).tolist() == [12, 22]
+    assert workers[0].collect(again).tolist() == [14]
+
+
+def test_a_row_taken_over_reads_the_new_requests_token_and_not_a_late_one_of_the_old():
+    workers, _ = make_workers(2)
+    compute(workers, prompts(1, 1))
+    late = workers[0].launch(decodes(0, 1))
+    workers[1].compute(decodes(0, 1))
+    assert compute(workers, prompts(4)) == [12]
+    assert compute(workers, decodes(0)) == [14]
+    assert workers[0].collect(late).tolist() == [14, 24]
+
+
+def test_chunks_that_draw_nothing_send_nothing_back():
+    workers, events = make_workers(2)
+    assert compute(workers, prompts(4, 4, sampled=ints())) == []
+    assert ("post",) not in events and ("send back",) not in events
+    assert compute(workers, prompts(4, 4, sampled=ints(1))) == [22]
+
+
+def test_scored_tokens_come_back_behind_the_draws_of_all_micro_batches():
+    workers, _ = make_workers(2)
+    step = prompts(3, 2)
+    step.num_logprobs, step.scored_chunks, step.scored_lens = 0, ints(0, 1), ints(2, 1)
+    step.scored_tokens = ints(7, 8, 9)
+    handle = workers[0].launch(step)
+    workers[1].compute(step)
+    assert workers[0].collect(handle)[:, 0].tolist() == [12, 22, 7, 8, 9]
+
+
+def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterwards():
+    workers, events = make_workers(2)
+    compute(workers, prompts(1, 1, 1))
+    step = decodes(0, 1, 2)
+    step.masked_draws = ints(0, 2)
+    events.clear()
+    handle = workers[0].launch(step)
+    workers[1].compute(step)
+    assert handle.tokens is None and ("send back",) not in events
+    assert all(worker.table.length_R[:3].tolist() == [2, 2, 2] for worker in workers)
+    for worker in workers:
+        masks = worker.mask_rows(2)
+        masks[:] = 0
+        masks[0, 0], masks[1, 1] = 1 << 3, 1 << 5  # only token 3, and only token 37
+    workers[0].release(handle, 2)
+    workers[1].finish(2)
+    assert workers[0].collect(handle).tolist() == [3, 24, 37]
+    assert all(worker.table.length_R[:3].tolist() == [3, 3, 3] for worker in workers)
+
+
+def test_what_fails_for_one_request_in_the_last_stages_draw_ends_the_engine_by_name(monkeypatch):
+    workers, _ = make_workers(2)
+    workers[0].launch(prompts(1))
+
+    def fails(*_: Any) -> Any:
+        raise RequestFault("processor 'x' fails", rows=[0])
+
+    monkeypatch.setattr(workers[1], "_draw_all", fails)
+    with pytest.raises(EngineError, match="processor 'x' fails") as raised:
+        workers[1].compute(prompts(1))
+    assert not isinstance(raised.value, RequestFault)
+
+
+def test_captured_parts_compute_what_single_launches_do():
+    workers, _ = make_workers(2)
+    compute(workers, prompts(1, 1, 1))
+    rows_G, graphs = (
+        torch.tensor([0, 2, ROWS]),
+        [worker._make_graphs(SPEC, shares_prefixes=False) for worker in workers],
+    )
+    assert graphs[0].sizes == [1, 2, 3] and graphs[0].stream_GD is None and graphs[1].stream_GD.shape == (3, 1)
+    workers[0].returned.await_rows(ints(0, 2))
+    graphs[1].stream_GD.copy_(graphs[0].forward_step(rows_G))
+    tokens_G = graphs[1].draw_step(rows_G, graphs[1].forward_step(rows_G))
+    assert isinstance(graphs[0], StageGraphs) and tokens_G.tolist()[:2] == [14, 34]
+    assert workers[1].table.length_R[[0, 2, ROWS]].tolist() == [3, 3, 1]
+
+
+class ReplayedEagerly(StageGraphs):
+    """Captured parts without a GPU: a replay computes what the graph would hold, into the same buffers each time."""
+
+    def capture(self) -> None:
+        for size in self.sizes:
+            rows_G, hidden_GD = torch.full((size,), ROWS), torch.zeros(size, 1)
+            tokens_G = torch.zeros(size, dtype=torch.int64)
+            forward = partial(self._replay, self.forward_step, hidden_GD, rows_G)
+            draw = partial(self._replay, self.draw_step, tokens_G, rows_G, hidden_GD)
+            graphs = (cast(Any, SimpleNamespace(replay=one)) for one in (forward, draw))
+            self._graphs[size, False] = _Graph(next(graphs), rows_G, hidden_GD, next(graphs), tokens_G)
+
+    def _replay(self, compute: Any, result: Tensor, *arguments: Tensor) -> None:
+        result.copy_(compute(*arguments))
+
+
+class PoolsNothing:
+    """Poolers of chunks that are done nothing with."""
+
+    def groups(self, step: Step) -> list[Any]:
+        return [SimpleNamespace(tokens=ints(step.num_tokens - 1))]
+
+    def reads_all_tokens(self, groups: Any) -> bool:
+        return False
+
+    def run(self, groups: Any, hidden_PD: Tensor) -> list[Any]:
+        return []
+
+
+def test_captured_parts_beside_pooled_chunks_draw_from_their_own_hidden_states():
+    workers, _ = make_workers(3)
+    compute(workers, prompts(1, 1, 1))
+    for worker in workers:
+        stream_GD = None if worker.stage.is_first else torch.zeros(2, 1)
+        worker.stage_graphs = ReplayedEagerly(worker.runner, worker.stage, [1, 2], 32, stream_GD)
+        worker.stage_graphs.capture()
+        worker._pooling = cast(Any, SimpleNamespace(end_step=lambda *told: None))
+        worker.runner.pooled_states = cast(Any, PoolsNothing())
+    step = replace(
+        prompts(1, sampled=ints()),
+        decode_rows=ints(0, 1, 2),
+        chunk_rows=ints(3),
+        pooled=ints(0, 0, 3, 0),
+        admit_rows=ints(3),
+    )
+    assert [len(part.step.decode_rows) for part in cut(step, 3)] == [1, 1, 1]
+    assert compute(workers, step) == [16, 26, 36]
+    assert compute(workers, decodes(0, 1, 2)) == [19, 29, 39]
+
+
+def test_a_stage_rehearses_and_warms_up_by_itself():
+    workers, events = make_workers(3)
+    for worker in workers:
+        worker.profile_run(SPEC)
+        worker.profile_graphs(SPEC, [])
+        worker.warm_up(SPEC, shares_prefixes=False)
+    assert {event[0] for event in events} == {"compute"}
+    assert compute(workers, prompts(2, 1)) == [13, 23]
+
+
+# ------------------------------------------------------------------------------------- hidden states and pooled vectors
+
+
+def make_links(size: int) -> list[FakeLinks]:
+    queues: dict[Any, deque[Tensor]] = {name: deque() for name in ("back", *range(size))}
+    return [FakeLinks(Stage(index, size, index, index + 1), queues, []) for index in range(size)]
+
+
+def returned_to(links: FakeLinks) -> ReturnedTokens:
+    return ReturnedTokens(RequestTable(ROWS, 8, SPEC.block_size, 0, SPEC.device), links, is_host=True)
+
+
+def test_hidden_states_of_all_stages_come_to_the_first_in_the_order_of_the_step():
+    size, links, returned = 4, make_links(4), None
+    parts = cut(prompts(3, 5, 2), size)
+    assert len(parts) == 3
+    for stage_links in links:
+        own = LayerTaps([stage_links.stage.index]) if stage_links.stage.index != 2 else None  # none of its layers
+        before = [layer for layer in (1, 3) if layer < stage_links.stage.index]
+        taps = StageTaps(stage_links.stage, stage_links, own, before, [1, 3], 1, SPEC.device)
+        taps.begin_step()
+        for index, part in enumerate(parts):
+            if own is not None:
+                rows_T1 = part.step.token_ids_T.astype(np.float32)[:, None] * 100 + stage_links.stage.index
+                own(stage_links.stage.index, lambda rows_T1=rows_T1: torch.from_numpy(rows_T1))
+            taps.end_part(parts[index].step.num_tokens)
+        if stage_links.stage.is_first:
+            returned = returned_to(stage_links)
+            states = taps.end_step(parts, returned)
+        else:
+            assert taps.end_step(parts, None) is None
+    assert states is not None
+    found = states.wait()
+    wanted = np.concatenate([part.step.token_ids_T for part in parts]) * 100
+    assert list(found) == [0, 1, 3]
+    for layer, rows_T1 in found.items():
+        assert rows_T1[:, 0].tolist() == (wanted + layer).tolist()
+
+
+def pooled_on(links: list[FakeLinks], parts: Any, pooled: list[Pooled]) -> list[Any]:
+    """What comes of it on each stage, the first one first: the last one is asked before the others, as it says it."""
+    found: dict[int, Any] = {}
+    for one in (links[-1], *links[:-1]):
+        returned = returned_to(one) if one.stage.is_first else None
+        own = pooled if one.stage.is_last else []
+        try:
+            found[one.stage.index] = StagePooling(one.stage, one, SPEC.device).end_step(parts, own, returned)
+        except RequestFault as fault:
+            found[one.stage.index] = fault
+    assert not any(one.queues[name] for one in links for name in range(len(links))), "nobody receives it"
+    return [found[index] for index in range(len(links))]
+
+
+def test_vectors_of_all_micro_batches_come_to_the_first_stage_in_the_order_of_their_chunks():
+    parts = cut(prompts(3, 5, 2), 2)
+    assert [len(part.step.chunk_rows) for part in parts] == [1, 2]
+    wide, narrow, last = torch.ones(1, 4), torch.full((1, 2), 2.0), torch.full((1, 2), 3.0)
+    pooled = [Pooled([(wide, ints(0))]), Pooled([(last, ints(1)), (narrow, ints(0))])]
+    first, *others = pooled_on(make_links(3), parts, pooled)
+    assert [vector.tolist() for vector in first.wait()] == [[1.0] * 4, [2.0] * 2, [3.0] * 2]
+    assert others == [None, None]
+
+
+def test_a_pooler_that_fails_on_the_last_stage_fails_on_all_of_them_with_the_same_rows():
+    parts = cut(prompts(3, 5), 2)
+    fault = RequestFault("pooler 'bad' fails: no", rows=[1])
+    found = pooled_on(make_links(3), parts, [Pooled([(torch.ones(1, 4), ints(0))]), Pooled(fault=fault)])
+    assert [str(one) for one in found] == ["pooler 'bad' fails: no"] * 3
+    assert [one.rows for one in found] == [{1}] * 3

@@ -1,0 +1,120 @@
+"""The Triton kernels of batch-invariant mode: under the interpreter, which ways a row takes; the bits are a card's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hookline.core.contracts import AttentionForm, AttentionSpec
+from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.core.testing.plain_kernels import PlainKernels
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # under the interpreter
+
+from hookline.plugins.kernels.invariant import triton_attention, triton_kernels, triton_product  # noqa: E402
+from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels  # noqa: E402
+from hookline.plugins.kernels.invariant.triton_product import TILES, row_product, row_tile, row_tiles  # noqa: E402
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def spec(dtype: torch.dtype = torch.float32, max_model_len: int = 256) -> AttentionSpec:
+    return AttentionSpec(2, 1, 16, 16, 8, 64, max_model_len, DEVICE, dtype, batch_invariant=True)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_every_tile_computes_the_product(dtype, silu):
+    x_TD, weight_OD = numbers(35, 96, dtype=dtype), numbers(72, 96, dtype=dtype, seed=1) * 0.1
+    expected = PlainKernels(None, spec()).linear(x_TD.double(), weight_OD, None)
+    if silu:
+        expected = PlainKernels(None, spec()).silu_mul(expected)
+    for tile in row_tiles(1 + silu, dtype):
+        found = row_product(x_TD, weight_OD, None, silu=silu, tile=tile)
+        torch.testing.assert_close(found.double(), expected, atol=5e-3 if dtype == torch.float16 else 1e-5, rtol=0)
+
+
+def test_rows_with_gaps_and_a_weight_that_no_tile_divides_are_multiplied_with_their_bias():
+    x_TD, weight_OD, bias_O = numbers(5, 100, dtype=torch.float16)[:, 3:98], numbers(7, 95, seed=1).half(), numbers(7)
+    expected = PlainKernels(None, spec()).linear(x_TD.double(), weight_OD, bias_O)
+    found = row_product(x_TD, weight_OD, bias_O.half())
+    torch.testing.assert_close(found.double(), expected, atol=5e-2, rtol=0)
+    assert row_product(x_TD[:0], weight_OD, None).shape == (0, 7)
+
+
+def test_more_rows_and_outputs_take_larger_tiles():
+    chosen = [row_tile(rows, 4096, 1, torch.bfloat16) for rows in (1, 16, 32, 256, 1024, 4096)]
+    assert [tile.block_t for tile in chosen] == sorted(tile.block_t for tile in chosen)
+    assert (chosen[0].block_t, chosen[-1].block_t) == (16, 256)
+    assert row_tile(4096, 4096, 2, torch.bfloat16).block_t == 128, "gate and up share the registers"
+
+
+def test_one_switch_leaves_a_single_tile(monkeypatch):
+    monkeypatch.setattr(triton_product, "ONLY_TILE", TILES[3])
+    assert {row_tile(rows, out, 1, torch.bfloat16) for rows in (1, 40, 4096) for out in (64, 4096)} == {TILES[3]}
+
+
+def attended(kernels, rows, num_decodes, q_THE, kv_2NSKE, window=None, form=None):
+    batch = replace(make_batch(rows, kernels.spec, num_decodes=num_decodes), window=window)
+    kernels.prepare(batch)
+    return kernels.attend(q_THE, kv_2NSKE, batch, *([] if form is None else [form]))
+
+
+@pytest.mark.parametrize(
+    ("window", "form"), [(None, None), (25, AttentionForm(sinks_H=torch.ones(2, device=DEVICE)))], ids=["plain", "both"]
+)
+def test_a_token_attends_alike_in_a_prompt_a_chunk_and_as_one_of_few_or_many_decodes(monkeypatch, window, form):
+    for module in (triton_attention, triton_kernels):
+        monkeypatch.setattr(module, "SEGMENT", 32)
+    monkeypatch.setattr(triton_kernels, "PROGRAMS_PER_SM", 1)  # of four: up to four decodes are cut
+    kernels = TritonKernels(None, spec())
+    [row] = scatter_rows([(75, 75)], 16, 12, seed=0)
+    q_THE, kv_2NSKE = numbers(75, 2, 16), random_cache(kernels.spec, 12, seed=1)[:, 0]
+    exact = PlainKernels(None, replace(kernels.spec, dtype=torch.float64))
+    expected = attended(exact, [row], 0, q_THE.double(), kv_2NSKE.double(), window, form)
+    whole = attended(kernels, [row], 0, q_THE, kv_2NSKE, window, form)
+    torch.testing.assert_close(whole.double(), expected, atol=1e-5, rtol=0)
+    chunk = attended(kernels, [Row(70, 41, row.blocks)], 0, q_THE[29:70], kv_2NSKE, window, form)
+    assert torch.equal(chunk, whole[29:70])
+    for token in (31, 32, 74):
+        one = Row(token + 1, 1, row.blocks)
+        few = attended(kernels, [one], 1, q_THE[token : token + 1], kv_2NSKE, window, form)
+        many = attended(kernels, [one] * 5, 5, q_THE[token : token + 1].expand(5, -1, -1), kv_2NSKE, window, form)
+        assert torch.equal(few[0], whole[token]), f"token {token} alone"
+        assert torch.equal(many[4], whole[token]), f"token {token} in a crowd"
+
+
+def test_few_decodes_of_long_contexts_have_a_program_for_each_segment(monkeypatch):
+    monkeypatch.setattr(triton_kernels, "PROGRAMS_PER_SM", 1)
+    kernels = TritonKernels(None, spec(max_model_len=3000))
+    assert isinstance(kernels, InvariantTritonKernels)
+    row = Row(20, 1, (0, 1))
+    for num_rows, context, expected in ((1, 3000, 3), (1, 1024, 1), (4, 1500, 2), (5, 3000, 1)):
+        batch = replace(make_batch([row] * num_rows, kernels.spec, num_decodes=num_rows), max_context_len=context)
+        kernels.prepare(batch)
+        assert batch.scratch["tiles"].num_segments == expected, (num_rows, context)
+
+
+def test_a_tokens_experts_add_up_alike_beside_others():
+    kernels = TritonKernels(None, spec())
+    x_TD, gate_up, down = numbers(40, 48), numbers(4, 64, 48, seed=1) * 0.1, numbers(4, 48, 32, seed=2) * 0.1
+    expert_TA = torch.rand(40, 4, generator=torch.Generator().manual_seed(3)).argsort(-1)[:, :2].to(DEVICE)
+    weight_TA = torch.full((40, 2), 0.5, device=DEVICE)
+    every = kernels.expert_mlp(x_TD, expert_TA, weight_TA, gate_up, down)
+    expected = PlainKernels(None, spec()).expert_mlp(x_TD.double(), expert_TA, weight_TA, gate_up, down)
+    torch.testing.assert_close(every.double(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(kernels.expert_mlp(x_TD[7:8], expert_TA[7:8], weight_TA[7:8], gate_up, down)[0], every[7])
+
+
+def test_decodes_are_listed_with_the_longest_first_and_equal_ones_in_their_order():
+    lens = torch.tensor([3, 9, 9, 1, 40, 9, *range(100, 120)], dtype=torch.int32, device=DEVICE)
+    order = torch.sort(lens.cpu(), descending=True, stable=True).indices.tolist()
+    assert triton_attention.longest_first(lens).tolist() == [[row, 0] for row in order]

@@ -1,0 +1,192 @@
+"""Batch-invariant mode on a GPU, bit by bit: products over all tiles, attention over all cuts, experts, and the engine.
+
+Without conftest's fixtures: pytest --noconftest runs it anywhere. HOOKLINE_BATCHES says how many random batches the
+engine computes (default 60).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from hookline import LLM
+from hookline.core.contracts import AttentionForm, AttentionSpec
+from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.plugins.kernels.invariant.triton_product import row_product, row_tiles
+from hookline.plugins.kernels.triton_backend import TritonKernels
+from tests.batch_invariance import alone, make_load, try_batches
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda")
+SHAPES = ((1024, 4096), (2048, 1024), (3072, 1024), (1024, 6144), (4096, 4096), (12288, 4096), (96, 200), (1030, 130))
+"""Input and output features: those of Qwen3-0.6B and 8B, and some that no tile divides."""
+PRODUCTS = (
+    *((*shape, torch.bfloat16) for shape in SHAPES),
+    *((*shape, dtype) for shape in ((1024, 4096), (1030, 130)) for dtype in (torch.float16, torch.float32)),
+)
+ROWS = (1, 2, 3, 16, 17, 31, 64, 100, 128, 129, 256, 300, 1024)
+NUM_BATCHES = int(os.environ.get("HOOKLINE_BATCHES", "60"))
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize(("width", "num_out", "dtype"), PRODUCTS)
+def test_every_tile_gives_the_same_bits(width, num_out, dtype, silu):
+    x_TD, weight_OD = numbers(300, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1) * width**-0.5
+    tiles = row_tiles(1 + silu, dtype)
+    expected, *others = (row_product(x_TD, weight_OD, None, silu=silu, tile=tile) for tile in tiles)
+    product = x_TD.double() @ weight_OD.double().T
+    if silu:
+        gate, up = product.chunk(2, -1)
+        product = torch.nn.functional.silu(gate) * up
+    assert float((expected - product).abs().max()) < (1e-4 if dtype == torch.float32 else 0.1)
+    assert {str(tile): torch.equal(other, expected) for tile, other in zip(tiles[1:], others, strict=True)} == {
+        str(tile): True for tile in tiles[1:]
+    }
+
+
+@pytest.mark.parametrize(("width", "num_out", "dtype"), PRODUCTS)
+def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(width, num_out, dtype):
+    x_TD, weight_OD = numbers(1100, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1)
+    bias_O = numbers(num_out, dtype=dtype, seed=2)
+    expected = row_product(x_TD, weight_OD, bias_O)
+    for num_rows in ROWS:
+        for first in (0, 1, 1100 - num_rows):
+            some = slice(first, first + num_rows)
+            assert torch.equal(row_product(x_TD[some], weight_OD, bias_O), expected[some]), (num_rows, first)
+
+
+def spec_of(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 64) -> AttentionSpec:
+    return AttentionSpec(heads, kv_heads, head_dim, block_size, 64, 8192, 8192, DEVICE, dtype, batch_invariant=True)
+
+
+def attended(kernels, q_THE, kv_2NSKE, rows, num_decodes, spec, form, window):
+    batch = replace(make_batch(rows, spec, num_decodes=num_decodes), window=window)
+    kernels.prepare(batch)
+    return kernels.attend(q_THE, kv_2NSKE, batch, *([form] if form.features else []))
+
+
+@pytest.mark.parametrize(("form", "window"), [("plain", None), ("sinks", 2000), ("softcap", 100)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "dtype"),
+    [
+        (16, 8, 128, torch.bfloat16),
+        (64, 8, 64, torch.float16),
+        (4, 1, 256, torch.bfloat16),
+        (14, 2, 80, torch.bfloat16),
+        (8, 2, 64, torch.float32),
+    ],
+)
+def test_a_token_attends_alike_as_a_decode_in_any_chunk_and_beside_others(
+    heads, kv_heads, head_dim, dtype, form, window
+):
+    spec = spec_of(heads, kv_heads, head_dim, dtype)
+    kernels = TritonKernels(None, spec)
+    form = AttentionForm(
+        softcap=30.0 if form == "softcap" else None,
+        sinks_H=torch.linspace(-2, 4, heads, device=DEVICE).to(dtype) if form == "sinks" else None,
+    )
+    length, num_blocks = 2500, 140
+    sequence, *others = scatter_rows([(length, length), (700, 1), (40, 1), (3000, 1), (90, 90)], 64, num_blocks, seed=1)
+    kv_2NSKE = random_cache(spec, num_blocks, seed=2)[:, 0]
+    q_THE = numbers(length, heads, head_dim, dtype=dtype)
+    expected = attended(kernels, q_THE, kv_2NSKE, [sequence], 0, spec, form, window)
+    for first, stop in ((0, 1), (5, 70), (63, 65), (1000, 1100), (1020, 1030), (1024, 2060), (2499, 2500)):
+        part = Row(stop, stop - first, sequence.blocks)
+        found = attended(kernels, q_THE[first:stop], kv_2NSKE, [part], 0, spec, form, window)
+        assert torch.equal(found, expected[first:stop]), f"tokens {first} to {stop} as a chunk"
+    crowd = [row for row in others if row.num_queries == 1]
+    for at in (0, 1, 62, 63, 64, 511, 1022, 1023, 1024, 1025, 2047, 2048, 2300, 2499):
+        row = Row(at + 1, 1, sequence.blocks)
+        one_1HE = attended(kernels, q_THE[at : at + 1], kv_2NSKE, [row], 1, spec, form, window)
+        assert torch.equal(one_1HE[0], expected[at]), f"token {at} as a decode"
+        for copies in (1, 19):  # few have a program for each segment, many have one for all
+            rows = [*crowd * copies, row, others[-1]]
+            q = torch.cat(
+                (numbers(len(rows) - 2, heads, head_dim, dtype=dtype, seed=3), q_THE[at : at + 1], q_THE[:90])
+            )
+            many_THE = attended(kernels, q, kv_2NSKE, rows, len(rows) - 1, spec, form, window)
+            assert torch.equal(many_THE[len(rows) - 2], expected[at]), f"token {at} beside {len(rows) - 1} rows"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_tokens_experts_give_the_same_bits_among_any_number_of_tokens(dtype):
+    kernels = TritonKernels(None, spec_of(16, 8, 128, dtype))
+    x_TD, router = numbers(9000, 512, dtype=dtype), numbers(64, 512, dtype=dtype, seed=1)
+    gate_up, down = numbers(64, 2 * 192, 512, dtype=dtype, seed=2) * 0.05, numbers(64, 512, 192, dtype=dtype, seed=3)
+
+    def mlp(some):
+        expert_TA, weight_TA = kernels.route_experts(kernels.linear(x_TD[some], router, None), 8, True)
+        return kernels.expert_mlp(x_TD[some], expert_TA, weight_TA, gate_up, down)
+
+    expected = mlp(slice(0, 9000))
+    for num_rows in (1, 2, 7, 33, 128, 500, 4000, 5000):
+        some = slice(17, 17 + num_rows)
+        assert torch.equal(mlp(some), expected[some]), num_rows
+
+
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+"""Qwen3-0.6B with four of its layers."""
+WAYS = {
+    "as it is": dict(max_num_seqs=64),
+    "chunked beside decodes": dict(max_num_seqs=64, max_num_batched_tokens=192),
+    "preempted": dict(max_num_seqs=64, num_blocks=70, max_num_batched_tokens=2048),
+    "without graphs": dict(max_num_seqs=64, cuda_graphs=False, overlap=False),
+}
+
+
+def engine(scheduler: str = "chunked", *, is_invariant: bool = True, **sizes) -> LLM:
+    model = {"name": "qwen3", "checkpoint": "", "weights": "random", "random_shape": SHAPE}
+    sizes = {"max_model_len": 4096, "memory_fraction": 0.3, "batch_invariant": is_invariant, **sizes}
+    return LLM(model=model, device="cuda", dtype="bfloat16", kernels="triton", scheduler=scheduler, engine=sizes)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    load = make_load(56, 150_000, 2400, most_tokens=32, logprobs=(2,))  # each number has graphs of its own
+    with engine(max_num_seqs=1) as llm:
+        return load, alone(llm, load)
+
+
+@pytest.mark.parametrize("scheduler", ["chunked", "prefill_first"])
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_in_random_batches_get_the_bits_that_they_get_alone(expected, way, scheduler):
+    load, answers = expected
+    with engine(scheduler, **WAYS[way]) as llm:
+        seen = try_batches(llm, load, answers, -(-NUM_BATCHES // (2 * len(WAYS))), seed=len(way))
+    print(f"{way}, {scheduler}: {seen.batches} batches, {seen.preemptions} preemptions, {seen.cached_tokens} cached")
+    assert not seen.other, f"{len(seen.other)} differ: {seen.other[:5]}"
+    assert seen.cached_tokens
+    assert seen.preemptions or way != "preempted"
+
+
+def test_without_the_mode_some_request_gets_other_bits(expected):
+    """So the comparison sees what it is for."""
+    load, _ = expected
+    with engine(is_invariant=False, max_num_seqs=64) as llm:
+        assert try_batches(llm, load, alone(llm, load), 3).other
