@@ -1,8 +1,9 @@
-"""All six workloads of conf/workload in one process, for one configuration: a table, and one JSON line each.
+"""Workloads of conf/workload in one process, for one configuration: a table, and one JSON line each.
 
-python tools/bench_all.py [WORKLOAD ...] model=qwen3_0_6b model.weights=random: names pick workloads, any other argument
-is an override of conf/bench.yaml. The prefix cache is emptied before each repetition. Shown are the best repetition and
-what the first one, which is a user's first, has of its speed.
+python tools/bench_all.py [WORKLOAD ...] model=qwen3_0_6b model.weights=random: names pick workloads, none means the six
+of docs/benchmarks.md; other arguments are overrides of conf/bench.yaml, workload.KEY one of every workload. The prefix
+cache is emptied before each repetition. Shown are the best repetition and what the first one, which is a user's first,
+has of its speed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import yaml
 
@@ -29,21 +31,30 @@ from hookline.core.plugin.presets import CONF
 from hookline.core.util.garbage import settled
 
 WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
+PRESETS = {path.stem for path in (CONF / "workload").glob("*.yaml")}
+OF_ALL = "workload."
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The values of a workload, those of the one that it stands on included."""
+    values: dict[str, Any] = yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text())
+    base = values.pop("defaults", ["_self_"])[0]
+    return values if base == "_self_" else {**preset(base), **values}
 
 
 def run(arguments: list[str]) -> int:
-    names = [argument for argument in arguments if argument in WORKLOADS] or WORKLOADS
-    arguments = [argument for argument in arguments if argument not in WORKLOADS]
+    names = [argument for argument in arguments if argument in PRESETS] or WORKLOADS
+    changes = dict(one.removeprefix(OF_ALL).split("=", 1) for one in arguments if one.startswith(OF_ALL))
+    changes = {key: yaml.safe_load(value) for key, value in changes.items()}
+    workloads = {name: build(WorkloadConfig, {**preset(name), **changes}, "workload") for name in names}
     host = PluginHost.load()
+    arguments = [one for one in arguments if one not in PRESETS and not one.startswith(OF_ALL)]
     tree = compose(arguments, host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     rows = []
     with LLM.from_config(config, host) as llm, settled():
         start_s = first_token_s(llm)
-        for name in names:
-            workload = build(
-                WorkloadConfig, yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text()), "workload"
-            )
+        for name, workload in workloads.items():
             runs = [
                 summarise(run_load(llm.engine, workload, repetition), Slo()) for repetition in range(tree["repeats"])
             ]

@@ -2,8 +2,10 @@
 
 python tools/bench_beside.py [WORKLOAD ...] [RATE ...] [peer=vllm] [model=qwen3_0_6b] [max_num_seqs=512]: names pick
 workloads, numbers are requests per second of open loops of 400 requests; then comes the table. Weights are random, in
-the shape of the preset; prompts are token ids, the same for both. First and best of two runs: the first is what a user
-sees. A peer is "module:Class" with the methods of `Hookline` below; vllm is here, and is left out if not installed.
+the shape of the preset or of a config.json; prompts are token ids, the same for both. First and best of two runs: the
+first is what a user sees. A peer is "module:Class" with the methods of `Hookline` below; vllm is here, and is left out
+if not installed. peer=none runs Hookline alone, whose keys of `engine` can be set: freeze_gc=false. workload.KEY=VALUE
+changes all workloads and open loops.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +35,14 @@ PEERS = {"hookline": "tools.bench_beside:Hookline", "vllm": "tools.bench_beside:
 NUM_OPEN, RUNS = 400, 2
 RESULT = "RESULT "
 """Begins the lines that the parent reads."""
+OF_ALL = "workload."
+NO_CHANGES: Mapping[str, Any] = {}
 
 
 class Hookline:
     """An engine under test. shape: a config.json; sizes: limits by Hookline's names."""
 
-    def __init__(self, shape: dict[str, Any], sizes: dict[str, int]) -> None:
+    def __init__(self, shape: dict[str, Any], sizes: dict[str, Any]) -> None:
         from hookline import AsyncLLM
 
         model = {"name": "qwen3_moe" if "num_experts" in shape else "qwen3", "weights": "random", "random_shape": shape}
@@ -59,7 +64,7 @@ class Hookline:
 class Vllm:
     """The same of vLLM."""
 
-    def __init__(self, shape: dict[str, Any], sizes: dict[str, int]) -> None:
+    def __init__(self, shape: dict[str, Any], sizes: dict[str, Any]) -> None:
         vllm: Any = importlib.import_module("vllm")
 
         self._folder = tempfile.TemporaryDirectory()
@@ -121,18 +126,20 @@ def percentiles(values: list[float]) -> list[float]:
     return [round(float(one), 2) for one in np.percentile(values or [0.0], [50, 90, 99])]
 
 
-def loads(name: str, vocab_size: int) -> list[Load]:
+def loads(name: str, vocab_size: int, changes: Mapping[str, Any] = NO_CHANGES) -> list[Load]:
     """A load for each run of a workload, or of an open loop if the name is a number."""
     if name in WORKLOADS:
         values = yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text())
     else:
         lengths = {"prompt_len": [64, 1024], "output_len": [16, 256]}
         values = {"num_prompts": NUM_OPEN, "request_rate": float(name), **lengths}
-    workload = build(WorkloadConfig, values, "workload")
+    workload = build(WorkloadConfig, {**values, **changes}, "workload")
     return [make_load(workload, vocab_size, repetition) for repetition in range(RUNS)]
 
 
-def measure(side: str, target: str, names: list[str], shape: dict[str, Any], sizes: dict[str, int]) -> None:
+def measure(
+    side: str, target: str, names: list[str], shape: dict[str, Any], sizes: dict[str, Any], changes: Mapping[str, Any]
+) -> None:
     """In the process of one engine: print a result for each workload."""
     begun = time.perf_counter()
     module, _, attribute = target.partition(":")
@@ -142,7 +149,7 @@ def measure(side: str, target: str, names: list[str], shape: dict[str, Any], siz
         await engine.stream([1, 2, 3], 1, lambda count: None)
         tell(side, "ready", {"seconds": time.perf_counter() - begun})
         for name in names:
-            runs = [await serve(engine, load) for load in loads(name, shape["vocab_size"])]
+            runs = [await serve(engine, load) for load in loads(name, shape["vocab_size"], changes)]
             tell(side, name, {"first": runs[0], "best": max(runs, key=lambda one: one["output_tok_s"])})
         engine.close()
 
@@ -153,12 +160,19 @@ def tell(side: str, name: str, found: dict[str, Any]) -> None:
     print(RESULT + json.dumps({"side": side, "name": name, **found}), flush=True)
 
 
-def run_side(side: str, target: str, names: list[str], preset: str, sizes: dict[str, int]) -> dict[str, Any]:
+def run_side(
+    side: str,
+    target: str,
+    names: list[str],
+    preset: str,
+    sizes: dict[str, Any],
+    changes: Mapping[str, Any] = NO_CHANGES,
+) -> dict[str, Any]:
     """Results of one engine by workload, from a process of its own."""
-    task = json.dumps([side, target, names, shape_of(preset), sizes])
-    root = str(Path(__file__).parents[1])
+    task = json.dumps([side, target, names, shape_of(preset), sizes, dict(changes)])
+    root = str(Path(__file__).parents[1])  # behind an installed hookline, which the tree must not hide
     boot = (
-        f"import sys, json; sys.path.insert(0, {root!r}); from tools.bench_beside import measure; "
+        f"import sys, json; sys.path.append({root!r}); from tools.bench_beside import measure; "
         "measure(*json.loads(sys.argv[1]))"
     )
     found: dict[str, Any] = {}
@@ -175,9 +189,10 @@ def run_side(side: str, target: str, names: list[str], preset: str, sizes: dict[
 
 
 def shape_of(preset: str) -> dict[str, Any]:
-    """The config.json of a model's preset."""
-    shape: dict[str, Any] = yaml.safe_load((CONF / "model" / f"{preset}.yaml").read_text())["random_shape"]
-    return shape
+    """The config.json of a model's preset, or the one at this path."""
+    if preset.endswith(".json"):
+        return dict(json.loads(Path(preset).read_text()))
+    return dict(yaml.safe_load((CONF / "model" / f"{preset}.yaml").read_text())["random_shape"])
 
 
 def table(names: list[str], sides: dict[str, dict[str, Any]]) -> list[str]:
@@ -208,15 +223,20 @@ def main(arguments: list[str]) -> int:
     settings = dict(one.split("=", 1) for one in arguments if "=" in one)
     names = [one for one in arguments if "=" not in one] or [*WORKLOADS, "40", "120"]
     peer, preset = settings.pop("peer", "vllm"), settings.pop("model", "qwen3_0_6b")
-    sizes = {"max_num_seqs": 512, "max_num_batched_tokens": 16384, "max_model_len": 4096}
-    sizes |= {name: int(value) for name, value in settings.items()}
+    given = {name: yaml.safe_load(value) for name, value in settings.items()}
+    changes = {name.removeprefix(OF_ALL): value for name, value in given.items() if name.startswith(OF_ALL)}
+    sizes: dict[str, Any] = {"max_num_seqs": 512, "max_num_batched_tokens": 16384, "max_model_len": 4096}
+    sizes |= {name: value for name, value in given.items() if not name.startswith(OF_ALL)}
+    if peer == "none":
+        measure("hookline", f"{__name__}:Hookline", names, shape_of(preset), sizes, changes)
+        return 0
     sides: dict[str, dict[str, Any]] = {peer: {}, "hookline": {}}
     target = PEERS.get(peer, peer)
     if peer in PEERS and importlib.util.find_spec(peer) is None:
         print(f"{peer} is not installed, so it is missing from the table: pip install {peer}", file=sys.stderr)
     else:
-        sides[peer] = run_side(peer, target, names, preset, sizes)
-    sides["hookline"] = run_side("hookline", PEERS["hookline"], names, preset, sizes)
+        sides[peer] = run_side(peer, target, names, preset, sizes, changes)
+    sides["hookline"] = run_side("hookline", PEERS["hookline"], names, preset, sizes, changes)
     print(*table(names, sides), sep="\n")
     return 0
 

@@ -84,10 +84,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="also print the functions that take longest at 512")
     parser.add_argument("--windows", action="store_true", help="layers as in Gemma3-4B: windows of 1,024, five full")
+    parser.add_argument("--most", type=int, default=512, help="leave out more running requests than so many")
     options = parser.parse_args()
     groups = CacheGroups.of_described({"windows": [None, *[1024] * 6]}) if options.windows else ALL_TOKENS
     for policy in ("prefill_first", "chunked"):
         for num_running, num_waiting in (1, 0), (16, 0), (64, 0), (256, 0), (512, 0), (512, 64):
+            if num_running > options.most:
+                continue
             engine = decoding_engine(policy, num_running, num_waiting, ignore_eos=False, groups=groups)
             gc.collect()
             best = min(step_us(engine, options.steps) for _ in range(options.repeats))

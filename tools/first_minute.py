@@ -1,7 +1,8 @@
 """The first minute of serving, from ready on: first tokens of the first 20 s beside those after, and late work.
 
 python tools/first_minute.py RATE [SECONDS] model=qwen3_0_6b model.weights=random: Poisson arrivals of 64 to 1,024
-prompt tokens and 16 to 256 output tokens; the other arguments are overrides of conf/bench.yaml. Nothing runs before.
+prompt tokens and 16 to 256 output tokens; the other arguments are overrides of conf/bench.yaml, those of workload.KEY
+included. Nothing runs before.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from hookline.core.bench.settings import BenchKeys
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.cli.command import guarded
 from hookline.core.config.compose import compose
+from hookline.core.config.schema import build
 from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.frontend.llm import LLM
 from hookline.core.plugin.host import PluginHost
 
 FIRST_S = 20.0
+LENGTHS = ("workload.prompt_len=[64,1024]", "workload.output_len=[16,256]")
 
 
 def first_tokens_ms(recording: Recording, begin_s: float, end_s: float) -> dict[str, float]:
@@ -39,11 +42,10 @@ def run(arguments: list[str]) -> int:
     numbers = [float(one) for one in arguments if "=" not in one]
     rate, seconds = [*numbers, 60.0][:2]
     host = PluginHost.load()
-    tree = compose([one for one in arguments if "=" in one], host, BenchKeys, "bench")[0].tree
+    load = [f"workload.request_rate={rate}", f"workload.num_prompts={round(rate * seconds)}", *LENGTHS]
+    tree = compose([*load, *(one for one in arguments if "=" in one)], host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
-    workload = WorkloadConfig(
-        num_prompts=round(rate * seconds), prompt_len=(64, 1024), output_len=(16, 256), request_rate=rate
-    )
+    workload = build(WorkloadConfig, tree["workload"], "workload")
     with LLM.from_config(config, host) as llm:
         recording = run_load(llm.engine, workload, 0)
         found = {

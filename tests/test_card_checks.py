@@ -1,0 +1,234 @@
+"""tools/card: what its checks run is there and composes, budgets end what runs, tables say what the tools said.
+
+Each check is also run in small, its tools in this process, on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookline.core.bench.settings import BenchKeys
+from hookline.core.config.compose import compose
+from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import CONF
+from tools.card import jobs as card_jobs
+from tools.card.__main__ import main, parsed
+from tools.card.checks import CHECKS, DECODES, other_tree
+from tools.card.jobs import ROOT, SECONDS_LEFT, Job, run_job, run_jobs
+from tools.card.tables import SIX
+
+
+def jobs_of(check: str, *arguments: str) -> list[Job]:
+    options = parsed([check, *arguments])
+    options.scratch = Path("scratch")
+    return CHECKS[check].jobs(options)
+
+
+def job(label: str, *records: dict[str, object], lines: tuple[str, ...] = (), status: str = "done") -> Job:
+    return Job(label, ["tools/x.py"], lines=[*lines, *map(json.dumps, records)], status=status)
+
+
+# ---- what is run
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_job_is_a_tool_of_this_tree(check):
+    assert jobs_of(check)
+    for one in jobs_of(check):
+        assert (ROOT / one.command[0]).is_file()
+
+
+def test_what_fits_a_large_shape_into_a_card_composes():
+    host = PluginHost.load()
+    (one,) = (one for one in jobs_of("decode", "--shapes", "qwen3_next_80b_a3b"))
+    tree = compose(list(one.command[1:]), host, BenchKeys, "bench")[0].tree
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    assert config.model.config.hf_overrides == {"num_hidden_layers": 12}
+
+
+def test_the_presets_that_are_named_are_there():
+    names = {word for check in CHECKS for one in jobs_of(check) for word in one.command if word.startswith("batch32")}
+    assert names == {"batch32", "batch32_json", "batch32_records"}
+    assert all((CONF / "workload" / f"{name}.yaml").is_file() for name in names)
+    assert all((CONF / "model" / f"{name}.yaml").is_file() for name in DECODES)
+
+
+def test_budgets_and_starts_of_all_checks_fit_into_calls_of_ten_minutes():
+    assert all(check.budget_s <= 560 for check in CHECKS.values())
+
+
+def test_the_other_tree_comes_first_on_the_path_and_runs_its_own_tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/site")
+    assert other_tree(tmp_path, tmp_path) == ({"PYTHONPATH": f"{tmp_path}{os.pathsep}/site"}, ROOT)
+    (tmp_path / "tools").mkdir()
+    assert other_tree(tmp_path, tmp_path)[1] == tmp_path
+    labels = [one.label for one in jobs_of("workloads", "--before", str(tmp_path))]
+    assert labels == ["before", "now", "before", "now", "before", "now"]
+
+
+# ---- budgets and processes
+
+
+def test_what_does_not_fit_into_the_budget_is_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(card_jobs.time, "monotonic", lambda: now[0])
+    given = []
+
+    def run(one, seconds, log):
+        given.append(seconds)
+        now[0] += 6
+        one.status = "done"
+
+    some = [Job(name, ["x.py"]) for name in "abc"]
+    run_jobs(some, 10, io.StringIO(), run)
+    assert given == [10, 4] and [one.status for one in some] == ["done", "done", "left"]
+
+
+def script(folder: Path, text: str) -> Job:
+    (folder / "tool.py").write_text(text)
+    return Job("one", [str(folder / "tool.py"), SECONDS_LEFT])
+
+
+@pytest.mark.slow
+def test_a_job_ends_with_its_children_and_its_records_are_kept(tmp_path):
+    child = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    tell = """print('RESULT {"pid": %d, "told": %s}' % (child.pid, sys.argv[1]))"""
+    one, log = script(tmp_path, child + tell), io.StringIO()
+    run_job(one, 500, log)
+    assert one.status == "done" and one.record("pid")["told"] == 450 and "RESULT" in log.getvalue()
+    with pytest.raises(ProcessLookupError):
+        for _ in range(10**6):  # until init has taken it
+            os.kill(one.record("pid")["pid"], 0)
+            os.sched_yield()
+
+
+@pytest.mark.slow
+def test_a_job_that_takes_too_long_is_ended_and_one_that_fails_says_so(tmp_path):
+    one = script(tmp_path, "import time; time.sleep(600)")
+    run_job(one, 0.2, io.StringIO())
+    assert one.status == "out of time"
+    one = script(tmp_path, "raise SystemExit('no card')")
+    run_job(one, 60, io.StringIO())
+    assert (one.status, one.lines) == ("failed", ["no card"])
+
+
+# ---- tables
+
+
+def bench(name: str, tokens: float, first: float, **step: float) -> dict[str, object]:
+    metrics = {"output_tok_s": tokens, "prompt_tok_s": 10 * tokens, "step_times": {"decode": step}}
+    return {"name": name, "metrics": metrics, "first": {**metrics, "output_tok_s": first, "prompt_tok_s": first}}
+
+
+def test_starts_have_phases_and_what_was_compiled():
+    ended = job(
+        "cold",
+        {"start_phases_s": {"imports": 4.0, "graphs": 2.5}, "late_work": {"graph": 0, "kernel_compiled": 2}},
+        lines=(
+            "hookline: compiled again although compiled ahead, 1.5 s: _decode_kernel 17; Triton's cache has them",
+            "hookline: engine start: 6.5 s = imports 4.0 + graphs 2.5; kernels compiled 3 in 1.0 s",
+        ),
+    )
+    rows = CHECKS["start"].table([ended, job("warm", status="left")])
+    assert rows[:4] == [
+        ["seconds", "cold", "warm"],
+        ["ready", "6.5", "–"],
+        ["imports", "4.0", "–"],
+        ["graphs", "2.5", "–"],
+    ]
+    assert rows[4] == ["kernels", "kernels compiled 3 in 1.0 s", "–"]
+    assert rows[5][1].startswith("1.5 s: _decode_kernel 17") and rows[5][2] == "none"
+    assert rows[6] == ["late work", "kernel_compiled 2", "–"]
+
+
+def test_workloads_of_two_trees_are_the_fastest_of_their_turns():
+    host = "chunked         256 decoding,   0 waiting:    300.0 us a step"
+    before = job("before", bench("single", 100, 90), bench("prefill", 5, 25), lines=(host,))
+    now = job("now", bench("single", 110, 99, host_ms=0.3, device_ms=0.5), lines=(host.replace("300", "330"),))
+    rows = CHECKS["workloads"].table([before, now, job("before", bench("single", 105, 105)), job("now")])
+    assert rows[0][1:4] == ["before", "now", "now / before"]
+    assert rows[1] == ["single", "105; 1.000", "110; 0.900", "1.048", "0.300, 0.500"]
+    assert rows[6] == ["prefill", "50; 0.500", "–; –", "–", "–, –"]
+    assert rows[7] == ["host, us: chunked 256 decoding, 0 waiting", "300.0", "330.0", "1.100", ""]
+
+
+def test_structured_output_stands_beside_plain_completions_of_its_process():
+    turns = [job("as it is", bench("batch32", 200, 1), bench("batch32_json", speed, 1)) for speed in (180, 190)]
+    rows = CHECKS["grammars"].table([*turns, job("one thread", status="failed")])
+    assert rows[0][1:] == ["as it is", "one thread"]
+    assert rows[2] == ["batch32_json", "180 (0.900); 190 (0.950)", "–"]
+
+
+def test_a_decode_step_stands_beside_its_floor():
+    told = {"floor_ms": 6.7, "device_ms": 10.0, "first_device_ms": 10.1, "bytes": {"weights": 7.5e9}, "late_work": {}}
+    rows = CHECKS["decode"].table([job("gemma3_4b", told), job("qwen3_8b", status="out of time")])
+    assert rows[1] == ["gemma3_4b", "10.00", "6.70", "0.670", "weights 7.50", "10.10", "none"]
+    assert rows[2][4] == "out of time" and rows[2][1] == "–"
+
+
+def test_the_mode_s_table_has_its_tests_too():
+    tests = job("bits", {"files": {"a.py": 9}})
+    rows = CHECKS["invariance"].table([job("off", bench("single", 100, 1)), job("on", bench("single", 60, 1)), tests])
+    assert rows[1] == ["single", "100", "60", "0.600"] and rows[3] == ["mixed256", "–", "–", "–"]
+    assert rows[4:] == [["tests: file", "passed", "failed", "skipped"], ["tests: a.py", "0", "0", "0"]]
+
+
+def test_serving_has_the_open_loops_and_the_first_minutes():
+    loop = {"first": {"ttft_ms": [5.0, 6.0, 7.0], "gap_ms": [1.0, 2.0, 3.0]}}
+    parts = {"p50": 4.0, "p99": 9.0}, {"p50": 5.0, "p99": 6.0}
+    minute = {"first_20_s": parts[0], "after": parts[1], "late_work": {"graph": 0}}
+    rows = CHECKS["serving"].table([job("freeze_gc=true", loop), job("40/s", minute), job("120/s", status="left")])
+    assert rows[1] == ["AsyncLLM freeze_gc=true", "5.0, 7.0", "1.0, 3.0", "", ""]
+    assert rows[2] == ["40/s", "20 s: 4.0, 9.0; after: 5.0, 6.0", "", "1.500", "none"]
+    assert rows[3][:2] == ["120/s", "left"]
+
+
+def test_files_that_were_not_begun_are_left():
+    done = {"file": "a.py", "passed": 3, "failed": ["a.py::test_it"], "skipped": 0, "seconds": 2.5, "left": 1}
+    rows = CHECKS["tests"].table([job("tests", {"files": {"a.py": 5, "b.py": 7}}, done)])
+    assert rows[1:] == [
+        ["a.py", "3", "1", "0", "1", "2.5"],
+        ["FAILED a.py::test_it", "", "", "", "", ""],
+        ["b.py", "0", "0", "0", "7", "0"],
+    ]
+
+
+# ---- the tools, in small
+
+
+def run_here(one: Job, seconds: float, log: io.StringIO) -> None:
+    """In place of a process of its own."""
+    out, before = io.StringIO(), sys.argv
+    sys.argv = [str(one.root / one.command[0]), *one.command[1:]]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            sys.path.insert(0, str(ROOT / "tools"))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        one.status = "done"
+    except SystemExit as ended:
+        one.status = "failed" if ended.code else "done"
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+        sys.argv = before
+        one.lines = out.getvalue().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [name for name in CHECKS if name not in ("invariance", "tests")])
+def test_a_check_in_small_fills_its_table(check, tmp_path, capsys):
+    assert main([check, "--small", "--device", "cpu", "--turns", "1", "--out", str(tmp_path)], run_here) == 0
+    told = json.loads((tmp_path / f"{check}.json").read_text())
+    assert {one["status"] for one in told["jobs"]} == {"done"}
+    missing = ("kernels", *(SIX[1:5] if check == "workloads" else ()))  # not compiled, and not run in small
+    assert [row for row in told["table"] if row[1].startswith("–") and row[0] not in missing] == []
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-len(told["table"]) + 1] == f"| {' | '.join(told['table'][1])} |"

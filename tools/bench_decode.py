@@ -1,0 +1,136 @@
+"""Device time of a decode step beside the time in which the card could read and write the bytes of that step.
+
+    python tools/bench_decode.py model=gemma3_4b model.weights=random
+    python tools/bench_decode.py --rows 32 --prompt 512 --tokens 128 model=qwen3_8b model.weights=random
+
+The floor counts weights (of an embedding that is no head, and of experts, what the rows need), the keys and values that
+queries see, and recurrent states, which are read and written. Further arguments are overrides of conf/bench.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.bench.command import run_load
+from hookline.core.bench.facts import describe, describe_engine, first_token_s
+from hookline.core.bench.metrics import summarise
+from hookline.core.bench.settings import BenchKeys
+from hookline.core.bench.slo import Slo
+from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.checkpoint.checkpoint import resolve_model
+from hookline.core.cli.command import guarded
+from hookline.core.config.compose import compose
+from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.contracts import FullAttention, ModelSpec, RecurrentState, SharedCache, SlidingWindow, WeightTarget
+from hookline.core.frontend.llm import LLM
+from hookline.core.plugin.host import PluginHost
+from hookline.core.util.garbage import settled
+
+BYTES_PER_S = 4.2e12
+"""What an H200 reads."""
+
+
+def step_bytes(
+    model: Any, hf_config: Mapping[str, Any], rows: int, context: float, dtype: torch.dtype
+) -> dict[str, float]:
+    """Bytes of a decode step of so many rows that see `context` tokens: of weights, keys and values, and states."""
+    spec: ModelSpec = type(model).spec(hf_config)
+    seen = sum(_seen(spec, layer, context) for layer in range(spec.num_layers))
+    states = (_state_bytes(one, dtype) for one in spec.cache_layers if isinstance(one, RecurrentState))
+    return {
+        "weights": weight_bytes(model.weight_targets(), hf_config, rows),
+        "cache": rows * seen * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        "states": rows * sum(states),
+    }
+
+
+def weight_bytes(targets: Mapping[str, WeightTarget], hf_config: Mapping[str, Any], rows: int) -> float:
+    """Bytes of the weights that so many tokens need: all, but for rows of an embedding, and experts nobody chose."""
+    found: dict[int, tuple[str, int]] = {}
+    for name, target in targets.items():
+        for view in _views(target):
+            storage = view.untyped_storage()
+            found.setdefault(storage._cdata, (name, storage.nbytes()))
+    is_tied = not any("lm_head" in name for name, _ in found.values())
+    total = 0.0
+    for name, num_bytes in found.values():
+        if "embed_tokens" in name and not is_tied:
+            continue
+        total += num_bytes * (_chosen(hf_config, rows) if ".experts." in name else 1)
+    return total
+
+
+def _views(target: WeightTarget) -> Iterator[Tensor]:
+    if target.view is not None:
+        yield target.view
+    for part in target.more:
+        yield from _views(part)
+
+
+def _chosen(hf_config: Mapping[str, Any], rows: int) -> float:
+    """The share of experts that some of these tokens take, if each takes any as likely as another."""
+    num_experts = hf_config.get("num_experts") or hf_config.get("num_local_experts") or 1
+    return 1 - (1 - hf_config.get("num_experts_per_tok", num_experts) / num_experts) ** rows
+
+
+def _seen(spec: ModelSpec, layer: int, context: float) -> float:
+    """Tokens whose keys and values a query of this layer sees."""
+    kept = spec.cache_layers[layer]
+    if isinstance(kept, SharedCache):
+        return _seen(spec, kept.layer, context)
+    if isinstance(kept, SlidingWindow):
+        return min(context, kept.num_tokens)
+    return context if isinstance(kept, FullAttention) else 0
+
+
+def _state_bytes(state: RecurrentState, dtype: torch.dtype) -> int:
+    """Of one request in one layer, read and written."""
+    sizes = ((tensor.shape, getattr(torch, tensor.dtype) if tensor.dtype else dtype) for _, tensor in state.tensors)
+    return 2 * sum(torch.Size(shape).numel() * kind.itemsize for shape, kind in sizes)
+
+
+def run(options: argparse.Namespace, arguments: list[str]) -> int:
+    host = PluginHost.load()
+    tree = compose(arguments, host, BenchKeys, "bench")[0].tree
+    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    lengths: dict[str, Any] = {"prompt_len": [options.prompt] * 2, "output_len": [options.tokens] * 2}
+    workload = WorkloadConfig(num_prompts=options.rows, **lengths)
+    with LLM.from_config(config, host) as llm, settled():
+        first_token_s(llm)
+        runs = [summarise(run_load(llm.engine, workload, repetition), Slo()) for repetition in range(tree["repeats"])]
+        decodes = [one["step_times"]["decode"] for one in runs]
+        runner: Any = llm.engine.executor
+        model, dtype = runner.runner.model, runner.runner.kv_layers[0].dtype
+        hf_config = resolve_model(llm.config.model.config, type(model)).config
+        context = options.prompt + options.tokens / 2  # the first token is the prompts' step's
+        num_bytes = step_bytes(model, hf_config, options.rows, context, dtype)
+        first, best = decodes[0]["device_ms"], min(one["device_ms"] for one in decodes)
+        floor_ms = 1000 * sum(num_bytes.values()) / BYTES_PER_S
+        found = {"rows": options.rows, "context": context, "device_ms": best, "first_device_ms": first}
+        found |= {"floor_ms": round(floor_ms, 3), "bytes": num_bytes, "late_work": dict(llm.engine.late_work)}
+        print(json.dumps({**describe(tree), **describe_engine(llm), **found}))
+    parts = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in num_bytes.items())
+    print(f"{options.rows} rows that see {context:g} tokens: {parts} GB at {BYTES_PER_S / 1e12} TB/s")
+    print(f"{floor_ms:.3f} ms, device {best:.3f} ms a step ({100 * floor_ms / best:.1f} %), first run {first:.3f}")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens that each request asks for")
+    options, arguments = parser.parse_known_args()
+    return guarded(partial(run, options), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

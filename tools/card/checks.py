@@ -1,0 +1,142 @@
+"""The checks: which tools each runs with which arguments, in the order of their worth."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.card import tables
+from tools.card.jobs import ROOT, SECONDS_LEFT, Job
+from tools.card.tables import INVARIANT, SIX, STRUCTURED, Row
+
+SMALL = ("engine.max_num_seqs=8", "engine.cpu_cache_gib=0.1", "repeats=1")
+SMALL_LOAD = (
+    "workload.num_prompts=2",
+    "workload.prompt_len=[4,8]",
+    "workload.output_len=[3,4]",
+    "workload.shared_prefix_len=0",
+)
+
+
+GRAMMARS = {
+    "as it is": (),
+    "finer_lengths": ("grammars.finer_lengths=true",),
+    "one thread": ("grammars.num_threads=1",),
+}
+DECODES = {
+    "gpt_oss_20b": (),
+    "qwen3_next_80b_a3b": ("model.hf_overrides.num_hidden_layers=12",),
+    "gemma3_4b": (),
+    "llama3_8b": (),
+    "qwen3_8b": (),
+}
+"""Presets, and what fits them into the memory of one card."""
+
+
+def engine(options: argparse.Namespace, preset: str = "qwen3_0_6b") -> list[str]:
+    """Overrides for the engine of a check: the preset's shape with random weights, or the bundled checkpoint."""
+    model = SMALL if options.small else (f"model={preset}", "model.weights=random")
+    return [*model, f"device={options.device}", *(SMALL_LOAD if options.small else ()), *options.overrides]
+
+
+def first_minute(options: argparse.Namespace, rate: int, seconds: float) -> list[str]:
+    return ["tools/first_minute.py", *(("4", "0.5") if options.small else (str(rate), str(seconds))), *engine(options)]
+
+
+def start_jobs(options: argparse.Namespace) -> list[Job]:
+    caches = {name: str(options.scratch / name) for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH")}
+    labels = ("cold", "warm", "warm again")[: 2 if options.small else 3]
+    return [Job(label, first_minute(options, 40, 2), caches) for label in labels]
+
+
+def workloads_jobs(options: argparse.Namespace) -> list[Job]:
+    here: tuple[dict[str, str], Path] = {}, ROOT
+    trees = {"now": here}
+    if options.before is not None:
+        trees = {"before": other_tree(options.before, options.scratch), "now": here}
+    bench = ["tools/bench_all.py", *(SIX[::5] if options.small else SIX), *engine(options)]
+    host = ["tools/bench_host.py", *(("--steps", "2", "--repeats", "1", "--most", "16") if options.small else ())]
+    turns = options.turns or len(trees)
+    jobs = [Job(label, bench, *tree) for _ in range(turns) for label, tree in trees.items()]
+    return [*jobs, *(Job(label, host, *tree) for label, tree in trees.items())]
+
+
+def other_tree(given: Path, folder: Path) -> tuple[dict[str, str], Path]:
+    """Environment and root of another tree: a wheel, or a folder with tools/ and either a wheel or the package."""
+    wheels, package = [given] if given.suffix == ".whl" else sorted(given.glob("*.whl")), given
+    if wheels:
+        package = folder / "before"
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(package)]
+        subprocess.run([*pip, *map(str, wheels)], check=True)
+    path = os.pathsep.join([str(package.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path}, given.resolve() if (given / "tools").is_dir() else ROOT
+
+
+def grammars_jobs(options: argparse.Namespace) -> list[Job]:
+    tokenizer = [f"model.tokenizer={options.tokenizer.resolve()}"] if options.tokenizer else []
+    common = ["grammars=llguidance", *tokenizer, *engine(options)]
+    commands = {
+        label: ["tools/bench_all.py", *STRUCTURED[: 2 if keys else 3], *keys, *common]
+        for label, keys in GRAMMARS.items()
+    }
+    return [Job(label, command) for _ in range(options.turns or 2) for label, command in commands.items()]
+
+
+def decode_jobs(options: argparse.Namespace) -> list[Job]:
+    if options.small:
+        lengths = ["--rows", "2", "--prompt", "4", "--tokens", "4"]
+        return [Job("the bundled checkpoint", ["tools/bench_decode.py", *lengths, *engine(options)])]
+    shapes = options.shapes or DECODES
+    return [Job(one, ["tools/bench_decode.py", *engine(options, one), *DECODES.get(one, ())]) for one in shapes]
+
+
+def invariance_jobs(options: argparse.Namespace) -> list[Job]:
+    bench = ["tools/bench_all.py", *INVARIANT, *engine(options)]
+    modes = [("off", "false"), ("on", "true")] * (options.turns or 1)
+    jobs = [Job(label, [*bench, f"engine.batch_invariant={value}"]) for label, value in modes]
+    chosen = ["-k", "random_batches or without_the_mode"]
+    tests = ["tools/gpu_tests.py", "--seconds", SECONDS_LEFT, "tests/test_gpu_batch_invariant.py", "--", "-s", *chosen]
+    return [*jobs, Job("bits", tests, {"HOOKLINE_BATCHES": str(options.batches)})]
+
+
+def serving_jobs(options: argparse.Namespace) -> list[Job]:
+    load = ["120", "workload.num_prompts=2400"]
+    if options.small:
+        tiny = f"model={ROOT}/plugins/models/qwen3_tiny/config.json"
+        load = ["120", tiny, "max_num_seqs=8", "max_model_len=2048", *SMALL_LOAD]
+    beside = ["tools/bench_beside.py", "peer=none", *load]
+    values = [f"freeze_gc={value}" for value in ("true", "false")]
+    jobs = [Job(one, [*beside, one]) for _ in range(options.turns or 1) for one in values]
+    rates = (40,) if options.small else (40, 120, 250)
+    return [*jobs, *(Job(f"{rate}/s", first_minute(options, rate, 60)) for rate in rates)]
+
+
+def tests_jobs(options: argparse.Namespace) -> list[Job]:
+    first = ["--from", options.first] if options.first else []
+    return [Job("tests", ["tools/gpu_tests.py", "--seconds", SECONDS_LEFT, *first, *options.overrides])]
+
+
+@dataclass(frozen=True)
+class Check:
+    """help: what it shows. jobs: in the order of their worth. table: of the jobs, as far as they were run."""
+
+    help: str
+    budget_s: int
+    jobs: Callable[[argparse.Namespace], list[Job]]
+    table: Callable[[list[Job]], list[Row]]
+
+
+CHECKS = {
+    "start": Check("nothing compiled until ready, then warm", 90, start_jobs, tables.start_table),
+    "workloads": Check("six workloads, host time, --before", 260, workloads_jobs, tables.workloads_table),
+    "grammars": Check("batch32 with schemas beside plain", 150, grammars_jobs, tables.grammars_table),
+    "decode": Check("decode steps beside their floors", 260, decode_jobs, tables.decode_table),
+    "invariance": Check("batch-invariant: speed and bits", 320, invariance_jobs, tables.invariance_table),
+    "serving": Check("AsyncLLM's waits, first minutes", 340, serving_jobs, tables.serving_table),
+    "tests": Check("the GPU tests in one process", 500, tests_jobs, tables.tests_table),
+}
