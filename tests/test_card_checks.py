@@ -14,12 +14,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from hookline.core.assembly.resolve import resolve
+from hookline.core.assembly.worker import make_kernels
 from hookline.core.bench.settings import BenchKeys
 from hookline.core.config.compose import compose
-from hookline.core.config.settings import ENGINE_KEYS, validate
+from hookline.core.config.settings import ENGINE_KEYS, Config, validate
+from hookline.core.contracts import ModelSpec, RecurrentState, SharedCache, SlidingWindow, StateTensor, WeightTarget
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
+from hookline.core.prebuild.dry_run import on_cuda, unloaded_model
+from hookline.core.prebuild.pretended import CARDS, pretended
+from tools import gpu_tests
+from tools.bench_decode import BYTES_PER_S, step_bytes
 from tools.card import jobs as card_jobs
 from tools.card.__main__ import main, parsed
 from tools.card.checks import CHECKS, DECODES, other_tree
@@ -31,6 +39,11 @@ def jobs_of(check: str, *arguments: str) -> list[Job]:
     options = parsed([check, *arguments])
     options.scratch = Path("scratch")
     return CHECKS[check].jobs(options)
+
+
+def config_of(overrides: list[str], host: PluginHost) -> Config:
+    tree = compose(overrides, host, BenchKeys, "bench")[0].tree
+    return validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
 
 
 def job(label: str, *records: dict[str, object], lines: tuple[str, ...] = (), status: str = "done") -> Job:
@@ -47,11 +60,10 @@ def test_each_job_is_a_tool_of_this_tree(check):
         assert (ROOT / one.command[0]).is_file()
 
 
+@pytest.mark.slow
 def test_what_fits_a_large_shape_into_a_card_composes():
-    host = PluginHost.load()
-    (one,) = (one for one in jobs_of("decode", "--shapes", "qwen3_next_80b_a3b"))
-    tree = compose(list(one.command[1:]), host, BenchKeys, "bench")[0].tree
-    config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
+    (one,) = jobs_of("decode", "--shapes", "qwen3_next_80b_a3b")
+    config = config_of(list(one.command[1:]), PluginHost.load())
     assert config.model.config.hf_overrides == {"num_hidden_layers": 12}
 
 
@@ -202,6 +214,55 @@ def test_files_that_were_not_begun_are_left():
     ]
 
 
+# ---- the floor of a decode step
+
+
+@pytest.mark.slow
+def test_a_real_shape_has_its_floor_without_memory_for_it():
+    """With windows, experts, and an embedding of which a step reads a few rows."""
+    host = PluginHost.load()
+    config = config_of(["model=gpt_oss_20b", "model.weights=random"], host)
+    with pretended(CARDS["h200"], lambda *_: None):
+        resolved = resolve(on_cuda(config), host)
+        model = unloaded_model(resolved, make_kernels(resolved))
+        num_bytes = step_bytes(model, resolved.checkpoint.config, 256, 576, torch.bfloat16)
+    assert {name: round(size / 1e9, 2) for name, size in num_bytes.items()} == {
+        "weights": 40.67,
+        "cache": 4.43,
+        "states": 0,
+    }
+    assert round(1000 * sum(num_bytes.values()) / BYTES_PER_S, 2) == 10.74
+
+
+class Half:
+    """A model of a layer with a window, one with a state, and one that sees what the first one keeps."""
+
+    @classmethod
+    def spec(cls, hf_config):
+        state = RecurrentState((("s", StateTensor((4, 5), "float32")), ("t", StateTensor((3,)))))
+        return ModelSpec(3, 4, 2, 8, 16, 100, 64, layers=(SlidingWindow(10), state, SharedCache(0)))
+
+    def weight_targets(self):
+        embedding, head, fused = torch.zeros(100, 16), torch.zeros(100, 16), torch.zeros(2, 16)
+        experts = torch.zeros(8, 16)
+        return {
+            "model.embed_tokens.weight": WeightTarget.whole(embedding),
+            "lm_head.weight": WeightTarget.whole(head),
+            "layers.0.up.weight": WeightTarget.whole(fused[0]),
+            "layers.0.down.weight": WeightTarget.whole(fused[1]),
+            "layers.1.experts.up.weight": WeightTarget.joined([WeightTarget.whole(one) for one in experts.split(4)]),
+            "layers.1.unused": WeightTarget.ignored(),
+        }
+
+
+def test_the_bytes_of_a_step_are_what_its_rows_need():
+    config = {"num_experts": 4, "num_experts_per_tok": 1}
+    found = step_bytes(Half(), config, 2, 30, torch.bfloat16)
+    assert found["weights"] == 4 * (1600 + 32 + 128 * (1 - 0.75**2))  # no embedding; a fused weight once
+    assert found["cache"] == 2 * (10 + 10) * 2 * 2 * 8 * 2
+    assert found["states"] == 2 * 2 * (20 * 4 + 3 * 2)
+
+
 # ---- the tools, in small
 
 
@@ -232,3 +293,62 @@ def test_a_check_in_small_fills_its_table(check, tmp_path, capsys):
     assert [row for row in told["table"] if row[1].startswith("–") and row[0] not in missing] == []
     shown = capsys.readouterr().out.splitlines()
     assert shown[-len(told["table"]) + 1] == f"| {' | '.join(told['table'][1])} |"
+
+
+# ---- test files until a time is up
+
+FILES = {
+    "test_a.py": "def test_one(): pass\n\n\ndef test_two(): assert False\n",
+    "test_b.py": "import pytest\n\npytest.skip('no card', allow_module_level=True)\n",
+    "test_c.py": "import no_such_module\n",
+    "test_d.py": "import pytest\n\n\n@pytest.mark.skip\ndef test_one(): pass\n\n\ndef test_two(): pass\n",
+}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # to which pytest adds the folder
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    yield list(FILES)
+    for name in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def run_files(capsys, *arguments: str) -> tuple[int, Job]:
+    code = gpu_tests.main([*arguments, "--", "-p", "no:timeout"])  # whose timer is the outer test's
+    return code, Job("tests", [], lines=capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.slow
+def test_each_file_is_told_with_its_outcomes_even_if_it_cannot_be_imported(files, capsys):
+    code, one = run_files(capsys, *files)
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [
+        ["test_a.py", "1", "1", "0", "0"],
+        ["FAILED test_a.py::test_two", "", "", "", ""],
+        ["test_d.py", "1", "0", "1", "0"],
+        ["test_b.py", "0", "0", "1", "0"],
+        ["test_c.py", "0", "1", "0", "0"],
+        ["FAILED test_c.py", "", "", "", ""],
+    ]
+
+
+@pytest.mark.slow
+def test_when_the_time_is_up_the_rest_is_left(files, capsys):
+    code, one = run_files(capsys, "--seconds", "0", "test_d.py", "test_a.py")
+    assert code == pytest.ExitCode.INTERRUPTED
+    rows = CHECKS["tests"].table([one])
+    assert [row[:5] for row in rows[1:]] == [["test_d.py", "0", "0", "1", "1"], ["test_a.py", "0", "0", "0", "2"]]
+
+
+def test_a_later_call_goes_on_with_a_file(files, monkeypatch):
+    assert gpu_tests.files_from(files, "test_c.py") == ["test_c.py", "test_d.py"]
+    with pytest.raises(SystemExit, match=r"--from test_e.py is none of: test_a.py"):
+        gpu_tests.files_from(files, "test_e.py")
+    monkeypatch.setattr(gpu_tests, "ROOT", ROOT)
+    found = gpu_tests.files_from([], None)
+    assert "tests/test_gpu_engine.py" in found and "tests/plugins/test_triton_kernels.py" in found
+    assert len(found) == len(set(found))

@@ -73,7 +73,7 @@ class Files:
 
     def _tell(self, name: str) -> None:
         found = self.found[name]
-        self._say(json.dumps({"file": name, **found, "seconds": round(found["seconds"], 1)}))
+        self._say("\n" + json.dumps({"file": name, **found, "seconds": round(found["seconds"], 1)}))  # behind its dots
 
     def _of(self, name: str) -> dict[str, Any]:
         empty = {"passed": 0, "failed": [], "skipped": 0, "seconds": 0.0, "left": self.numbers[name]}
