@@ -10,6 +10,7 @@ import io
 import json
 import os
 import runpy
+import select
 import sys
 from pathlib import Path
 
@@ -105,22 +106,29 @@ def test_what_does_not_fit_into_the_budget_is_left(monkeypatch):
     assert given == [10, 4] and [one.status for one in some] == ["done", "done", "left"]
 
 
-def script(folder: Path, text: str) -> Job:
+def script(folder: Path, text: str, *arguments: str) -> Job:
     (folder / "tool.py").write_text(text)
-    return Job("one", [str(folder / "tool.py"), SECONDS_LEFT])
+    return Job("one", [str(folder / "tool.py"), *arguments])
+
+
+LEAVES_A_CHILD = """import os, subprocess, sys
+held = os.open(sys.argv[2], os.O_WRONLY)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[held])
+print('RESULT {"told": %s}' % sys.argv[1])
+"""
 
 
 @pytest.mark.slow
 def test_a_job_ends_with_its_children_and_its_records_are_kept(tmp_path):
-    child = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    tell = """print('RESULT {"pid": %d, "told": %s}' % (child.pid, sys.argv[1]))"""
-    one, log = script(tmp_path, child + tell), io.StringIO()
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    reading, log, poll = os.open(held, os.O_RDONLY | os.O_NONBLOCK), io.StringIO(), select.poll()
+    one = script(tmp_path, LEAVES_A_CHILD, SECONDS_LEFT, str(held))
     run_job(one, 500, log)
-    assert one.status == "done" and one.record("pid")["told"] == 450 and "RESULT" in log.getvalue()
-    with pytest.raises(ProcessLookupError):
-        for _ in range(10**6):  # until init has taken it
-            os.kill(one.record("pid")["pid"], 0)
-            os.sched_yield()
+    assert one.status == "done" and one.record("told") == {"told": 450} and "RESULT" in log.getvalue()
+    poll.register(reading, 0)
+    assert poll.poll(60_000) == [(reading, select.POLLHUP)]  # nobody holds the other end any more
+    os.close(reading)
 
 
 @pytest.mark.slow
@@ -188,10 +196,11 @@ def test_a_decode_step_stands_beside_its_floor():
 
 
 def test_the_mode_s_table_has_its_tests_too():
-    tests = job("bits", {"files": {"a.py": 9}})
+    tests = job("bits", {"files": {"a.py": 9}}, lines=(".as it is, chunked: 125 batches, 3 preemptions, 9 cached",))
     rows = CHECKS["invariance"].table([job("off", bench("single", 100, 1)), job("on", bench("single", 60, 1)), tests])
     assert rows[1] == ["single", "100", "60", "0.600"] and rows[3] == ["mixed256", "–", "–", "–"]
-    assert rows[4:] == [["tests: file", "passed", "failed", "skipped"], ["tests: a.py", "0", "0", "0"]]
+    assert rows[4:6] == [["tests: file", "passed", "failed", "skipped"], ["tests: a.py", "0", "0", "0"]]
+    assert rows[6][0] == "as it is, chunked: 125 batches, 3 preemptions, 9 cached"
 
 
 def test_serving_has_the_open_loops_and_the_first_minutes():
@@ -323,9 +332,11 @@ def run_files(capsys, *arguments: str) -> tuple[int, Job]:
 
 
 @pytest.mark.slow
-def test_each_file_is_told_with_its_outcomes_even_if_it_cannot_be_imported(files, capsys):
+def test_each_file_is_told_with_its_outcomes_even_if_it_cannot_be_imported(files, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_tests, "TOLD_EVERY_S", -1)
     code, one = run_files(capsys, *files)
     assert code == pytest.ExitCode.TESTS_FAILED
+    assert [told["left"] for told in one.records if told.get("file") == "test_a.py"] == [1, 0]
     assert [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [
         ["test_a.py", "1", "1", "0", "0"],
         ["FAILED test_a.py::test_two", "", "", "", ""],

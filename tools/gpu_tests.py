@@ -5,7 +5,7 @@
     python tools/gpu_tests.py tests/test_gpu_grammar.py -- -k mask           # these files; arguments of pytest
 
 One process, as engines must leave nothing behind them. A line is JSON: {file, passed, failed, skipped, seconds, left},
-the first one {files: {file: tests}}. If the tree's package is installed, that is what is tested.
+the last one of a file counts; the first line is {files: {file: tests}}. An installed hookline is what is tested.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ PATTERNS = (
     "tests/plugins/test_cublaslt.py",
 )
 """The files that need a GPU, or that do something else where there is one."""
+TOLD_EVERY_S = 10.0
+"""How long a file may say nothing, for whoever ends this process."""
 
 
 class Files:
     """A plugin of pytest: counts outcomes by file, and stops behind the test in which the time is up."""
 
     def __init__(self, ends_at: float) -> None:
-        self._ends_at, self._session = ends_at, None
+        self._ends_at, self._told_at, self._session = ends_at, time.monotonic(), None
         self.numbers: Counter[str] = Counter()
         """Tests of each file."""
         self.found: dict[str, dict[str, Any]] = {}
@@ -65,8 +67,10 @@ class Files:
         name = file_of(nodeid)
         found = self._of(name)
         found["left"] -= 1
-        is_over = time.monotonic() > self._ends_at
-        if found["left"] == 0 or is_over:
+        now = time.monotonic()
+        is_over = now > self._ends_at
+        if found["left"] == 0 or is_over or now > self._told_at + TOLD_EVERY_S:
+            self._told_at = now
             self._tell(name)
         if is_over and self._session is not None:
             self._session.shouldstop = "the time is up"

@@ -89,12 +89,17 @@ def decode_table(jobs: list[Job]) -> list[Row]:
 
 
 def invariance_table(jobs: list[Job]) -> list[Row]:
-    """A row for each workload, then the tests' outcome."""
+    """A row for each workload, then the tests' outcome, and what each way of making batches had in it."""
     rows = [["output tok/s", "off", "on", "on / off"]]
     for name in INVARIANT:
         found = [speed(best(jobs, label, name)) for label in ("off", "on")]
         rows.append([name, *map(cell, found), *compared(found)])
-    return [*rows, *([f"tests: {row[0]}", *row[1:4]] for row in tests_table(jobs))]
+    told = [line.lstrip(".") for job in jobs for line in job.lines if " preemptions, " in line]
+    return [
+        *rows,
+        *([f"tests: {row[0]}", *row[1:4]] for row in tests_table(jobs)),
+        *([one, "", "", ""] for one in told),
+    ]
 
 
 def serving_table(jobs: list[Job]) -> list[Row]:
