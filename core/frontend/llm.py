@@ -29,7 +29,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
-from hookline.core.util.garbage import freeze_heap
+from hookline.core.util.garbage import freeze_heap, search_frozen
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -89,6 +89,7 @@ class LLM(PoolingCalls):
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
+        search_frozen()  # an engine that was dropped gives its memory back
         config, known = with_model(config, host)
         self.config = config
         model = config.model.config
