@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 import time
+from importlib.util import find_spec
 
 import pytest
 
@@ -77,17 +78,15 @@ def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():
 
 
 @pytest.mark.slow
-def test_an_async_llm_freezes_the_heap_until_it_is_closed_and_an_llm_if_it_is_asked_to():
+def test_an_async_llm_freezes_the_heap_and_makes_its_grammar_back_end_and_an_llm_if_it_is_asked_to():
+    has_grammars = find_spec("llguidance") is not None  # an extra
     engines = set(_OURS.engines)  # of other tests
     if not engines:
         gc.unfreeze()
-    for start, engine, freezes in (
-        (AsyncLLM, {}, True),
-        (AsyncLLM, {"freeze_gc": False}, False),
-        (LLM, {}, False),
-        (LLM, {"freeze_gc": True}, True),
-    ):
-        llm = start(device="cpu", engine={"num_blocks": 64, **engine})
-        assert (_OURS.engines > engines) is freezes and (gc.get_freeze_count() > 0 or not freezes)
+    for start, value, does in ((AsyncLLM, None, True), (AsyncLLM, False, False), (LLM, None, False), (LLM, True, True)):
+        llm = start(device="cpu", engine={"num_blocks": 64, "freeze_gc": value, "prepare_grammars": value})
+        engine = (llm.llm if start is AsyncLLM else llm).engine
+        assert engine.structured_output.is_ready is (does and has_grammars)
+        assert (_OURS.engines > engines) is does and (gc.get_freeze_count() > 0 or not does)
         llm.close()
         assert _OURS.engines == engines

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hookline.core.config import hydra_options
 from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
@@ -109,7 +110,8 @@ def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
         (["+hydra.launcher.ray.init.object_store_memory=9"], False),
     ],
 )
-def test_a_cluster_that_runs_is_not_asked_for_memory_which_it_would_refuse(more, is_told):
+def test_a_cluster_that_runs_is_not_asked_for_memory_which_it_would_refuse(more, is_told, monkeypatch):
+    monkeypatch.setattr(hydra_options, "cluster_address", lambda asker: None)
     told = let_join_ray(["hydra/launcher=ray", *more])
     assert told[1 + len(more) :] == ["+hydra.launcher.ray.init.object_store_memory=null"] * is_told
     assert let_join_ray(["tp=1,2", *more]) == ["tp=1,2", *more]

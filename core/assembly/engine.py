@@ -6,7 +6,7 @@ The only place where all kinds of plugins meet. What does not fit was refused by
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,10 +60,16 @@ class Built:
 
 
 def build_engine(
-    config: Config, host: PluginHost, *, is_command: bool = False, checkpoint: Checkpoint | None = None
+    config: Config,
+    host: PluginHost,
+    *,
+    is_command: bool = False,
+    checkpoint: Checkpoint | None = None,
+    on_resolved: Callable[[ResolvedConfig, StructuredOutput], None] | None = None,
 ) -> Built:
     """Make the engine a configuration describes, which names its model. is_command: the process is ours, and so is its
-    number of threads. checkpoint: the model's, if it was looked at before.
+    number of threads. checkpoint: the model's, if it was looked at before. on_resolved: called with what is known
+    before the weights are loaded, and with the engine's grammars.
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
@@ -73,6 +79,9 @@ def build_engine(
             observers = Observers(host.manager, make_observers(config.observers))
             resolved = resolve(config, host, place=place_of(reservation), checkpoint=checkpoint)
         processing = Processing.of(host.registry, resolved.facts, config.processors)
+        structured_output = make_structured_output(resolved, host)
+        if on_resolved is not None:
+            on_resolved(resolved, structured_output)
         num_threads = num_cpu_threads(resolved, is_command=is_command)
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
@@ -81,7 +90,6 @@ def build_engine(
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.num_all))
         try:
-            structured_output = make_structured_output(resolved, host)
             engine = assemble(resolved, observers, executor, processing, structured_output, poolers)
             return Built(engine, resolved, phases)
         except BaseException:
@@ -112,6 +120,11 @@ def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> Struct
     return StructuredOutput(choose, resolved.spec.vocab_size)
 
 
+def eos_token_ids(resolved: ResolvedConfig) -> frozenset[int]:
+    """The checkpoint's end-of-sequence tokens that can be drawn."""
+    return frozenset(one for one in resolved.checkpoint.eos_token_ids if one < resolved.spec.vocab_size)
+
+
 def assemble(
     resolved: ResolvedConfig,
     observers: Observers,
@@ -131,12 +144,11 @@ def assemble(
         max_blocks_per_token=groups.num_groups,
     )
     timeout_s, vocab_size = config.engine.stall_timeout_s, resolved.spec.vocab_size
-    eos = frozenset(one for one in resolved.checkpoint.eos_token_ids if one < vocab_size)  # others are never sampled
     limits = EngineLimits(
         plan,
         vocab_size,
         timeout_s,
-        eos,
+        eos_token_ids(resolved),
         seed=config.seed,
         overlap=resolved.overlaps,
         max_queued_requests=config.engine.max_queued_requests,

@@ -7,41 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 
 from hookline.core.assembly.kernel_build import stamp_ahead, start_build, variants_ahead
-from hookline.core.assembly.poolers import pooler_makers
+from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
-from hookline.core.assembly.stages import stage_of
 from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
-from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import MAX_COUNT
-from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, Runtime, StateTensor, TokenTexts
+from hookline.core.contracts import Kernels, Model, Runtime
 from hookline.core.distributed.ordered_ranks import in_order
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.errors import CapacityError, ConfigError, StepFault
-from hookline.core.plugin.blame import Blaming
+from hookline.core.errors import CapacityError
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
-from hookline.core.step.captured import graph_sizes, prompt_shapes
-from hookline.core.tokenizer.codec import Codec
-from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.step.captured import PromptShape, graph_sizes, prompt_shapes
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.late_work import LateWork, logger
-from hookline.core.worker.layer_taps import LayerTaps
-from hookline.core.worker.logits_pipeline import Pipeline
-from hookline.core.worker.memory import GIB, allocate_cache, count_blocks
-from hookline.core.worker.model_runner import ModelRunner
-from hookline.core.worker.pooling import PooledStates
-from hookline.core.worker.request_table import LayerStates, RequestTable
-from hookline.core.worker.stage_taps import StageTaps
-from hookline.core.worker.stage_worker import StageWorker
-from hookline.core.worker.step_checks import StepChecks
+from hookline.core.worker.memory import GIB, count_blocks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
@@ -156,141 +141,65 @@ def make_worker(
     ahead: Collection[str] = (),
 ) -> Worker:
     """Size the KV cache, put the rank together, capture its graphs and warm it up. ahead: as for LateWork."""
-    attention, phases = resolved.attention, phases or StartPhases()
-    sampler_entry = chosen(resolved.config.sampler)
-    sampler = sampler_entry.load()(resolved.config.sampler.config)
-    blaming = blaming_in_steps(resolved, processing)
-    groups, states, stage, links = resolved.groups, make_states(resolved), resolved.stage, resolved.ranks.links
-    taps = resolved.config.engine.taps or ()
-
-    def worker(num_blocks: int) -> Worker:
-        max_blocks = -(-attention.max_model_len // attention.block_size)
-        sizes = attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
-        runner = ModelRunner(
-            model,
-            kernels,
-            sampler,
-            RequestTable(*sizes, windows=groups.windows, states=states, is_by_layer=groups.is_by_layer),
-            allocate_cache(resolved.num_places, num_blocks, attention),
-            ranks=resolved.ranks,
-            vocab_size=resolved.spec.vocab_size,
-            shards_vocabulary=sampler_entry.needs.vocabulary_shards,
-            pipeline=Pipeline(processing.stages, processor_spec(resolved), partial(rank_token_texts, resolved)),
-            checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
-            groups=groups,
-            batch_invariant=attention.batch_invariant,
-            first_layer=stage.first_layer,
-        )
-        num_rows, device = attention.max_num_seqs + 1, attention.device
-        runner.pooled_states = PooledStates(pooler_makers(resolved, poolers, runner), num_rows, device)
-        own = [layer for layer in taps if layer in stage.layers(resolved.spec.num_layers)]
-        if own:
-            runner.tap = LayerTaps(own)
-        if links is None:
-            return Worker(runner, blaming=blaming)
-        is_host, hidden_size = resolved.ranks.number == 0, resolved.spec.hidden_size
-        stage_taps = make_stage_taps(resolved, links, runner.tap) if taps else None
-        options: dict[str, Any] = {"is_host": is_host, "blaming": blaming, "taps": stage_taps}
-        return StageWorker(runner, stage, links, attention, hidden_size, **options)
-
-    limits = attention.max_num_seqs, attention.max_num_batched_tokens, attention.max_model_len
-    shapes = prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
-    rehearsals = [lambda: worker(1).profile_run(attention)]
-    if resolved.uses_graphs:
-        rehearsals += [lambda: worker(1).profile_graphs(attention, shapes), lambda: profile_extra_sampling(resolved)]
+    phases, parts = phases or StartPhases(), RankParts(resolved, model, kernels, processing, poolers)
+    shapes = _prompt_shapes(resolved)
     compiled = LateWork(is_late=False, ahead=ahead)
     compiled.begin()
     with phases.part("memory rehearsal"):
-        num_blocks = MAX_COUNT  # of a stage without keys and values: the others say how many there are
-        if resolved.num_places or not groups.num_places:
-            num_blocks = count_blocks(resolved.config.engine, resolved.num_places, attention, rehearsals)
+        num_blocks = _num_blocks(resolved, parts, shapes)
     with phases.part("KV cache"):
-        num_blocks = resolved.ranks.smallest(num_blocks)
-        ready = worker(num_blocks if links is None else links.smallest(num_blocks))
+        worker = parts.worker(_smallest(resolved, num_blocks))
     if resolved.uses_graphs:
-        sizes = graph_sizes(attention.max_num_seqs)
+        sizes = graph_sizes(resolved.attention.max_num_seqs)
         with phases.part("graphs"):
-            ready.capture(attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+            worker.capture(resolved.attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
     if resolved.device.type == "cuda":
         with phases.part("warm-up"):
-            ready.warm_up(attention, shares_prefixes=resolved.shares_prefixes)
+            worker.warm_up(resolved.attention, shares_prefixes=resolved.shares_prefixes)
     compiled.end()
-    if any(compiled.counts.values()):
-        phases.notes.append(str(compiled))
-    if compiled.compiled_twice is not None:
-        logger.warning("%s", compiled.compiled_twice)
-    ready.late.begin()
-    return ready
+    _tell_of_compiles(compiled, phases)
+    worker.late.begin()
+    return worker
 
 
-def make_stage_taps(resolved: ResolvedConfig, links: Any, own: LayerTaps | None) -> StageTaps:
-    """How hidden states behind layers get from this rank's stage to the first one."""
-    num_layers, stage = resolved.spec.num_layers, resolved.stage
-    firsts = stage_of(resolved.config, resolved.spec, 0).layers(num_layers)
-    behind = [layer for layer in resolved.config.engine.taps or () if layer not in firsts]
-    before = [] if stage.is_first else [layer for layer in behind if layer < stage.first_layer]
-    sizes = resolved.spec.hidden_size, resolved.device
-    return StageTaps(stage, links, own, before, behind, *sizes)
-
-
-def make_states(resolved: ResolvedConfig) -> LayerStates | None:
-    """The states of the layers that keep one, on this rank; None if it has no such layer.
-
-    Raises: ConfigError if one cannot be split among the ranks.
-    """
-    layers = {
-        index: {name: _state_form(resolved, index, name, tensor) for name, tensor in layer.tensors}
-        for index, layer in enumerate(resolved.spec.cache_layers)
-        if isinstance(layer, RecurrentState) and index in resolved.stage.layers(resolved.spec.num_layers)
-    }
+def _prompt_shapes(resolved: ResolvedConfig) -> list[PromptShape]:
+    """Of the steps with prompts that are captured."""
     sizes = resolved.attention
-    return LayerStates(layers, sizes.max_num_seqs, sizes.device) if layers else None
+    limits = sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len
+    return prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
 
 
-def _state_form(
-    resolved: ResolvedConfig, layer: int, name: str, tensor: StateTensor
-) -> tuple[tuple[int, ...], torch.dtype]:
-    shape, num_ranks = list(tensor.shape), resolved.ranks.size
-    if tensor.split_dim is not None:
-        if shape[tensor.split_dim] % num_ranks:
-            raise ConfigError(
-                f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
-                f"layer {layer}, which is {tensor.shape}"
-            )
-        shape[tensor.split_dim] //= num_ranks
-    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else resolved.attention.dtype
+def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[PromptShape]) -> int:
+    """The blocks that this rank has memory for beside its largest steps, which are tried out."""
+    if resolved.groups.num_places and not resolved.num_places:
+        return MAX_COUNT  # a stage without keys and values: the others say how many there are
+    attention = resolved.attention
+    rehearsals = [lambda: parts.worker(1).profile_run(attention)]
+    if resolved.uses_graphs:
+        rehearsals.append(lambda: parts.worker(1).profile_graphs(attention, shapes))
+        rehearsals.append(lambda: _profile_extra_sampling(resolved))
+    return count_blocks(resolved.config.engine, resolved.num_places, attention, rehearsals)
 
 
-def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
-    """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
-    entries = entries_in_steps(resolved)
-    part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
-    everybody = [*entries, *(stage.entry for stage in processing.stages)]
-    return Blaming(everybody, f"during a step with {part}", kind=StepFault)
-
-
-def entries_in_steps(resolved: ResolvedConfig) -> list[Entry]:
-    """Whose code every step runs."""
-    return [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
-
-
-def profile_extra_sampling(resolved: ResolvedConfig) -> None:
+def _profile_extra_sampling(resolved: ResolvedConfig) -> None:
     """Hold what graphs with logits processors and scores take, which are captured only when a request needs them."""
     num_logits = resolved.attention.max_num_seqs * resolved.spec.vocab_size
     torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=resolved.device)
 
 
-def processor_spec(resolved: ResolvedConfig) -> ProcessorSpec:
-    """Sizes for the logits processors; their last row is for padding."""
-    sizes = resolved.attention
-    return ProcessorSpec(sizes.max_num_seqs + 1, resolved.spec.vocab_size, sizes.max_model_len, sizes.device)
+def _smallest(resolved: ResolvedConfig, num_blocks: int) -> int:
+    """The least of all ranks' numbers of blocks."""
+    ranks, links = resolved.ranks, resolved.ranks.links
+    num_blocks = ranks.smallest(num_blocks)
+    return num_blocks if links is None else links.smallest(num_blocks)
 
 
-def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:
-    """The tokenizer for this rank's processors."""
-    checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
-    folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
-    return token_texts(Codec(folder, source=source), resolved.spec.vocab_size)
+def _tell_of_compiles(compiled: LateWork, phases: StartPhases) -> None:
+    """Note the kernels that a start compiled, and log those that were compiled twice."""
+    if any(compiled.counts.values()):
+        phases.notes.append(str(compiled))
+    if compiled.compiled_twice is not None:
+        logger.warning("%s", compiled.compiled_twice)
 
 
 def _out_of_memory(resolved: ResolvedConfig, error: torch.OutOfMemoryError) -> str:

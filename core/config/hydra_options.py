@@ -11,6 +11,7 @@ from hookline.core.config.schema import plain_defaults
 from hookline.core.contracts import ModelConfig
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, Entry
+from hookline.core.util.ray_cluster import cluster_address
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
 """Keys whose value is raw text, always: what follows the first = is taken as it is; so is a single tag's."""
@@ -49,6 +50,7 @@ def _quoted(argument: str) -> str:
     return f"{key}='{inside}'"
 
 
+_RAY_LAUNCHER = "hydra/launcher=ray"
 _RAY_ADDRESS = "hydra.launcher.ray.init.address"
 _RAY_MEMORY = "hydra.launcher.ray.init.object_store_memory"
 
@@ -63,13 +65,20 @@ def add_free_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def let_join_ray(arguments: Sequence[str]) -> list[str]:
-    """The arguments with what Hydra's launcher for Ray needs to be told, unless it is to start a cluster of its own: it
-    asks every cluster for so much memory, and Ray refuses that of one that runs already.
+    """The arguments with what Hydra's launcher for Ray needs to be told: to start a cluster, if the one that ran on
+    this machine last is gone; and unless it is to start one, for how much memory to ask. It asks every cluster for so
+    much, and Ray refuses that of one that runs already.
+
+    Raises: ConfigError if the cluster of RAY_ADDRESS does not answer.
     """
-    is_told = any(_RAY_MEMORY in one or one == f"{_RAY_ADDRESS}=local" for one in arguments)
-    if is_told or "hydra/launcher=ray" not in arguments:
-        return list(arguments)
-    return [*arguments, f"+{_RAY_MEMORY}=null"]
+    told = list(arguments)
+    if _RAY_LAUNCHER not in told:
+        return told
+    if not any(one.startswith(f"{_RAY_ADDRESS}=") for one in told) and (address := cluster_address(_RAY_LAUNCHER)):
+        told.append(f"{_RAY_ADDRESS}={address}")
+    if any(_RAY_MEMORY in one or one == f"{_RAY_ADDRESS}=local" for one in told):
+        return told
+    return [*told, f"+{_RAY_MEMORY}=null"]
 
 
 def as_typed(override: str) -> str:

@@ -78,7 +78,12 @@ class EngineConfig:
     freeze_gc: bool | None = None
     """When the engine is ready, collect garbage once and leave all that is there then, your objects too, out of full
     collections until the engine is closed: they would stop steps for 0.1 s and more. Reference cycles among those
-    objects are not found meanwhile. None: in an AsyncLLM, not in an LLM."""
+    objects are searched when an AsyncLLM has had nothing to do for a minute, every ten minutes from then on, and when
+    another engine starts. None: in an AsyncLLM, not in an LLM."""
+    prepare_grammars: bool | None = None
+    """While the weights load, make the grammar back end in a thread if one is installed: its vocabulary of 151k tokens
+    takes a second, in which it holds up all of Python for half a one. None: in an AsyncLLM and a server, whose streams
+    would feel that in the middle of serving, not in an LLM, where the first request that asks for a form makes it."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True

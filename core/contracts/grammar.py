@@ -87,8 +87,8 @@ class Grammar(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """Compiles grammars. For classes to extend. Constructed as `Backend(config, vocabulary)` by the first request that
-    needs it, in the thread that compiles.
+    """Compiles grammars. For classes to extend. Constructed as `Backend(config, vocabulary)` in a thread: of a server
+    and an AsyncLLM while the weights load (engine.prepare_grammars), else of the first request that needs it.
     """
 
     def __init__(self, config: Any, vocabulary: GrammarVocabulary) -> None:

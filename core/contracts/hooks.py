@@ -167,8 +167,8 @@ def register_grammars(register: Registrar) -> None:
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...),
              priority=...). The class is hookline.core.contracts.GrammarBackend; it is imported by the first request
-             that sets SamplingParams.structured_outputs. `grammars=auto` takes the one of the highest priority that can
-             be used.
+             that sets SamplingParams.structured_outputs, or at the start of a server or an AsyncLLM. `grammars=auto`
+             takes the one of the highest priority that can be used.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/grammars/__init__.py
     """

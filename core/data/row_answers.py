@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.outputs import RequestOutput
 
+Row = Mapping[str, Any] | RequestError
+"""A row by its columns, or why it cannot be read."""
 RETRY_S = 0.05
 """Pause before a row that the queue was full for is tried again."""
 
@@ -27,9 +29,7 @@ class RowAnswers:
     def __init__(self, llm: AsyncLLM, reader: RowReader, admission: Admission) -> None:
         self._llm, self._reader, self._admission = llm, reader, admission
 
-    async def answers(
-        self, rows: Iterable[Mapping[str, Any]], progress: Callable[[Answer], None] | None = None
-    ) -> list[Answer]:
+    async def answers(self, rows: Iterable[Row], progress: Callable[[Answer], None] | None = None) -> list[Answer]:
         """One answer for each row, in their order; progress is told each when it is there.
 
         Raises: EngineError if the engine is dead.
@@ -41,8 +41,10 @@ class RowAnswers:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, row: Mapping[str, Any], number: int, progress: Callable[[Answer], None] | None) -> Answer:
+    async def _answer(self, row: Row, number: int, progress: Callable[[Answer], None] | None) -> Answer:
         try:
+            if isinstance(row, RequestError):
+                raise row
             answer = await self._answered(self._reader.request_of(row, number))
         except RequestError as error:
             answer = {"error": str(error)}

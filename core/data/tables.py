@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.data.requests import EMBEDDINGS, PARAMETERS
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -41,12 +41,27 @@ def _plain(values: Any) -> Any:
     return [one.tolist() if hasattr(one, "tolist") else one for one in values]
 
 
-def rows_of(table: pyarrow.Table) -> Iterator[dict[str, Any]]:
-    """What a request is made of, row by row: other columns are not looked at."""
+def rows_of(table: pyarrow.Table) -> Iterator[dict[str, Any] | RequestError]:
+    """What a request is made of, row by row: other columns are not looked at. A row with a text that is not UTF-8 is
+    the error that refuses it.
+    """
     table = table.select([name for name in table.column_names if name in _INPUTS])
     if not table.column_names:
         return iter({} for _ in range(table.num_rows))
-    return iter(table.to_pylist())
+    try:
+        return iter(table.to_pylist())
+    except UnicodeDecodeError:
+        return (_row_of(table.slice(row, 1)) for row in range(table.num_rows))
+
+
+def _row_of(row: pyarrow.Table) -> dict[str, Any] | RequestError:
+    found = {}
+    for name, column in zip(row.column_names, row.columns, strict=True):
+        try:
+            (found[name],) = column.to_pylist()
+        except UnicodeDecodeError as error:
+            return RequestError(f"{name} is not UTF-8: {error}")
+    return found
 
 
 def columns_of(task: str) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from hookline.core.errors import HooklineError, QueueFullError, RequestError, on
 from hookline.core.frontend.async_pooling import AsyncPoolingCalls
 from hookline.core.frontend.delta_queue import DeltaQueue
 from hookline.core.frontend.engine_thread import EngineThread
-from hookline.core.frontend.llm import LLM
+from hookline.core.frontend.llm import LLM, ServingLLM
 from hookline.core.frontend.request_stream import RequestStream
 from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
@@ -39,13 +39,13 @@ class AsyncLLM(AsyncPoolingCalls):
     """
 
     def __init__(self, checkpoint: str | None = None, **options: Any) -> None:
-        self._start(_settled(LLM(checkpoint, **options)))
+        self._start(_settled(ServingLLM(checkpoint, **options)))
 
     @classmethod
     def from_config(cls, config: Config, host: PluginHost) -> AsyncLLM:
         """An AsyncLLM from a validated configuration, as the command line makes it."""
         llm = cls.__new__(cls)
-        llm._start(_settled(LLM.from_config(config, host)))
+        llm._start(_settled(ServingLLM.from_config(config, host)))
         return llm
 
     def _start(self, llm: LLM) -> None:

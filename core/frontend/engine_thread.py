@@ -21,12 +21,15 @@ from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.garbage import search_frozen
 
 _log = logging.getLogger("hookline")
 
 Command = Callable[[], None]
 JOIN_S = 0.2
 """Between two looks at whether a thread that is waited for is stuck."""
+SEARCH_S, SEARCH_AGAIN_S = 60.0, 600.0
+"""Without work, after which frozen objects are searched for cycles that nobody holds, at first and from then on."""
 MAX_COMMANDS = 256
 """Most commands taken between two steps: a burst of arrivals must not hold up those that run."""
 
@@ -159,8 +162,24 @@ class EngineThread:
     def _take_commands(self) -> None:
         """Carry out what was handed in; waits for something if there is nothing to do."""
         if not self._has_work:
-            self._commands.get()()
+            self._next_command()()
         self._carry_out(MAX_COMMANDS)
+
+    def _next_command(self) -> Command:
+        """Wait for one; meanwhile look for what was dropped, ourselves perhaps, among the objects that are frozen."""
+        heap = self._output_processor.heap
+        if heap is None:
+            return self._commands.get()
+        heap.is_idle, patience_s = True, SEARCH_S
+        try:
+            while True:
+                try:
+                    return self._commands.get(timeout=patience_s)
+                except queue.Empty:
+                    search_frozen()
+                    patience_s = SEARCH_AGAIN_S
+        finally:
+            heap.is_idle = False
 
     def _carry_out(self, num_commands: int) -> None:
         for _ in range(num_commands):

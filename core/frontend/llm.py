@@ -10,11 +10,13 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hookline.core.assembly.auto_model import with_model
-from hookline.core.assembly.engine import build_engine
+from hookline.core.assembly.engine import build_engine, eos_token_ids
+from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
@@ -25,11 +27,12 @@ from hookline.core.frontend.pooling_calls import PoolingCalls
 from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.plugin.host import PluginHost
+from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
-from hookline.core.util.garbage import freeze_heap
+from hookline.core.util.garbage import freeze_heap, search_frozen
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -50,6 +53,9 @@ class LLM(PoolingCalls):
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix: ConfigError for an
     option, CheckpointError for the model's files, CapacityError if memory does not suffice, PluginError for a plugin.
     """
+
+    _SERVES = False
+    """Whether streams should not wait for what a first request needs; see ServingLLM."""
 
     def __init__(
         self,
@@ -89,11 +95,16 @@ class LLM(PoolingCalls):
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:
+        search_frozen()  # an engine that was dropped gives its memory back
         config, known = with_model(config, host)
         self.config = config
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
-        built = build_engine(config, host, is_command=is_command, checkpoint=known)
+
+        def begin_text(resolved: ResolvedConfig, structured_output: StructuredOutput) -> None:
+            self._begin_text(resolved, structured_output, tokenizer)
+
+        built = build_engine(config, host, is_command=is_command, checkpoint=known, on_resolved=begin_text)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
         self.captured = {
@@ -101,17 +112,12 @@ class LLM(PoolingCalls):
             "prompts": built.resolved.captures_prompts,
             "prompt_tokens": built.resolved.captured_prompt_tokens,
         }
-        checkpoint = built.resolved.checkpoint
-        folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
-        self.tokenizer_folder = folder
-        """Where the tokenizer's files are; None if there are none, or if the model brought its own source."""
-        max_len = self.engine.limits.max_len
-        self.codec = Codec(folder, source=source, chat=model.chat, max_len=max_len)
-        limits = self.engine.limits
+        limits, checkpoint = self.engine.limits, built.resolved.checkpoint
+        self.codec.max_len = limits.max_len
         limits.processing.load_tokenizer = partial(token_texts, self.codec, limits.vocab_size)
-        if self.engine.structured_output is not None:
-            tokenizer_facts = partial(grammar_vocabulary, self.codec, limits.eos_token_ids, limits.vocab_size)
-            self.engine.structured_output.make_vocabulary = tokenizer_facts
+        if (grammars := self.engine.structured_output) is not None and grammars.is_preparing:
+            with built.phases.part("grammars"):
+                grammars.wait_until_prepared()
         guard = StepGuard(self.engine, config.engine, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
@@ -131,6 +137,21 @@ class LLM(PoolingCalls):
                 "model.checkpoint=FOLDER or a preset takes a real one",
                 file=sys.stderr,
             )
+
+    def _begin_text(
+        self, resolved: ResolvedConfig, structured_output: StructuredOutput, tokenizer: Path | None
+    ) -> None:
+        """What only text needs, before the weights are loaded. tokenizer: its folder, if it is not the checkpoint's."""
+        checkpoint, vocab_size = resolved.checkpoint, resolved.spec.vocab_size
+        folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
+        self.tokenizer_folder = folder
+        """Where the tokenizer's files are; None if there are none, or if the model brought its own source."""
+        self.codec = Codec(folder, source=source, chat=self.config.model.config.chat)
+        facts = partial(grammar_vocabulary, self.codec, eos_token_ids(resolved), vocab_size)
+        structured_output.make_vocabulary = facts
+        wanted = self.config.engine.prepare_grammars
+        if self._SERVES if wanted is None else wanted:
+            structured_output.prepare()
 
     def generate(
         self,
@@ -242,6 +263,12 @@ class LLM(PoolingCalls):
             if error is None:
                 raise
             logger.error("%s", fault)  # what the block raised is the one to see
+
+
+class ServingLLM(LLM):
+    """An LLM below a server or an AsyncLLM, whose streams must not stop while something is done for the first time."""
+
+    _SERVES = True
 
 
 def _close_dropped(output_processor: OutputProcessor) -> None:

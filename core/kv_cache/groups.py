@@ -8,7 +8,7 @@ places for its own layers alone; which groups there are, and whose a block is, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from hookline.core.errors import ConfigError
 
 Place = tuple[int, int]
 """A group, and the place of a layer in its blocks."""
+_Members = dict[int, list[int]]
+"""Layers of one kind, by the stage that has them."""
 FULL_PADDING_WEIGHT = 4
 """How much worse a place without a layer is in blocks that grow with a sequence than in those of a window."""
 
@@ -46,33 +48,23 @@ class CacheGroups:
         Raises: ConfigError if the spec contradicts itself, or a layer is parted from the one whose cache it shares.
         """
         layers = [_seen(layer, max_model_len) for layer in checked_layers(spec)]
-        counts = layer_counts or (len(layers),)
-        stage_of = [stage for stage, count in enumerate(counts) for _ in range(count)]
-        kinds: dict[int | None, list[list[int]]] = {}
-        for index, layer in enumerate(layers):
-            if isinstance(layer, FullAttention | SlidingWindow):
-                kinds.setdefault(_window(layer), [[] for _ in counts])[stage_of[index]].append(index)
-        most = {window: max(map(len, members)) for window, members in kinds.items()}
+        stage_of = [stage for stage, count in enumerate(layer_counts or (len(layers),)) for _ in range(count)]
+        kinds = _by_window_and_stage(layers, stage_of)
+        most = {window: max(map(len, members.values())) for window, members in kinds.items()}
         num_places = best_num_places(most)
-        windows: list[int | None] = []
-        places: list[Place | None] = [None] * len(layers)
-        firsts = {}
-        for window in sorted(kinds, key=lambda window: (window is not None, window)):
-            firsts[window] = len(windows)
-            windows += [window] * -(-most[window] // num_places)
-        for stage in range(len(counts)):
-            own = {window: members[stage] for window, members in kinds.items()}
-            size = max((-(-len(members) // windows.count(window)) for window, members in own.items()), default=0)
-            for window, members in own.items():
-                for number, index in enumerate(members):
-                    places[index] = firsts[window] + number // size, number % size
-        for index, layer in enumerate(layers):
-            if isinstance(layer, SharedCache):
-                _refuse_parted(index, layer.layer, stage_of)
-                places[index] = places[layer.layer]
-        writes = tuple(isinstance(layer, FullAttention | SlidingWindow) for layer in layers)
-        has_states = any(isinstance(layer, RecurrentState) for layer in layers)
-        return cls(tuple(windows) or (None,), tuple(places), num_places, writes, has_states)
+        groups = _numbered_groups(most, num_places)
+        places: dict[int, Place] = {}
+        for stage in dict.fromkeys(stage_of):
+            own = {window: members.get(stage, ()) for window, members in kinds.items()}
+            places |= _dealt_out(own, groups)
+        places |= [*_shared_places(layers, places, stage_of)]
+        return cls(
+            tuple(window for window, numbers in groups.items() for _ in numbers) or (None,),
+            tuple(map(places.get, range(len(layers)))),
+            num_places,
+            writes=tuple(_has_own(layer) for layer in layers),
+            has_states=any(isinstance(layer, RecurrentState) for layer in layers),
+        )
 
     def num_places_of(self, layers: range) -> int:
         """Layers that a block has room for on the stage that has these."""
@@ -136,7 +128,7 @@ def most_columns(window: int | None, block_size: int, max_num_batched_tokens: in
     return (window - 1 + max_num_batched_tokens + block_size - 2) // block_size + 1
 
 
-def best_num_places(num_layers: dict[int | None, int]) -> int:
+def best_num_places(num_layers: Mapping[int | None, int]) -> int:
     """How many layers a group should have, given the layers of each kind, by window: few groups, little padding."""
 
     def cost(num_places: int) -> tuple[int, int]:
@@ -166,12 +158,51 @@ def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
             )
         if isinstance(layer, SharedCache):
             is_earlier = 0 <= layer.layer < index
-            if not is_earlier or not isinstance(layers[layer.layer], FullAttention | SlidingWindow):
+            if not is_earlier or not _has_own(layers[layer.layer]):
                 raise ConfigError(
                     f"the model's spec.layers[{index}] shares the cache of layer {layer.layer}, which must be an "
                     "earlier one with keys and values of its own"
                 )
     return layers
+
+
+def _by_window_and_stage(layers: Sequence[LayerCache], stage_of: Sequence[int]) -> dict[int | None, _Members]:
+    """The layers with keys and values of their own, by what their queries see, and by the stage that has them."""
+    kinds: dict[int | None, _Members] = {}
+    for index, layer in enumerate(layers):
+        if _has_own(layer):
+            kinds.setdefault(_window(layer), {}).setdefault(stage_of[index], []).append(index)
+    return kinds
+
+
+def _numbered_groups(most: Mapping[int | None, int], num_places: int) -> dict[int | None, range]:
+    """The numbers of each kind's groups: of full attention first, then by window. most: layers of a kind on a stage."""
+    groups: dict[int | None, range] = {}
+    num_groups = 0
+    for window in sorted(most, key=lambda window: (window is not None, window)):
+        groups[window] = range(num_groups, num_groups - (-most[window] // num_places))
+        num_groups = groups[window].stop
+    return groups
+
+
+def _dealt_out(
+    own: Mapping[int | None, Sequence[int]], groups: Mapping[int | None, range]
+) -> Iterator[tuple[int, Place]]:
+    """Each layer of a stage with its place: so many to a group, whatever its kind, that they just suffice."""
+    size = max((-(-len(members) // len(groups[window])) for window, members in own.items()), default=0)
+    for window, members in own.items():
+        for number, index in enumerate(members):
+            yield index, (groups[window][number // size], number % size)
+
+
+def _shared_places(
+    layers: Sequence[LayerCache], places: Mapping[int, Place], stage_of: Sequence[int]
+) -> Iterator[tuple[int, Place]]:
+    """Each layer that attends over another one's cache, with the place of that one."""
+    for index, layer in enumerate(layers):
+        if isinstance(layer, SharedCache):
+            _refuse_parted(index, layer.layer, stage_of)
+            yield index, places[layer.layer]
 
 
 def _refuse_parted(index: int, owner: int, stage_of: Sequence[int]) -> None:
@@ -180,6 +211,11 @@ def _refuse_parted(index: int, owner: int, stage_of: Sequence[int]) -> None:
             f"layer {index} of the model shares the cache of layer {owner}, and they are on stages {stage_of[index]} "
             f"and {stage_of[owner]}; keep them on one by engine.pp_layers, or take a lower pp"
         )
+
+
+def _has_own(layer: LayerCache) -> bool:
+    """Whether it has keys and values of its own."""
+    return isinstance(layer, FullAttention | SlidingWindow)
 
 
 def _seen(layer: LayerCache, max_model_len: int) -> LayerCache:

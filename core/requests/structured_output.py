@@ -7,6 +7,7 @@ Legend: N requests, W int32 words of a mask.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +31,12 @@ COMPILE_THREADS = 2
 """Grammars that are compiled at once."""
 CACHE_BYTES = 256 * 2**20
 """Most memory for compiled grammars that are kept for later requests, as their back ends state it."""
+PREPARE_S = 60.0
+"""Longest that a start waits for the back end."""
 IDLE_S = 0.005
 """Longest wait for a grammar when there is nothing else to do."""
 _PLACE = "sampling.structured_outputs"
+_log = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,9 @@ class _Waiting:
 class StructuredOutput:
     """The grammars of one engine.
 
-    choose: gives the back end to use, or raises RequestError that says why there is none; asked by the first request.
-    vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the compiling thread.
+    choose: gives the back end to use, or raises RequestError that says why there is none; asked by `prepare`, or by the
+    first request. vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the
+    compiling thread.
     Set later by the front end, which knows the tokenizer.
     """
 
@@ -157,8 +162,42 @@ class StructuredOutput:
         self._num_known = 0
         """Token ids up to the last one that the tokenizer knows."""
         self._making = threading.Lock()
+        self._preparing: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------------------ before the steps
+
+    def prepare(self) -> None:
+        """Begin to make the back end in a thread, if there is one: its constructor may hold up all threads for long,
+        which a server's streams would feel when the first request asks for a form. See `wait_until_prepared`.
+        """
+        try:
+            self._choice = self._choose()
+        except RequestError:  # each request that asks for a form hears it
+            return
+        self._preparing = threading.Thread(target=self._prepare, name="hookline-grammars", daemon=True)
+        self._preparing.start()
+
+    def _prepare(self) -> None:
+        try:
+            self._ready_backend()
+        except BaseException as error:  # the first request that asks for a form meets it again, and says so
+            _log.debug("no grammar back end was made ahead: %s", error)
+
+    def wait_until_prepared(self) -> None:
+        """Wait for what `prepare` began, though not for ever."""
+        if self._preparing is not None:
+            self._preparing.join(PREPARE_S)
+            self._preparing = None
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether there is something to wait for."""
+        return self._preparing is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the back end is made, so that a first request need not wait for that."""
+        return self._backend is not None
 
     def open(self, id_: int, constraint: Constraint) -> bool:
         """Give a new request its matcher, or have its grammar compiled; False if it has to wait for that.
@@ -232,7 +271,7 @@ class StructuredOutput:
         return Compiled(grammar, end_text, num_bytes)
 
     def _ready_backend(self) -> tuple[GrammarBackend, GrammarVocabulary]:
-        """The back end, made by the first compile."""
+        """The back end, made by `prepare` or the first compile."""
         with self._making:
             if self._backend is None or self._vocabulary is None:
                 assert self._choice is not None

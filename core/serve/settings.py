@@ -47,7 +47,8 @@ class ServeConfig:
     """Engines that serve the model, each a process with its own part of the GPUs, or of a CPU's cores. A request goes
     to one that has its beginning in its cache, unless that one is much busier than others."""
     restart: bool = False
-    """Start the engine again after it died; else the server stays, unhealthy, until it is ended."""
+    """Start the engine again after it died; else the server stays, unhealthy, until it is ended. An engine that has
+    died five times within 300 s of service is not started again: the server ends with exit code 2."""
     drain_s: float = bounded(30.0, 0)
     """Seconds that running requests have to end by themselves after SIGTERM."""
     timeout_s: float | None = bounded(None, above=0)

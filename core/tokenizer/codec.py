@@ -51,7 +51,7 @@ class Codec:
         chat: bool = False,
         max_len: int | None = None,
     ) -> None:
-        self._folder, self._source, self._chats, self._max_len = folder, source, chat, max_len
+        self._folder, self._source, self._chats, self.max_len = folder, source, chat, max_len
         self._tokenizer: Any = None
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
@@ -128,9 +128,9 @@ class Codec:
 
     def _tokenize(self, text: str, what: str, *, tokenizer: Any = None, **options: Any) -> list[int]:
         tokenizer = self._needed(what) if tokenizer is None else tokenizer
-        if self._max_len is not None and len(text) > self._max_len and len(text) > self._max_characters:
+        if self.max_len is not None and len(text) > self.max_len and len(text) > self._max_characters:
             raise PromptTooLongError(
-                f"the prompt has {len(text)} characters, and the {self._max_len} tokens that there is room for have at "
+                f"the prompt has {len(text)} characters, and the {self.max_len} tokens that there is room for have at "
                 f"most {self._max_characters}; shorten it, or raise engine.max_model_len (engine.num_blocks, if it is "
                 "the KV cache that holds no more)"
             )
@@ -145,12 +145,12 @@ class Codec:
     @cached_property
     def _max_characters(self) -> int:
         """Most characters of a text of max_len tokens, as far as the vocabulary tells."""
-        assert self._max_len is not None
+        assert self.max_len is not None
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normalizer = type(getattr(backend, "normalizer", None)).__name__
         # Only tokens that are bytes surely spell all that is in a text.
         shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self.joins_bytes else OTHER_SHRINKING
-        return self._max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
+        return self.max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them.

@@ -42,19 +42,20 @@ def imports_kept() -> Iterator[None]:
 class FrozenHeap:
     """An engine's wish that what was there when it was ready is left out of full collections; see `freeze_heap`."""
 
+    def __init__(self) -> None:
+        self.is_idle = True
+        """Whether nobody waits for the engine's steps, as far as it says so: then a full collection does no harm."""
+
     @contextmanager
     def thawed(self) -> Iterator[None]:
         """Around the engine's end, which gives back what is in cycles, too; for other engines all is frozen again."""
-        froze_more = gc.get_freeze_count() > _OURS.num_objects
+        froze_more = _froze_more()
         _OURS.engines.discard(self)
         gc.unfreeze()
         try:
             yield
         finally:
-            if _OURS.engines or froze_more:
-                _freeze()
-            if not (_OURS.engines or froze_more):  # asked again: the last one may have ended while this one froze
-                gc.unfreeze()
+            _freeze_for_others(froze_more)
 
 
 class _Ours:
@@ -80,6 +81,29 @@ def freeze_heap() -> FrozenHeap | None:
     _OURS.engines.add(heap)
     _freeze()
     return heap
+
+
+def search_frozen() -> None:
+    """Collect also what was frozen for engines, and freeze the rest again: so an engine that was dropped in a reference
+    cycle is found, and ends. Does nothing while one of the engines is at work, or where others have frozen objects.
+    """
+    if not _OURS.engines or _froze_more() or not all(one.is_idle for one in list(_OURS.engines)):
+        return
+    gc.unfreeze()
+    _freeze_for_others(froze_more=False)
+
+
+def _froze_more() -> bool:
+    """Whether somebody else has frozen objects since we did."""
+    return gc.get_freeze_count() > _OURS.num_objects
+
+
+def _freeze_for_others(froze_more: bool) -> None:
+    """Freeze what is there, if an engine is left that wishes it, or somebody else froze objects before."""
+    if _OURS.engines or froze_more:
+        _freeze()
+    if not (_OURS.engines or froze_more):  # asked again: the last one may have ended while this one froze
+        gc.unfreeze()
 
 
 def _freeze() -> None:

@@ -40,21 +40,29 @@ def connected_ray(asker: str) -> Any:
         return ray
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=_address(), include_dashboard=False)
+        ray.init(address=cluster_address(asker), include_dashboard=False)
     except (OSError, RuntimeError, ValueError) as error:  # nobody there, another version, no address at all
-        told = " ".join(str(error).split())
-        raise ConfigError(f"{asker} finds no Ray cluster{_told_address()}: {told}") from error
+        raise _no_cluster(asker, error) from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray sets one of its own, which must not hide the process's
     return ray
 
 
-def _address() -> str | None:
-    """What ray.init is told: nothing, or to start a cluster if the one that ran on this machine last is gone.
+def cluster_address(asker: str) -> str | None:
+    """What ray.init is to be told: None lets it look for a cluster; "local" starts one, since the cluster that ran on
+    this machine last does not answer, which is logged. Ray keeps the address of a cluster that was killed in a file,
+    and tries it for two minutes without a word.
 
-    Raises: OSError or ValueError if RAY_ADDRESS names no head node that answers.
+    Raises: ConfigError if RAY_ADDRESS names no head node that answers.
     """
+    try:
+        return _address(asker)
+    except (OSError, ValueError) as error:
+        raise _no_cluster(asker, error) from error
+
+
+def _address(asker: str) -> str | None:
     try:
         from ray._private.services import canonicalize_bootstrap_address
     except ImportError:  # it may change: then Ray says what is wrong, two minutes later
@@ -70,15 +78,18 @@ def _address() -> str | None:
         socket.create_connection((host.strip("[]"), int(port)), HEAD_S).close()
     except OSError as error:
         if not given:
+            lost = f"the Ray cluster that ran on this machine last does not answer at {address} ({error})"
+            logger.warning("%s: %s; another one is started here", asker, lost)
             return "local"
         told = f"no head node answers at {address} ({error}); start one there, or unset {ADDRESS}"
         raise ConnectionError(told) from error
     return None
 
 
-def _told_address() -> str:
+def _no_cluster(asker: str, error: Exception) -> ConfigError:
     given = os.environ.get(ADDRESS)
-    return f" by {ADDRESS}={given}" if given else ""
+    named = f" by {ADDRESS}={given}" if given else ""
+    return ConfigError(f"{asker} finds no Ray cluster{named}: {' '.join(str(error).split())}")
 
 
 def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) -> None:

@@ -10,63 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Stage
+from hookline.core.contracts import AttentionSpec, Stage
 from hookline.core.errors import EngineError, RequestFault
 from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch, cut
 from hookline.core.util.arrays import no_ints
 from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.request_table import DeviceStep, SampleRows
-from hookline.core.worker.returned_tokens import ReturnedTokens, StepResults
+from hookline.core.worker.request_table import DeviceStep
+from hookline.core.worker.returned_tokens import StepResults
 from hookline.core.worker.stage_graphs import StageGraphs
-from hookline.core.worker.stage_pooling import NOTHING_POOLED, Pooled, StagePooling
-from hookline.core.worker.stage_pooling import Links as PoolingLinks
+from hookline.core.worker.stage_parts import ComputedPart, Links, PartWorker
+from hookline.core.worker.stage_pooling import StagePooling
 from hookline.core.worker.stage_taps import StageTaps
 from hookline.core.worker.warm_up import eager_steps, graph_steps
-from hookline.core.worker.worker import Handle, Worker
+from hookline.core.worker.worker import Handle
 
 
-class Links(PoolingLinks, Protocol):
-    """What connects a rank with other stages; see `core.distributed.stage_links.StageLinks`."""
-
-    def end_part(self) -> None:
-        """Tell those who watch that a micro-batch was computed."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """A micro-batch up to its hidden states: those of its draws, or of all its tokens if prompt tokens are scored.
-
-    sampled: None if graphs computed it, which needs no more than the rows that decode. graphs: what the draws
-    can be replayed by, see StageGraphs; None if they cannot. pooled: of the last stage.
-    """
-
-    part: MicroBatch
-    device_step: DeviceStep
-    sampled: SampleRows | None
-    hidden_ND: Tensor
-    graphs: StageGraphs | None
-    pooled: Pooled = NOTHING_POOLED
-
-    @property
-    def rows_N(self) -> Tensor:
-        """Rows of the request table, of each draw."""
-        if self.sampled is not None:
-            return self.sampled.rows_N
-        rows_D: Tensor = self.device_step.views["decode_rows"]
-        return rows_D
-
-
-class StageWorker(Worker):
+class StageWorker(PartWorker):
     """`Worker` for one stage of several. hidden_size: D. is_host: whether this rank's host collects the results.
 
     taps: None if nobody asked for hidden states.
@@ -84,24 +49,15 @@ class StageWorker(Worker):
         blaming: AbstractContextManager[None] | None = None,
         taps: StageTaps | None = None,
     ) -> None:
-        super().__init__(runner, blaming=blaming)
+        super().__init__(runner, stage, links, spec, hidden_size, is_host=is_host, blaming=blaming)
         self.taps, self._pooling = taps, StagePooling(stage, links, spec.device)
-        self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
-        self.stage_graphs: StageGraphs | None = None
-        self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
         self._ones_R = torch.ones_like(self.table.length_R)
-        self._waiting_parts: list[_Computed] = []
+        self._waiting_parts: list[ComputedPart] = []
         """The parts of the step launched last, if its draws wait for masks."""
         self._results: StepResults | None = None
         """Those of the step drawn last, on the first stage."""
 
     # ----------------------------------------------------------------------------------------------------- before steps
-
-    def _stream(self, num_tokens: int) -> Tensor | None:
-        """Room for a residual stream; None on the first stage, which begins with the embedding."""
-        if self.stage.is_first:
-            return None
-        return torch.empty(num_tokens, self._hidden_size, dtype=self._spec.dtype, device=self._spec.device)
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
@@ -178,21 +134,11 @@ class StageWorker(Worker):
         return self._results
 
     def _compute(self, step: Step) -> None:
-        parts = cut(step, self.stage.size)
-        extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+        parts, extras = cut(step, self.stage.size), self._extras(step)
         waits, pools = len(step.masked_draws) > 0, len(step.pooled) > 0
-        self._waiting_parts, self._results = [], None
-        if self.taps is not None:
-            self.taps.begin_step()
-        if self.returned is not None:
-            self.returned.begin_step()
-        device_steps = [self.table.receive(part.step) for part in parts]
-        if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
-            # On all stages and before anything is sent: what fails for one request fails on every rank.
-            self.runner.pipeline.receive(parts[0].step, device_steps[0].views)
-        self.runner.begin()
+        self._begin_step()
         computed = []
-        for part, device_step in zip(parts, device_steps, strict=True):
+        for part, device_step in zip(parts, self._received(step, parts), strict=True):
             one = self._forward_and_send(part, device_step, extras, waits=waits or pools)
             if not pools:
                 self._go_on(one, extras, waits=waits)
@@ -209,7 +155,28 @@ class StageWorker(Worker):
         if self.taps is not None:
             self._states = self.taps.end_step(parts, self.returned)
 
-    def _go_on(self, one: _Computed, extras: Extras, *, waits: bool) -> None:
+    def _extras(self, step: Step) -> Extras:
+        """What all draws of a step need beside their tokens."""
+        return Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+
+    def _begin_step(self) -> None:
+        """Drop what an earlier step left, and write the tokens that have come back."""
+        self._waiting_parts, self._results = [], None
+        if self.taps is not None:
+            self.taps.begin_step()
+        if self.returned is not None:
+            self.returned.begin_step()
+
+    def _received(self, step: Step, parts: Sequence[MicroBatch]) -> list[DeviceStep]:
+        """The micro-batches on the device, in the request table and with the logits processors."""
+        device_steps = [self.table.receive(part.step) for part in parts]
+        if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
+            # On all stages and before anything is sent: what fails for one request fails on every rank.
+            self.runner.pipeline.receive(parts[0].step, device_steps[0].views)
+        self.runner.begin()
+        return device_steps
+
+    def _go_on(self, one: ComputedPart, extras: Extras, *, waits: bool) -> None:
         """Keep what a computed micro-batch leaves. waits: its draws do."""
         if not waits:
             self._end_part(one, extras)
@@ -220,7 +187,7 @@ class StageWorker(Worker):
         computed, self._waiting_parts = self._waiting_parts, []
         assert computed, "no step waits for masks"
         step = computed[0].part.step
-        extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+        extras = self._extras(step)
         with self._telling(step):
             if self.stage.is_last:
                 self.masks.send(num_rows)
@@ -228,7 +195,11 @@ class StageWorker(Worker):
                 self._end_part(one, extras, masked=True)
             self._expect(computed, extras)
 
-    def _forward_and_send(self, part: MicroBatch, device_step: DeviceStep, extras: Extras, *, waits: bool) -> _Computed:
+    # ------------------------------------------------------------------------------------------------ a micro-batch
+
+    def _forward_and_send(
+        self, part: MicroBatch, device_step: DeviceStep, extras: Extras, *, waits: bool
+    ) -> ComputedPart:
         """A micro-batch up to its hidden states, which go to the next stage. waits: its draws come after the others."""
         graphs = self.stage_graphs
         if graphs is not None and not graphs.can_replay(part.step):
@@ -243,40 +214,7 @@ class StageWorker(Worker):
             self.taps.end_part(part.step.num_tokens)
         return one
 
-    def _forward(
-        self, part: MicroBatch, device_step: DeviceStep, graphs: StageGraphs | None, *, is_alone: bool = False
-    ) -> _Computed:
-        """The stage's layers. is_alone: there is nothing to be received."""
-        step, views = part.step, device_step.views
-        if self.returned is not None:
-            self.returned.await_rows(step.decode_rows)
-        stream_TD = self._stream(step.num_tokens) if graphs is None else graphs.stream_of(step.num_tokens)
-        if stream_TD is not None:
-            stream_TD.zero_() if is_alone else self.links.receive(stream_TD)
-        if graphs is not None:
-            hidden_ND = graphs.forward(views["decode_rows"], is_shared=step.shared_len > 0)
-            return _Computed(part, device_step, None, hidden_ND, graphs)
-        batch = self.table.batch(device_step)
-        if step.shared_len:
-            batch.shared_lens_B = self.table.shared_len_R.index_select(0, views["decode_rows"])
-        sampled = self.table.sample_rows(device_step, batch)
-        if self.stage.is_last and len(step.pooled):
-            hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD)
-            return _Computed(part, device_step, sampled, hidden_ND, None, pooled)
-        wants_all = not self.stage.is_last or len(step.scored_chunks) > 0
-        hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD)
-        return _Computed(part, device_step, sampled, hidden_ND, None)
-
-    def _pool(self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None) -> tuple[Tensor, Pooled]:
-        """On the last stage, the hidden states of a micro-batch with pooled chunks, and what came of these."""
-        assert stream_TD is not None, "the last stage receives a stream"
-        try:
-            hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD)
-        except RequestFault as fault:  # the others have to be told before anything is broken off
-            return stream_TD[:0], Pooled(fault=fault)
-        return hidden_ND, Pooled(vectors)
-
-    def _end_part(self, one: _Computed, extras: Extras, *, masked: bool = False) -> None:
+    def _end_part(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> None:
         """Count the tokens that a micro-batch draws; on the last stage draw them, and send them back."""
         if not self.stage.is_last:
             if one.sampled is not None:
@@ -291,24 +229,7 @@ class StageWorker(Worker):
         if len(one.part.places):
             self.links.send_back(results_NX)
 
-    def _draw(self, one: _Computed, extras: Extras, *, masked: bool = False) -> Tensor:
-        """The results of a micro-batch, as `Worker` has those of a step; its tokens are in the table afterwards."""
-        step, views, rows_N = one.part.step, one.device_step.views, one.rows_N
-        if one.graphs is not None and extras == PLAIN and not masked and not len(step.mask_rows):
-            return one.graphs.draw(len(rows_N)).clone()
-        forbid = None
-        if masked:
-            index_N = self.masks.index(step.num_sampled, views["masked_draws"], torch.from_numpy(one.part.masks))
-            forbid = partial(self.masks.forbid, index_N=index_N)
-        sampled = one.sampled
-        if sampled is None:
-            sampled = SampleRows(rows_N, None, self.table.sampling(rows_N, self.table.newest(rows_N)[2].long()))
-        with self._looking_once(step, extras):
-            results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
-        self._write_back(sampled, results_NX)
-        return results_NX
-
-    def _expect(self, computed: Sequence[_Computed], extras: Extras) -> None:
+    def _expect(self, computed: Sequence[ComputedPart], extras: Extras) -> None:
         """On the first stage, post the receives of what the last one draws."""
         if self.returned is not None:
             num_columns = 0 if extras.num_logprobs < 0 else 2 + 2 * extras.num_logprobs

@@ -21,7 +21,7 @@ class LLGuidanceConfig:
     """json: most white space in a row where it is allowed, so that a model that gets lost in it is led out."""
     finer_lengths: bool = False
     """Sort the vocabulary by more lengths: masks of strings that come near their maxLength take a quarter less time.
-    The first grammar of an engine then takes a second longer, in which nothing else runs, and 50 MB of memory more."""
+    Making the back end then takes a second longer, in which nothing else runs, and 50 MB of memory more."""
     coerce_one_of: bool = False
     """Treat oneOf in a JSON schema as anyOf. Without it, a schema with oneOf whose branches may overlap is refused."""
     max_grammar_size: int = bounded(500_000, 1, 2**31 - 1)

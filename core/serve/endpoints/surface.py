@@ -81,12 +81,21 @@ class Surface:
         """The result of some work with a text, done in a thread if the text is long."""
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
 
-    def check_number(self, num_prompts: int, param: str) -> None:
-        """Refuse more prompts than a request may have, before any of them is tokenized. Raises: ApiError."""
-        limit = self.settings.max_requests
-        if num_prompts > limit * self.settings.replicas:
-            most = f"serve.max_requests={limit} are the most at once"
-            raise invalid(f"{param} holds {num_prompts} prompts; {most}", param)
+    def check_number(self, num_prompts: int, n: int = 1, param: str = "prompt") -> None:
+        """Refuse more answers than are ever made at once, for which it would be of no use to come back later. Called
+        by `open`, and before that where many prompts have to be tokenized.
+
+        n: completions of each prompt. param: what holds the prompts.
+        Raises: ApiError.
+        """
+        limit, replicas = self.settings.max_requests, self.settings.replicas
+        if n > limit or num_prompts * n > limit * replicas:
+            of_each = f" of each of {replicas} replicas" if replicas > 1 else ""
+            raise invalid(
+                f"{num_prompts * n} answers are asked for ({n} for each of {num_prompts} in {param}); "
+                f"serve.max_requests={limit} are the most at once{of_each}",
+                "n" if num_prompts == 1 else param,
+            )
 
     async def encoded(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text."""
@@ -121,7 +130,7 @@ class Surface:
 
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
-        self._check_count([1 if pooling is not None else params.n for _, params in asked])
+        self.check_number(len(asked), 1 if pooling is not None else max(params.n for _, params in asked))
         options = request_options(fields, headers) | ({} if pooling is None else {"pooling": pooling})
         streams: list[DeltaStream] = []
         try:
@@ -133,16 +142,6 @@ class Surface:
             await Generation(streams).aclose()
             raise
         return Generation(streams)
-
-    def _check_count(self, nums_completions: Sequence[int]) -> None:
-        """Raises: ApiError for more completions than are ever made at once: to try again later would be of no use."""
-        limit, total = self.settings.max_requests, sum(nums_completions)
-        if max(nums_completions) > limit or total > limit * self.settings.replicas:
-            raise invalid(
-                f"{total} completions of {len(nums_completions)} prompts are asked for; serve.max_requests={limit} are "
-                "the most at once",
-                "prompt" if len(nums_completions) > 1 else "n",
-            )
 
     async def answer(
         self,

@@ -37,7 +37,7 @@ class Completions:
         fields.check()
         max_len = surface.facts.max_model_len
         given = fields.prompts
-        surface.check_number(len(given), "prompt")
+        surface.check_number(len(given), fields.n or 1)
         adds = fields.add_special_tokens is not False
         encoded = iter(await surface.encoded([one for one in given if isinstance(one, str)], add_special_tokens=adds))
         prompts = [one if isinstance(one, list) else next(encoded) for one in given]

@@ -89,7 +89,7 @@ class Embeddings:
         if form not in (FLOAT, BASE64):
             raise invalid(f"encoding_format={shown(form)} must be {FLOAT} or {BASE64}", "encoding_format")
         params, given = pooling_params(fields), fields.inputs
-        surface.check_number(len(given), "input")
+        surface.check_number(len(given), param="input")
         adds = fields.add_special_tokens is not False
         encoded = iter(await surface.encoded([one for one in given if isinstance(one, str)], add_special_tokens=adds))
         prompts = [one if isinstance(one, list) else next(encoded) for one in given]

@@ -107,7 +107,7 @@ class Scores:
         fields, headers = await read(request, ScoreRequest)
         name = self._surface.model_name(fields.model)
         pairs = fields.pairs
-        self._surface.check_number(len(pairs), "text_2")
+        self._surface.check_number(len(pairs), param="text_2")
         numbers, num_tokens = await self._scores(pairs, fields, request.headers)
         data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(numbers)]
         named = {"id": new_id("score-", request), "object": "list", "created": now_s(), "model": name}
@@ -122,7 +122,7 @@ class Scores:
             raise invalid("query is missing; give a text", "query")
         if fields.top_n is not None and fields.top_n < 0:
             raise invalid(f"top_n={shown(fields.top_n)} must be at least 0", "top_n")
-        self._surface.check_number(len(texts), "documents")
+        self._surface.check_number(len(texts), param="documents")
         numbers, num_tokens = await self._scores([(fields.query, text) for text in texts], fields, request.headers)
         order = sorted(range(len(texts)), key=lambda index: -numbers[index])[: fields.top_n or None]
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": numbers[index]} for index in order]

@@ -48,11 +48,11 @@ def _load(tree: dict[str, Any]) -> LLM:
 
     with imports_kept():
         from hookline.core.config.settings import validate
-        from hookline.core.frontend.llm import LLM
+        from hookline.core.frontend.llm import ServingLLM
         from hookline.core.plugin.host import PluginHost
 
     host = PluginHost.load()
-    return LLM.from_config(validate(tree, host), host)
+    return ServingLLM.from_config(validate(tree, host), host)
 
 
 def facts_of(llm: LLM) -> Facts:

@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from hookline.core.serve.processes.messages import Message, Stop, encode
-from hookline.core.serve.processes.server_process import QuickEnds, ServerProcess
+from hookline.core.serve.processes.server_process import Restarts, ServerProcess
 from hookline.core.serve.processes.shares import Share
 from hookline.core.serve.settings import ServeRun
 
@@ -31,7 +31,7 @@ class EngineReplica:
         self._folder, self._context = folder, context
         self._num_started = 0
         self._orders: zmq.Socket[bytes] | None = None
-        self._quick_ends = QuickEnds()
+        self._restarts = Restarts()
         self.has_given_up = False
         """Whether it is not started again."""
         self.start()
@@ -79,10 +79,11 @@ class EngineReplica:
             return f"{self.name} is being started again"
         return process.reason or f"{self.name}'s process {process.child.how_it_ended()}"
 
-    def may_start_again(self) -> bool:
-        """Whether another process may help where this one has ended."""
-        self.has_given_up = not self._run.serve.restart or self._quick_ends.are_too_many(self.process)
-        return not self.has_given_up
+    def restart_delay_s(self) -> float | None:
+        """How long to wait before another process takes the place of one that has ended; None: no other one does."""
+        delay_s = self._restarts.delay_s(self.process.served_s) if self._run.serve.restart else None
+        self.has_given_up = delay_s is None
+        return delay_s
 
     def order(self, message: Message) -> None:
         """Tell the engine's process something, without waiting."""

@@ -19,7 +19,7 @@ import zmq
 
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone
-from hookline.core.serve.processes.server_process import LOOK_S, QuickEnds, ServerProcess, StartError
+from hookline.core.serve.processes.server_process import LOOK_S, Restarts, ServerProcess, StartError, told_ends
 from hookline.core.serve.processes.shares import Share
 from hookline.core.serve.settings import ServeRun
 
@@ -157,10 +157,12 @@ class Supervisor:
             _log.error("%s is dead: %s", replica.name, reason)
             for front in self._fronts.values():
                 front.tell({"dead": reason, "replica": replica.number})
-            if not replica.may_start_again():
+            delay_s = replica.restart_delay_s()
+            if delay_s is None:
                 if self._run.serve.restart:
                     self._give_up(replica, reason)
                 return await asyncio.Future()  # unhealthy until somebody ends us
+            await asyncio.sleep(delay_s)
             replica.start()
             try:
                 await replica.wait_until_ready()
@@ -171,24 +173,28 @@ class Supervisor:
             _log.info("%s was started again", replica.name)
 
     def _give_up(self, replica: EngineReplica, reason: str) -> None:
-        ended = f"{replica.name} has ended several times right after its start"
+        told = f"{told_ends(replica.name)}: {reason}"
         if all(one.has_given_up for one in self._replicas):
-            raise StartError(f"{ended}: {reason}")
-        _log.error("%s, and stays dead: %s", ended, reason)
+            raise StartError(told)
+        _log.error("%s", told)
 
     async def _watch_front(self, index: int) -> None:
         """Put another one in the place of a front end that ends."""
-        quick_ends = QuickEnds()
+        restarts = Restarts()
         while True:
             front = self._fronts[index]
             await asyncio.shield(front.process.child.ended)
-            _log.error("front end %d %s; another one takes its place", index, front.process.child.how_it_ended())
-            if quick_ends.are_too_many(front.process):
-                raise StartError(f"front end {index} has ended {quick_ends.count} times right after its start")
-            self._start_front(index)
+            ended = front.process.child.how_it_ended()
+            delay_s = restarts.delay_s(front.process.served_s)
+            if delay_s is None:
+                raise StartError(f"{told_ends(f'front end {index}')}: it {ended}")
+            _log.error("front end %d %s; another one takes its place", index, ended)
             for replica in self._replicas:
                 if replica.lives and replica.number in front.names:
                     replica.order(Gone(front.names[replica.number]))
+            await asyncio.sleep(delay_s)
+            self._start_front(index)
+            for replica in self._replicas:
                 self._connect(self._fronts[index], replica)
 
     # ----------------------------------------------------------------------------------------------------- end

@@ -6,6 +6,7 @@ from itertools import chain
 import pytest
 
 from hookline.core.batch.parts import PartTables, files_in, lines_of_part, source_of
+from hookline.core.data.tables import with_answers
 from hookline.core.errors import ConfigError
 
 
@@ -78,12 +79,18 @@ def written(folder, table, **options):
     return source_of(folder, "a.parquet", 4)
 
 
-def test_text_of_a_parquet_that_is_none_is_one_line_and_so_is_a_damaged_page(tmp_path):
+def test_a_text_that_is_not_utf_8_is_no_fault_of_its_part_and_is_written_as_it_came(tmp_path):
     pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
     _, offsets, data = pa.array([b"\xff\xfe", b"ok"]).buffers()
-    (part,) = written(tmp_path, pa.table({"prompt": pa.StringArray.from_buffers(2, offsets, data)})).parts
-    with pytest.raises(ConfigError, match=r"row group 0 of .*a\.parquet cannot be read: .*UTF8"):
-        PartTables(tmp_path).table_of(part)
+    table = pa.table({"prompt": pa.StringArray.from_buffers(2, offsets, data)})
+    (part,) = written(tmp_path, table).parts
+    assert PartTables(tmp_path).table_of(part).equals(table)
+    (part,) = written(tmp_path, with_answers(table, [{}, {}], "completion")).parts
+    assert PartTables(tmp_path).table_of(part).column("prompt").equals(table.column("prompt"))
+
+
+def test_a_damaged_page_of_a_parquet_is_one_line(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
     (part,) = written(tmp_path, pa.table({"prompt": ["x", "y"]})).parts
     path = tmp_path / "a.parquet"
     whole = path.read_bytes()

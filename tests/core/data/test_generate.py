@@ -14,7 +14,7 @@ from hookline.core.data import generate
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
 from hookline.core.data.row_answers import RowAnswers
-from hookline.core.data.tables import table_of, with_answers
+from hookline.core.data.tables import rows_of, table_of, with_answers
 from hookline.core.errors import ConfigError, EngineError, PluginError, QueueFullError, RequestError
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.data import Generate
@@ -81,6 +81,26 @@ def test_batches_of_every_format_are_tables():
     arrays = {"id": np.array([1, 2]), "prompt": np.array(["a", None], object), "ids": [np.array([1, 2]), np.array([3])]}
     assert table_of(table) is table
     assert table_of(arrays).to_pylist() == rows == table_of(table.to_pandas()).to_pylist()
+
+
+def test_a_row_whose_text_is_not_utf_8_is_refused_alone():
+    _, offsets, data = pa.array([b"a", b"\xff\xfe", b"bb", b"cc"]).buffers()
+    texts = pa.StringArray.from_buffers(4, offsets, data)
+    turns = pa.StructArray.from_arrays([pa.array(["user"] * 4), texts], ["role", "content"])
+    columns = {
+        "prompt": texts,
+        "dictionary": texts.dictionary_encode(),
+        "messages": pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4], pa.int32()), turns),
+    }
+    for name, column in columns.items():
+        asked = "messages" if name == "messages" else "prompt"
+        table = pa.table({asked: column, "note": texts, "id": [1, 2, 3, 4]})
+        found = answers(FakeLLM(), rows_of(table.slice(1)), "chat" if asked == "messages" else "completion")
+        assert found[0] == {
+            "error": f"{asked} is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
+        }
+        assert all(one["text"] for one in found[1:]) and len(found) == 3
+    assert [*rows_of(pa.table({"note": texts}))] == [{}] * 4
 
 
 def test_answers_have_the_same_columns_whatever_they_are():

@@ -13,6 +13,7 @@ import pytest
 
 from hookline.core.contracts import Observer, Plan
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError
+from hookline.core.frontend import engine_thread
 from hookline.core.frontend.async_llm import TOKENIZER_THREADS, AsyncLLM
 from hookline.core.frontend.delta_queue import DeltaQueue
 from hookline.core.frontend.output_processor import OutputProcessor
@@ -22,6 +23,8 @@ from hookline.core.plugin.observers import Observers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.util import garbage
+from hookline.core.util.garbage import freeze_heap
 from tests.core.frontend.test_output_processor import PROMPT, Letters, letters, params
 
 PATIENCE_S = 20.0
@@ -228,6 +231,26 @@ def test_an_async_llm_that_nobody_closes_ends_with_its_last_reference():
     gc.collect()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_one_that_was_dropped_in_a_circle_while_it_is_frozen_ends_when_it_has_been_idle(monkeypatch):
+    monkeypatch.setattr(garbage, "_OURS", garbage._Ours())  # as if no other engine were open
+    monkeypatch.setattr(engine_thread, "SEARCH_S", 0.05)
+    monkeypatch.setattr(engine_thread, "SEARCH_AGAIN_S", 0.05)
+    gc.unfreeze()
+    llm = AsyncLLM.__new__(AsyncLLM)
+    output_processor = OutputProcessor(fake_engine(PlainScheduler()), Letters())
+    circle = SimpleNamespace(llm=llm)
+    circle.itself = circle
+    output_processor.heap = freeze_heap()
+    llm._start(
+        SimpleNamespace(output_processor=output_processor, codec=output_processor.codec, enter_thread=lambda: None)
+    )
+    thread = llm._thread._thread
+    del llm, circle
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and gc.get_freeze_count() == 0
 
 
 def test_closing_dropping_or_cancelling_a_stream_frees_its_blocks():

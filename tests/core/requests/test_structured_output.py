@@ -302,6 +302,48 @@ def test_an_engine_without_a_back_end_refuses_in_one_line():
         fake_engine(PlainScheduler()).add([1], choice("yes"))
 
 
+class MadeInAThread(OddGrammars):
+    """Notes the threads that it is made in; fails in the first one if `fails`."""
+
+    made_in: tuple[threading.Thread, ...] = ()
+    fails = False
+
+    def __init__(self, config, vocabulary):
+        type(self).made_in += (threading.current_thread(),)
+        if self.fails and len(self.made_in) == 1:
+            raise ValueError("boom")
+        super().__init__(config, vocabulary)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_back_end_can_be_made_before_the_first_request_and_beside_the_caller(fails, monkeypatch):
+    monkeypatch.setattr(MadeInAThread, "made_in", ())
+    monkeypatch.setattr(MadeInAThread, "fails", fails)
+    engine = make_engine(MadeInAThread)
+    structured_output = engine.structured_output
+    assert not structured_output.is_preparing
+    structured_output.prepare()
+    assert structured_output.is_preparing
+    structured_output.wait_until_prepared()
+    assert structured_output.is_ready is not fails and not structured_output.is_preparing
+    (output,) = served(engine, [([1, 2], choice("yes"))])
+    assert text_of(output) == "yes"  # if it failed, it was made once more
+    assert len(MadeInAThread.made_in) == 1 + fails and threading.main_thread() not in MadeInAThread.made_in
+
+
+def test_without_a_back_end_nothing_is_prepared_and_a_request_hears_why():
+    def choose():
+        raise RequestError("none is installed")
+
+    structured_output = StructuredOutput(choose, VOCAB_SIZE, vocabulary=lambda: VOCABULARY)
+    structured_output.prepare()
+    structured_output.wait_until_prepared()
+    assert not structured_output.is_ready and not structured_output.is_preparing
+    engine = fake_engine(PlainScheduler(), vocab_size=VOCAB_SIZE, structured_output=structured_output)
+    with pytest.raises(RequestError, match="none is installed"):
+        engine.add([1, 2], choice("yes"))
+
+
 def test_completions_of_one_prompt_have_matchers_of_their_own(backend):
     engine = make_engine(backend)
     first, *others = choice(*TEXTS, seed=3, n=6).each()

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from hookline.core.util import garbage
-from hookline.core.util.garbage import freeze_heap, imports_kept
+from hookline.core.util.garbage import freeze_heap, imports_kept, search_frozen
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +85,52 @@ def test_what_a_child_process_imports_is_kept_and_collections_go_on_afterwards()
     with imports_kept():
         assert not gc.isenabled()
     assert gc.isenabled() and gc.get_freeze_count() > 10_000
+
+
+class FakeCollector:
+    """Python's, as far as freezing goes. searched: how many objects were frozen during each collection."""
+
+    def __init__(self):
+        self.num_frozen, self.searched = 0, []
+
+    def freeze(self):
+        self.num_frozen = 100
+
+    def unfreeze(self):
+        self.num_frozen = 0
+
+    def get_freeze_count(self):
+        return self.num_frozen
+
+    def collect(self):
+        self.searched.append(self.num_frozen)
+
+
+@pytest.fixture
+def collector(monkeypatch):
+    made = FakeCollector()
+    monkeypatch.setattr(garbage, "gc", made)
+    return made
+
+
+def test_what_is_frozen_is_searched_unless_an_engine_is_at_work(collector):
+    first, second = freeze_heap(), freeze_heap()
+    del collector.searched[:]
+    second.is_idle = False
+    search_frozen()
+    assert collector.searched == []
+    second.is_idle = True
+    search_frozen()
+    assert collector.searched == [0] and collector.num_frozen == 100
+    with first.thawed(), second.thawed():
+        pass
+    assert collector.num_frozen == 0
+
+
+def test_what_others_froze_is_not_searched_nor_anything_without_an_engine(collector):
+    search_frozen()
+    freeze_heap()
+    collector.num_frozen += 1
+    del collector.searched[:]
+    search_frozen()
+    assert collector.searched == [] and collector.num_frozen == 101

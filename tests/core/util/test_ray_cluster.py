@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.errors import ConfigError
 from hookline.core.util import ray_cluster
 from hookline.core.util.ray_cluster import connected_ray, warn_if_none_fits, within
@@ -71,15 +72,30 @@ def test_a_head_node_that_is_gone_is_told_at_once_and_with_its_address(installed
     )
 
 
-def test_a_cluster_that_ran_here_and_was_killed_is_not_waited_for(installed):
+def test_a_cluster_that_ran_here_and_was_killed_is_not_waited_for_and_that_is_told(installed, caplog):
     ray = installed(FakeRay("10.0.0.1:6379"))
-    assert connected_ray("x") is ray and ray.told == ["local"]
+    assert connected_ray("engine.executor=ray") is ray and ray.told == ["local"]
+    assert caplog.messages == [
+        "engine.executor=ray: the Ray cluster that ran on this machine last does not answer at 10.0.0.1:6379 "
+        "([Errno 111] Connection refused); another one is started here"
+    ]
 
 
 def test_a_head_node_that_answers_is_left_to_ray(installed, monkeypatch):
     monkeypatch.setattr(ray_cluster.socket, "create_connection", lambda address, timeout: SimpleNamespace(close=int))
     ray = installed(FakeRay("10.0.0.1:6379"), "10.0.0.1:6379")
     assert connected_ray("x") is ray and ray.told == [None]
+
+
+def test_a_sweep_on_ray_looks_first_whether_the_cluster_answers(installed):
+    installed(FakeRay("10.0.0.1:6379"))
+    launcher, address = "hydra/launcher=ray", "hydra.launcher.ray.init.address"
+    assert let_join_ray([launcher]) == [launcher, f"{address}=local"]
+    given = f"{address}=10.0.0.2:6379"
+    assert let_join_ray([launcher, given])[:2] == [launcher, given]
+    installed(FakeRay("10.0.0.1:6379"), "auto")
+    with pytest.raises(ConfigError, match="hydra/launcher=ray finds no Ray cluster by RAY_ADDRESS=auto: no head node"):
+        let_join_ray([launcher])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.assembly.worker import make_states
+from hookline.core.assembly.rank_parts import make_states
 from hookline.core.contracts import (
     WHOLE_MODEL,
     AttentionSpec,

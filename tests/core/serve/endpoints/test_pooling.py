@@ -136,21 +136,26 @@ def test_what_cannot_be_scored_is_refused_by_its_field(ask: Ask, path: str, body
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "param"),
     [
-        ("/v1/embeddings", {"input": ["x"] * 9}),
-        ("/score", {"text_1": "x", "text_2": ["x"] * 9}),
-        ("/rerank", {"query": "x", "documents": ["x"] * 9}),
-        ("/v1/completions", {"prompt": ["x"] * 9}),
+        ("/v1/embeddings", {"input": ["x"] * 9}, "input"),
+        ("/score", {"text_1": "x", "text_2": ["x"] * 9}, "text_2"),
+        ("/rerank", {"query": "x", "documents": ["x"] * 9}, "documents"),
+        ("/v1/completions", {"prompt": ["x"] * 9}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 3, "n": 3}, "prompt"),
+        ("/v1/completions", {"prompt": "x", "n": 9}, "n"),
     ],
 )
 def test_too_many_prompts_are_refused_before_one_is_tokenized(
-    ask: Ask, path: str, body: Any, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, path: str, body: Any, param: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, encoded = FakeEngineClient(), []
     monkeypatch.setattr(Codec, "_tokenize", lambda *given, **options: encoded.append(given) or [1])
     response = ask(client, "POST", path, ServeConfig(max_requests=8), json=body)
-    assert response.status_code == 400 and "holds 9 prompts; serve.max_requests=8 are the most" in response.text
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param
+    assert error["message"].startswith("9 answers are asked for (")
+    assert error["message"].endswith("); serve.max_requests=8 are the most at once")
     assert not encoded
 
 

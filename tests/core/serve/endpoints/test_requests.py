@@ -87,17 +87,34 @@ def test_what_clients_write_in_their_own_way_is_understood(ask: Ask, fields: dic
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"prompt": "x", "n": 5}, "n"), ({"prompt": ["x"] * 3, "n": 2}, "prompt"), ({"prompt": ["x"] * 5}, "prompt")],
+    ("path", "fields", "settings", "param", "message"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": ["x"] * 3, "n": 2},
+            {"max_requests": 4},
+            "prompt",
+            "6 answers are asked for (2 for each of 3 in prompt); serve.max_requests=4 are the most at once",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "n": 5},
+            {"max_requests": 4, "replicas": 2},
+            "n",
+            "5 answers are asked for (5 for each of 1 in prompt); serve.max_requests=4 are the most at once of each of "
+            "2 replicas",
+        ),
+    ],
+    ids=["completions", "chat"],
 )
 def test_more_completions_than_are_ever_made_at_once_are_no_full_queue(
-    ask: Ask, fields: dict[str, Any], param: str
+    ask: Ask, path: str, fields: dict[str, Any], settings: dict[str, int], param: str, message: str
 ) -> None:
     client = FakeEngineClient()
-    response = ask(client, "POST", "/v1/completions", ServeConfig(max_requests=4), json=fields)
+    response = ask(client, "POST", path, ServeConfig(**settings), json=fields)
     assert response.status_code == 400 and "retry-after" not in response.headers and not client.asked
     error = response.json()["error"]
-    assert error["param"] == param and "serve.max_requests=4 are the most at once" in error["message"]
+    assert error["param"] == param and error["message"] == message
 
 
 def forced(ask: Ask, client: FakeEngineClient, *parameters: Any) -> httpx.Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from hookline.core.serve.processes.messages import LoadReport, Message, Step, Su
 from hookline.core.serve.processes.metrics_text import merged
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.processes.replica_client import ReplicaClient
-from hookline.core.serve.processes.server_process import QUICK_S, QuickEnds
 from hookline.core.serve.processes.shares import Share, core_parts, gpu_parts, shares_of
 from hookline.core.serve.settings import ServeConfig, num_front_ends
 from hookline.core.serve.testing import FakeEngineClient, tiny_model
@@ -192,13 +190,6 @@ def test_replicas_need_a_front_end_and_have_one_on_a_small_machine() -> None:
         ServeConfig(replicas=2, processes=0)
     assert num_front_ends(ServeConfig(replicas=2), num_cores=2) == 1
     assert num_front_ends(ServeConfig(), num_cores=2) == 0
-
-
-def test_only_quick_ends_in_a_row_are_too_many() -> None:
-    ends = QuickEnds()
-    quick: Any = SimpleNamespace(started_s=time.monotonic())
-    slow: Any = SimpleNamespace(started_s=time.monotonic() - 2 * QUICK_S)
-    assert [ends.are_too_many(one) for one in (quick, quick, slow, quick, quick, quick)] == [False] * 5 + [True]
 
 
 def test_health_is_200_with_each_replica_s_state_while_one_lives(ask: Ask) -> None:

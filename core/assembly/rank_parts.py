@@ -1,0 +1,175 @@
+"""What one rank's worker is made of: its runner with table, cache and logits processors, its taps and its blame.
+
+A rank is put together several times with other numbers of blocks while its memory is measured, so what does not depend
+on these is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hookline.core.assembly.poolers import pooler_makers
+from hookline.core.assembly.resolve import ResolvedConfig, chosen
+from hookline.core.assembly.stages import stage_of
+from hookline.core.checkpoint.locate import locate
+from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, StateTensor, TokenTexts
+from hookline.core.errors import ConfigError, StepFault
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.registry import Entry
+from hookline.core.requests.logits_processing import Processing
+from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.worker.layer_taps import LayerTaps
+from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.memory import allocate_cache
+from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.pooling import PooledStates
+from hookline.core.worker.request_table import LayerStates, RequestTable
+from hookline.core.worker.stage_taps import StageTaps
+from hookline.core.worker.stage_worker import StageWorker
+from hookline.core.worker.step_checks import StepChecks
+from hookline.core.worker.worker import Worker
+
+
+class RankParts:
+    """The parts of the rank that `resolved` is about.
+
+    Raises: ConfigError if a layer's state cannot be split among the ranks.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        model: Model,
+        kernels: Kernels,
+        processing: Processing,
+        poolers: Sequence[Entry] = (),
+    ) -> None:
+        self._resolved, self._model, self._kernels = resolved, model, kernels
+        self._processing, self._poolers = processing, poolers
+        self._sampler = chosen(resolved.config.sampler).load()(resolved.config.sampler.config)
+        self._blaming = blaming_in_steps(resolved, processing)
+        self._states = make_states(resolved)
+
+    def worker(self, num_blocks: int) -> Worker:
+        """The rank with so many blocks of its KV cache."""
+        resolved, runner = self._resolved, self._runner(num_blocks)
+        links = resolved.ranks.links
+        if links is None:
+            return Worker(runner, blaming=self._blaming)
+        return StageWorker(
+            runner,
+            resolved.stage,
+            links,
+            resolved.attention,
+            resolved.spec.hidden_size,
+            is_host=resolved.ranks.number == 0,
+            blaming=self._blaming,
+            taps=make_stage_taps(resolved, links, runner.tap) if resolved.config.engine.taps else None,
+        )
+
+    def _runner(self, num_blocks: int) -> ModelRunner:
+        resolved, attention = self._resolved, self._resolved.attention
+        runner = ModelRunner(
+            self._model,
+            self._kernels,
+            self._sampler,
+            self._table(num_blocks),
+            allocate_cache(resolved.num_places, num_blocks, attention),
+            ranks=resolved.ranks,
+            vocab_size=resolved.spec.vocab_size,
+            shards_vocabulary=chosen(resolved.config.sampler).needs.vocabulary_shards,
+            pipeline=self._pipeline(),
+            checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
+            groups=resolved.groups,
+            batch_invariant=attention.batch_invariant,
+            first_layer=resolved.stage.first_layer,
+        )
+        makers = pooler_makers(resolved, self._poolers, runner)
+        runner.pooled_states = PooledStates(makers, attention.max_num_seqs + 1, attention.device)
+        runner.tap = self._tap()
+        return runner
+
+    def _table(self, num_blocks: int) -> RequestTable:
+        attention, groups = self._resolved.attention, self._resolved.groups
+        max_blocks = -(-attention.max_model_len // attention.block_size)
+        sizes = attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
+        return RequestTable(*sizes, windows=groups.windows, states=self._states, is_by_layer=groups.is_by_layer)
+
+    def _pipeline(self) -> Pipeline:
+        token_texts_of_rank = partial(rank_token_texts, self._resolved)
+        return Pipeline(self._processing.stages, processor_spec(self._resolved), token_texts_of_rank)
+
+    def _tap(self) -> LayerTaps | None:
+        """Of the layers of this stage that are tapped; None if there is none."""
+        layers = self._resolved.stage.layers(self._resolved.spec.num_layers)
+        own = [layer for layer in self._resolved.config.engine.taps or () if layer in layers]
+        return LayerTaps(own) if own else None
+
+
+def make_stage_taps(resolved: ResolvedConfig, links: Any, own: LayerTaps | None) -> StageTaps:
+    """How hidden states behind layers get from this rank's stage to the first one."""
+    num_layers, stage = resolved.spec.num_layers, resolved.stage
+    firsts = stage_of(resolved.config, resolved.spec, 0).layers(num_layers)
+    behind = [layer for layer in resolved.config.engine.taps or () if layer not in firsts]
+    before = [] if stage.is_first else [layer for layer in behind if layer < stage.first_layer]
+    sizes = resolved.spec.hidden_size, resolved.device
+    return StageTaps(stage, links, own, before, behind, *sizes)
+
+
+def make_states(resolved: ResolvedConfig) -> LayerStates | None:
+    """The states of the layers that keep one, on this rank; None if it has no such layer.
+
+    Raises: ConfigError if one cannot be split among the ranks.
+    """
+    layers = {
+        index: {name: _state_form(resolved, index, name, tensor) for name, tensor in layer.tensors}
+        for index, layer in enumerate(resolved.spec.cache_layers)
+        if isinstance(layer, RecurrentState) and index in resolved.stage.layers(resolved.spec.num_layers)
+    }
+    sizes = resolved.attention
+    return LayerStates(layers, sizes.max_num_seqs, sizes.device) if layers else None
+
+
+def _state_form(
+    resolved: ResolvedConfig, layer: int, name: str, tensor: StateTensor
+) -> tuple[tuple[int, ...], torch.dtype]:
+    shape, num_ranks = list(tensor.shape), resolved.ranks.size
+    if tensor.split_dim is not None:
+        if shape[tensor.split_dim] % num_ranks:
+            raise ConfigError(
+                f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
+                f"layer {layer}, which is {tensor.shape}"
+            )
+        shape[tensor.split_dim] //= num_ranks
+    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else resolved.attention.dtype
+
+
+def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
+    """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
+    entries = entries_in_steps(resolved)
+    part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
+    everybody = [*entries, *(stage.entry for stage in processing.stages)]
+    return Blaming(everybody, f"during a step with {part}", kind=StepFault)
+
+
+def entries_in_steps(resolved: ResolvedConfig) -> list[Entry]:
+    """Whose code every step runs."""
+    return [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
+
+
+def processor_spec(resolved: ResolvedConfig) -> ProcessorSpec:
+    """Sizes for the logits processors; their last row is for padding."""
+    sizes = resolved.attention
+    return ProcessorSpec(sizes.max_num_seqs + 1, resolved.spec.vocab_size, sizes.max_model_len, sizes.device)
+
+
+def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:
+    """The tokenizer for this rank's processors."""
+    checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
+    folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
+    return token_texts(Codec(folder, source=source), resolved.spec.vocab_size)

@@ -1,0 +1,141 @@
+"""One micro-batch on one stage of a model: its stream received, its layers computed, and on the last stage its draws.
+
+Legend: as in core/worker/request_table.py; D hidden.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import AttentionSpec, Batch, Stage
+from hookline.core.errors import RequestFault
+from hookline.core.step.message import Step
+from hookline.core.step.micro_batches import MicroBatch
+from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.request_table import DeviceStep, SampleRows
+from hookline.core.worker.returned_tokens import ReturnedTokens
+from hookline.core.worker.stage_graphs import StageGraphs
+from hookline.core.worker.stage_pooling import NOTHING_POOLED, Pooled
+from hookline.core.worker.stage_pooling import Links as PoolingLinks
+from hookline.core.worker.worker import Worker
+
+
+class Links(PoolingLinks, Protocol):
+    """What connects a rank with other stages; see `core.distributed.stage_links.StageLinks`."""
+
+    def end_part(self) -> None:
+        """Tell those who watch that a micro-batch was computed."""
+        ...
+
+
+@dataclass(frozen=True)
+class ComputedPart:
+    """A micro-batch up to its hidden states: those of its draws, or of all its tokens if prompt tokens are scored.
+
+    sampled: None if graphs computed it, which needs no more than the rows that decode. graphs: what the draws
+    can be replayed by, see StageGraphs; None if they cannot. pooled: of the last stage.
+    """
+
+    part: MicroBatch
+    device_step: DeviceStep
+    sampled: SampleRows | None
+    hidden_ND: Tensor
+    graphs: StageGraphs | None
+    pooled: Pooled = NOTHING_POOLED
+
+    @property
+    def rows_N(self) -> Tensor:
+        """Rows of the request table, of each draw."""
+        if self.sampled is not None:
+            return self.sampled.rows_N
+        rows_D: Tensor = self.device_step.views["decode_rows"]
+        return rows_D
+
+
+class PartWorker(Worker):
+    """A `Worker` of one stage, as far as single micro-batches go: `StageWorker` makes steps of them.
+
+    Arguments: see there.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        stage: Stage,
+        links: Links,
+        spec: AttentionSpec,
+        hidden_size: int,
+        *,
+        is_host: bool,
+        blaming: AbstractContextManager[None] | None = None,
+    ) -> None:
+        super().__init__(runner, blaming=blaming)
+        self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
+        self.stage_graphs: StageGraphs | None = None
+        self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
+
+    def _stream(self, num_tokens: int) -> Tensor | None:
+        """Room for a residual stream; None on the first stage, which begins with the embedding."""
+        if self.stage.is_first:
+            return None
+        return torch.empty(num_tokens, self._hidden_size, dtype=self._spec.dtype, device=self._spec.device)
+
+    def _forward(
+        self, part: MicroBatch, device_step: DeviceStep, graphs: StageGraphs | None, *, is_alone: bool = False
+    ) -> ComputedPart:
+        """The stage's layers. is_alone: there is nothing to be received."""
+        step = part.step
+        if self.returned is not None:
+            self.returned.await_rows(step.decode_rows)
+        stream_TD = self._stream(step.num_tokens) if graphs is None else graphs.stream_of(step.num_tokens)
+        if stream_TD is not None:
+            stream_TD.zero_() if is_alone else self.links.receive(stream_TD)
+        if graphs is None:
+            return self._forward_eagerly(part, device_step, stream_TD)
+        hidden_ND = graphs.forward(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
+        return ComputedPart(part, device_step, None, hidden_ND, graphs)
+
+    def _forward_eagerly(self, part: MicroBatch, device_step: DeviceStep, stream_TD: Tensor | None) -> ComputedPart:
+        """The layers of a micro-batch that no graph holds."""
+        step, batch = part.step, self.table.batch(device_step)
+        if step.shared_len:
+            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
+        sampled = self.table.sample_rows(device_step, batch)
+        if self.stage.is_last and len(step.pooled):
+            hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD)
+            return ComputedPart(part, device_step, sampled, hidden_ND, None, pooled)
+        wants_all = not self.stage.is_last or len(step.scored_chunks) > 0
+        hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD)
+        return ComputedPart(part, device_step, sampled, hidden_ND, None)
+
+    def _pool(self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None) -> tuple[Tensor, Pooled]:
+        """On the last stage, the hidden states of a micro-batch with pooled chunks, and what came of these."""
+        assert stream_TD is not None, "the last stage receives a stream"
+        try:
+            hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD)
+        except RequestFault as fault:  # the others have to be told before anything is broken off
+            return stream_TD[:0], Pooled(fault=fault)
+        return hidden_ND, Pooled(vectors)
+
+    def _draw(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> Tensor:
+        """The results of a micro-batch, as `Worker` has those of a step; its tokens are in the table afterwards."""
+        step, views, rows_N = one.part.step, one.device_step.views, one.rows_N
+        if one.graphs is not None and extras == PLAIN and not masked and not len(step.mask_rows):
+            return one.graphs.draw(len(rows_N)).clone()
+        forbid = None
+        if masked:
+            index_N = self.masks.index(step.num_sampled, views["masked_draws"], torch.from_numpy(one.part.masks))
+            forbid = partial(self.masks.forbid, index_N=index_N)
+        sampled = one.sampled
+        if sampled is None:
+            sampled = SampleRows(rows_N, None, self.table.sampling(rows_N, self.table.newest(rows_N)[2].long()))
+        with self._looking_once(step, extras):
+            results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
+        self._write_back(sampled, results_NX)
+        return results_NX
