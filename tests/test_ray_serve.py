@@ -21,7 +21,9 @@ import ray
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
+from hookline.core.errors import ConfigError
 from hookline.core.serve.ray.options import CLOSE_S
+from hookline.core.serve.ray.replica import EngineReplica
 from hookline.serve.ray import app
 from tests.doc_pages import ROOT
 
@@ -45,6 +47,13 @@ def test_the_serve_config_builds_a_deployment_that_scales_and_drains() -> None:
     assert (deployment.max_ongoing_requests, deployment.max_queued_requests) == (512, 4096)
     assert deployment._deployment_config.graceful_shutdown_timeout_s == 60 + CLOSE_S
     assert [one["name"] for one in CONFIG["applications"][0]["deployments"]] == [deployment.name]
+
+
+def test_a_replica_of_another_version_names_its_node_before_its_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookline.core.util.ray_cluster.node_here", lambda: "10.0.0.2")
+    tree, driver = deployment_of(CONFIG).init_args
+    with pytest.raises(ConfigError, match=r"^node 10\.0\.0\.2 has another environment than the driver: torch is "):
+        EngineReplica(tree, {**driver, "torch": "1.0"})
 
 
 def test_the_ray_service_asks_for_what_its_workers_have_and_gives_them_time_to_drain() -> None:

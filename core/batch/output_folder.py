@@ -48,6 +48,15 @@ class OutputFolder:
                 raise ConfigError(f"{self.folder} is being written by another batch; wait, or take another") from error
             yield
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a batch works here, as any process that sees the folder finds."""
+        try:
+            # The folder's list, not the name: a network file system remembers for a while that a name was not there.
+            return WORK in os.listdir(self.folder)
+        except OSError:
+            return False
+
     def agree(self, sources: Sequence[Source], settings: Mapping[str, Any]) -> None:
         """Note what the input is; it may only have got more files since an earlier run.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from hookline.core.batch.parts import PARQUET, Part
 from hookline.core.batch.runner import Tally, recount
 from hookline.core.batch.settings import BatchRun
 from hookline.core.data.generate import leave, ranks_gpus
-from hookline.core.errors import EngineError, clipped
+from hookline.core.errors import ConfigError, EngineError, clipped
+from hookline.core.plugin.environment import check_here, environment
 from hookline.core.plugin.host import PluginHost
-from hookline.core.util.ray_cluster import connected_ray, warn_if_none_fits
+from hookline.core.util.ray_cluster import connected_ray, node_here, warn_if_none_fits
 
 ASKER = "batch.executor=ray"
 """Who needs Ray, as errors call it."""
@@ -31,9 +32,16 @@ MAX_DEATHS = 4
 
 
 class PartWorker:
-    """An engine that answers parts, as the function of map_batches. The process ends with its engine."""
+    """An engine that answers parts, as the function of map_batches. The process ends with its engine.
 
-    def __init__(self, run: BatchRun) -> None:
+    driver: the environment of the command, if that is another process.
+    Raises: ConfigError if this node has another environment, or does not see the command's folders.
+    """
+
+    def __init__(self, run: BatchRun, driver: Mapping[str, Any] | None = None) -> None:
+        if driver is not None:
+            check_here(driver, node_here())
+            check_shared(run, node_here())
         self._answers, self._output, self._prefix = (
             PartAnswers(run, PluginHost.load()),
             OutputFolder(run.output),
@@ -67,6 +75,19 @@ class PartWorker:
             raise EngineError(f"{most} engines ended while they answered {blamed}: {error}") from error
         finally:
             self._in_flight.remove(part)
+
+
+def check_shared(run: BatchRun, node: str) -> None:
+    """Make sure that this node sees the folders of the command, before its engine starts.
+
+    Raises: ConfigError naming the node and the folder.
+    """
+    for folder, is_there in ((run.input, run.input.is_dir()), (run.output, OutputFolder(run.output).is_begun)):
+        if not is_there:
+            raise ConfigError(
+                f"node {node} does not see {folder}: input and output must lie on a file system that all nodes share, "
+                "under the same path"
+            )
 
 
 def tally_of(path: Path, part: Part, prefix: str) -> Tally:
@@ -108,7 +129,7 @@ def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Itera
     rows = [{"part": json.dumps(asdict(part))} for part in parts]
     answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         PartWorker,
-        fn_constructor_kwargs={"run": run},
+        fn_constructor_kwargs={"run": run, "driver": environment()},
         compute=ActorPoolStrategy(size=run.replicas, max_concurrent_calls_per_actor=at_once),
         batch_size=1,
         num_cpus=run.num_cpus,

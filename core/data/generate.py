@@ -15,9 +15,10 @@ from hookline.core.data.row_answers import RowAnswers
 from hookline.core.data.tables import rows_of, table_of, with_answers
 from hookline.core.errors import ConfigError, EngineError, shown
 from hookline.core.frontend.async_llm import AsyncLLM
+from hookline.core.plugin.environment import check_here, environment
 from hookline.core.plugin.host import PluginHost
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.util.ray_cluster import connected_ray, imported_ray
+from hookline.core.util.ray_cluster import connected_ray, imported_ray, node_here
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,6 +43,7 @@ class Generate:
     max_rows: rows in flight; None: a tenth more than engine.max_num_seqs. Their prompts' tokens are bounded by what the
     KV cache holds and a tenth more.
     prefix: goes before the names of the new columns.
+    driver: versions and plugins of the process that called `options`, which notes them: they must be the same here.
 
     All columns stay; new ones are `text`, `finish_reason`, `num_prompt_tokens`, `num_completion_tokens` and `error`, or
     for vectors `embedding`, `num_prompt_tokens` and `error`. A row that cannot be answered has its `error`, the others
@@ -58,7 +60,10 @@ class Generate:
         pooling: Mapping[str, Any] | None = None,
         max_rows: int | None = None,
         prefix: str = "",
+        driver: Mapping[str, Any] | None = None,
     ) -> None:
+        if driver is not None:
+            check_here(driver, node_here())
         host = PluginHost.load()
         config = engine if isinstance(engine, Config) else checked_config(engine or {}, host)
         self._task, self._prefix = task, prefix
@@ -106,7 +111,7 @@ class Generate:
 
         least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
         return {
-            "fn_constructor_kwargs": {"engine": config, **arguments},
+            "fn_constructor_kwargs": {"engine": config, "driver": environment(), **arguments},
             "compute": ActorPoolStrategy(
                 min_size=least, max_size=most, max_concurrent_calls_per_actor=CONCURRENT_BLOCKS
             ),

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
 import socket
 import struct
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from hookline.core.errors import RankError
 from hookline.core.executor.rank_loop import serve_rank
+from hookline.core.plugin.environment import environment
 
 HELLO = struct.Struct("64s2i")
 """What a connection begins with: the engine's secret, the rank, and which of its two connections it is."""
 MESSAGES, ANSWERS = range(2)
 CONNECT_S = 30.0
+OPEN_PORTS = "open the ports of net.ipv4.ip_local_port_range between the nodes"
 LOST_MS = 20_000
 """Without an acknowledgement of what was sent, after which a connection counts as closed: the other host is gone."""
 
@@ -49,26 +50,6 @@ class RankActor:
         serve_rank(engine, answers, getattr(importlib.import_module(module), function))
 
 
-def environment() -> dict[str, Any]:
-    """What has to be the same in every process of an engine, by its name."""
-    from hookline.core.plugin.host import PluginHost
-
-    return {
-        "hookline": _version("hookline"),
-        "torch": _version("torch").partition("+")[0],
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-        "HOOKLINE_PLUGINS": os.environ.get("HOOKLINE_PLUGINS", ""),
-        "plugins": list(PluginHost.load().description),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
 def gpu_index(id_: str, visible: str | None) -> int:
     """Which of the process's GPUs Ray means by its id, if Ray leaves CUDA_VISIBLE_DEVICES alone."""
     names = visible.split(",") if visible else []
@@ -76,8 +57,14 @@ def gpu_index(id_: str, visible: str | None) -> int:
 
 
 def connect(host: str, port: int, secret: str, rank: int, which: int) -> socket.socket:
-    """A connection with the engine's process, which knows by it who is there."""
-    made = socket.create_connection((host, port), timeout=CONNECT_S)
+    """A connection with the engine's process, which knows by it who is there.
+
+    Raises: RankError if there is no way to it.
+    """
+    try:
+        made = socket.create_connection((host, port), timeout=CONNECT_S)
+    except OSError as error:
+        raise RankError(f"it cannot reach the engine at {host}:{port} ({error}); {OPEN_PORTS}") from error
     made.settimeout(None)
     make_prompt(made)
     made.sendall(HELLO.pack(secret.encode(), rank, which))

@@ -41,17 +41,7 @@ class RayPeer(Peer):
 
     def how_it_ended(self) -> str:
         """See Peer."""
-        with suppress(Exception):
-            nodes = within(CAUSE_S, self._ray.nodes)
-            if any(node["NodeID"] == self._place["node"] and not node["Alive"] for node in nodes):
-                return "was lost with its node"
-        try:
-            self._ray.get(self._running, timeout=CAUSE_S)
-        except (self._ray.exceptions.GetTimeoutError, self._ray.exceptions.ActorUnavailableError):
-            return "closed its connection, perhaps as its node was lost"
-        except Exception as error:
-            return cause_of(error)
-        return "ended"
+        return how_it_ended(self._ray, self._running, self._place)
 
     def kill(self) -> None:
         """See Peer: its connections are closed, at which it ends by itself, and Ray is told to end it.
@@ -74,6 +64,21 @@ class RayPeer(Peer):
 
     def __str__(self) -> str:
         return f"pid {self._place['pid']} on node {self._place['host']}"
+
+
+def how_it_ended(ray: Any, running: Any, place: Mapping[str, Any]) -> str:
+    """Cause of death of an actor. running: the call of it that is the rank. place: where it is."""
+    with suppress(Exception):
+        nodes = within(CAUSE_S, ray.nodes)
+        if any(node["NodeID"] == place["node"] and not node["Alive"] for node in nodes):
+            return "was lost with its node"
+    try:
+        ray.get(running, timeout=CAUSE_S)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        return "closed its connection, perhaps as its node was lost"
+    except Exception as error:
+        return cause_of(error)
+    return "ended"
 
 
 class RayLinks(RankLinks):
@@ -111,8 +116,8 @@ class RayLinks(RankLinks):
                 ended = ray.wait(running, timeout=0)[0]
                 if ended:
                     rank = running.index(ended[0])
-                    cause = RayPeer(rank, (), actors[rank], ended[0], places[rank], ray).how_it_ended()
-                    raise RankError(f"rank {rank} of {size} (on node {places[rank]['host']}) {cause} while starting")
+                    who = f"rank {rank} of {size} (pid {places[rank]['pid']} on node {places[rank]['host']})"
+                    raise RankError(f"{who}, while starting, {how_it_ended(ray, ended[0], places[rank])}")
 
             found = accept_all(server, secret, awaited, patience_s, check)
         return [

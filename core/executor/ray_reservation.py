@@ -6,6 +6,7 @@ Knows no configuration: it is told how many ranks there are and what they need.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.errors import ConfigError, RankError
-from hookline.core.executor.ray_actor import RankActor, environment
+from hookline.core.executor.ray_actor import RankActor
+from hookline.core.plugin.environment import difference, environment
 from hookline.core.util.ray_cluster import connected_ray, within
 
 logger = logging.getLogger("hookline")
@@ -134,20 +136,9 @@ def check_environment(places: Sequence[Mapping[str, Any]]) -> None:
     """
     ours = environment()
     for rank, place in enumerate(places):
-        for name, value in ours.items():
-            theirs = place["environment"].get(name)
-            if theirs != value:
-                who = f"rank {rank} of {len(places)} (pid {place['pid']} on node {place['host']})"
-                raise RankError(f"{who} has another environment than the engine: {_difference(name, theirs, value)}")
-
-
-def _difference(name: str, theirs: Any, ours: Any) -> str:
-    if not isinstance(ours, list):
-        return f"{name} is {theirs or 'not set'} there and {ours or 'not set'} here; make it the same on every node"
-    missing = [line for line in ours if line not in theirs][:2]
-    surplus = [line for line in theirs if line not in ours][:2]
-    parts = [f"without {'; '.join(missing)}"] * bool(missing) + [f"with {'; '.join(surplus)}"] * bool(surplus)
-    return f"its plugins are {' and '.join(parts)}; install the same on every node"
+        if (told := difference(place["environment"], ours)) is not None:
+            who = f"rank {rank} of {len(places)} (pid {place['pid']} on node {place['host']})"
+            raise RankError(f"{who} has another environment than the engine: {told}")
 
 
 def in_rank_order(places: Sequence[Mapping[str, Any]], bundle_size: int) -> list[int]:
@@ -174,6 +165,7 @@ def shares_host(places: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def cause_of(error: Exception) -> str:
-    """Why an actor is gone, in one line: Ray says it last."""
+    """Why an actor is gone, in one line: Ray says it last, behind the name of its type, which is of no use if ours."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"ended: {''.join(lines[-1:]).partition(' Worker exit detail')[0][:200]}"
+    last = re.sub(r"^hookline\.[\w.]+: ", "", "".join(lines[-1:])).partition(" Worker exit detail")[0]
+    return f"ended: {last[:200]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -15,6 +16,8 @@ from hookline.core.errors import ConfigError
 T = TypeVar("T")
 logger = logging.getLogger("hookline")
 ADDRESS = "RAY_ADDRESS"
+NO_TOKEN = "AuthenticationError"
+"""What Ray raises, or names in what it raises, if a cluster's token is missing."""
 HEAD_S = 5.0
 """For the head node to take a connection; Ray itself would try for two minutes."""
 
@@ -33,15 +36,16 @@ def connected_ray(asker: str) -> Any:
     """The package ray, connected with a cluster: the one this process is in, that of RAY_ADDRESS, or one of its own.
 
     asker: what needs it, as errors call it.
-    Raises: ConfigError if it is not installed, the head node does not answer, or its Ray or Python is another one.
+    Raises: ConfigError if it is not installed, the head node does not answer, its Ray or Python is another one, or it
+    wants a token that is not here.
     """
     ray = imported_ray(asker)
     if ray.is_initialized():
         return ray
-    before = signal.getsignal(signal.SIGTERM)
+    address, before = cluster_address(asker), signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=cluster_address(asker), include_dashboard=False)
-    except (OSError, RuntimeError, ValueError) as error:  # nobody there, another version, no address at all
+        ray.init(address=address, include_dashboard=False)
+    except Exception as error:  # nobody there, another version, no address at all, no token
         raise _no_cluster(asker, error) from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
@@ -82,14 +86,36 @@ def _address(asker: str) -> str | None:
             logger.warning("%s: %s; another one is started here", asker, lost)
             return "local"
         told = f"no head node answers at {address} ({error}); start one there, or unset {ADDRESS}"
-        raise ConnectionError(told) from error
+        raise ConnectionError(told) from None
     return None
 
 
 def _no_cluster(asker: str, error: Exception) -> ConfigError:
     given = os.environ.get(ADDRESS)
     named = f" by {ADDRESS}={given}" if given else ""
-    return ConfigError(f"{asker} finds no Ray cluster{named}: {' '.join(str(error).split())}")
+    return ConfigError(f"{asker} finds no Ray cluster{named}: {_why(error)}")
+
+
+def _why(error: BaseException) -> str:
+    """What ray.init raised, and from what, in one line."""
+    told = str(error)
+    if NO_TOKEN in (type(error).__name__, *re.findall(r"\w+", told)):
+        return (
+            "it wants a token, and here is none, or another one; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "~/.ray/auth_token to the head node's"
+        )
+    if error.__cause__ is not None:
+        return _why(error.__cause__)
+    lines = [line for line in told.splitlines() if line.strip()]
+    return " ".join((lines[-1] if "Traceback" in told else told).split())
+
+
+def node_here() -> str:
+    """The node of this process, which Ray runs, as Ray calls it."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address
 
 
 def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) -> None:

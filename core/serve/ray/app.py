@@ -21,6 +21,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
     Raises: ConfigError or PluginError in one line, before anything is started.
     """
     from hookline.core.config.compose import compose
+    from hookline.core.plugin.environment import environment
     from hookline.core.plugin.host import PluginHost
     from hookline.core.serve.settings import ServeKeys, validate_serve
 
@@ -31,4 +32,6 @@ def app(arguments: Mapping[str, Any]) -> Application:
     num_in_cluster = ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0
     num_gpus = gpus_of(options, run.config, num_in_cluster)
     deployment = serve.deployment(serve.ingress()(EngineReplica))
-    return deployment.options(**deployment_options(options, run.config, run.serve, num_gpus)).bind(job.tree)
+    return deployment.options(**deployment_options(options, run.config, run.serve, num_gpus)).bind(
+        job.tree, environment()
+    )

@@ -15,17 +15,22 @@ if TYPE_CHECKING:
 class EngineReplica:
     """One engine in the replica's process. tree: the configuration as `core.serve.settings.validate_serve` takes it.
 
+    driver: versions and plugins of the process that made the application, which must be the same here.
+
     Ray Serve calls its methods: the application is made once the engine is there, each health check asks the engine,
     and what runs has ended when it is deleted.
     """
 
-    def __init__(self, tree: Mapping[str, Any]) -> None:
+    def __init__(self, tree: Mapping[str, Any], driver: Mapping[str, Any]) -> None:
         from hookline.core.frontend.async_llm import AsyncLLM
+        from hookline.core.plugin.environment import check_here
         from hookline.core.plugin.host import PluginHost
         from hookline.core.serve.http.api_keys import read_keys
         from hookline.core.serve.settings import validate_serve
         from hookline.core.serve.throughput import Throughput
+        from hookline.core.util.ray_cluster import node_here
 
+        check_here(driver, node_here())
         host = PluginHost.load()
         host.log_problems()
         self._run = validate_serve(tree, host)

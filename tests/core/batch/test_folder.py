@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -277,6 +278,32 @@ def test_what_is_for_parquet_alone_is_refused_where_there_is_none(is_folder, tre
     names = [str(one) for one in folders] if is_folder else [str(folders[0] / "a.jsonl"), str(folders[1])]
     with pytest.raises(ConfigError, match=f"{key} is for rows in parquet, and the input has none"):
         answer_folder(validate_batch(names, tree, host), host, lambda line: None)
+
+
+def test_a_node_without_the_folders_of_the_command_is_named_before_its_engine_starts(folders, host, monkeypatch):
+    from hookline.core.batch import ray_parts
+
+    monkeypatch.setattr(ray_parts, "PartAnswers", lambda run, host: "started")
+    monkeypatch.setattr(ray_parts, "node_here", lambda: "10.0.0.2")
+    run, (input, output) = run_of(folders, host), folders
+
+    def refused(folder):
+        return (
+            f"node 10.0.0.2 does not see {folder}: input and output must lie on a file system that all nodes share, "
+            "under the same path"
+        )
+
+    with pytest.raises(ConfigError) as found:
+        ray_parts.check_shared(run, "10.0.0.2")
+    assert str(found.value) == refused(output), "no batch was begun there"
+    with OutputFolder(output).locked():
+        ray_parts.check_shared(run, "10.0.0.2")
+        shutil.rmtree(input)
+        with pytest.raises(ConfigError) as found:
+            ray_parts.PartWorker(run, {})
+        assert str(found.value) == refused(input)
+        with pytest.raises(ConfigError, match=r"^node 10\.0\.0\.2 has another environment than the driver: torch is "):
+            ray_parts.PartWorker(run, {"torch": "1.0"})
 
 
 def test_an_actor_does_not_answer_again_what_is_written(folders, host, monkeypatch):

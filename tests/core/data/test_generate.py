@@ -73,6 +73,12 @@ def test_the_process_ends_with_its_engine(monkeypatch, capsys):
     assert capsys.readouterr().err == "hookline: error: the engine ended, and this process with it: gone\n"
 
 
+def test_an_actor_of_another_version_names_its_node_before_its_engine_starts(monkeypatch):
+    monkeypatch.setattr(generate, "node_here", lambda: "10.0.0.2")
+    with pytest.raises(ConfigError, match=r"^node 10\.0\.0\.2 has another environment than the driver: torch is "):
+        Generate({"model": "no such model"}, driver={"torch": "1.0"})
+
+
 def test_batches_of_every_format_are_tables():
     import numpy as np
 
@@ -142,6 +148,7 @@ def test_the_options_fit_the_engine():
     assert options["batch_size"] == 50 and options["num_gpus"] == 0
     assert (options["compute"].min_size, options["compute"].max_size) == (1, 3)
     assert options["fn_constructor_kwargs"]["engine"].model.config.checkpoint == "x"
+    assert options["fn_constructor_kwargs"]["driver"] == generate.environment()
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 from hookline.core.errors import RankError
 from hookline.core.executor import ray_ranks, ray_reservation
-from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, connect, environment, gpu_index
-from hookline.core.executor.ray_ranks import RayPeer, accept_all
+from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, connect, gpu_index
+from hookline.core.executor.ray_ranks import RayLinks, RayPeer, accept_all
 from hookline.core.executor.ray_reservation import (
     RayReservation,
     Wanted,
@@ -17,6 +17,7 @@ from hookline.core.executor.ray_reservation import (
     in_rank_order,
     shares_host,
 )
+from hookline.core.plugin.environment import environment
 
 SECRET = "5" * 64
 
@@ -240,6 +241,40 @@ def test_who_does_not_know_the_secret_is_turned_away_and_holds_up_nobody(server,
     assert ours.recv(5) == b"hello"
     for one in (*strangers, ours, *found.values()):
         one.close()
+
+
+def test_an_engine_that_a_rank_cannot_reach_is_told_with_its_address_and_the_fix(server):
+    host, port = server.getsockname()
+    server.close()
+    with pytest.raises(RankError) as found:
+        connect(host, port, SECRET, 1, MESSAGES)
+    text = f"it cannot reach the engine at {host}:{port} ([Errno 111] Connection refused); open the ports of "
+    assert str(found.value) == text + "net.ipv4.ip_local_port_range between the nodes"
+    told = f"The actor died.\n\n  File x\nhookline.core.errors.RankError: {found.value}\n"
+    assert ray_reservation.cause_of(ValueError(told)) == f"ended: {found.value}"
+
+
+def test_a_rank_that_ends_before_it_has_connected_is_named_with_the_cause(monkeypatch):
+    monkeypatch.setattr(ray_ranks, "CAUSE_S", 0.01)
+
+    def lost(ref, timeout):
+        raise ValueError("Traceback\n\nhookline.core.errors.RankError: it cannot reach the engine")
+
+    ray = SimpleNamespace(
+        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+        wait=lambda running, timeout: (running[1:], running[:1]),
+        get=lost,
+        exceptions=SimpleNamespace(GetTimeoutError=TimeoutError, ActorUnavailableError=ConnectionError),
+        nodes=list,
+    )
+    actor = SimpleNamespace(run=SimpleNamespace(remote=lambda rank, *others: f"rank {rank}"))
+    links = object.__new__(RayLinks)
+    links.reservation = SimpleNamespace(ray=ray, actors=[actor, actor], places=[place(1), place(2)])
+    with pytest.raises(RankError) as found:
+        links._connected("module:function", 60.0)
+    assert str(found.value) == (
+        "rank 1 of 2 (pid 7 on node 10.0.0.2), while starting, ended: it cannot reach the engine"
+    )
 
 
 def test_ranks_that_do_not_come_are_named(server):

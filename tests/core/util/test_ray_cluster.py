@@ -11,6 +11,23 @@ from hookline.core.errors import ConfigError
 from hookline.core.util import ray_cluster
 from hookline.core.util.ray_cluster import connected_ray, warn_if_none_fits, within
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "node.py", line 996, in _init_gcs_client\n'
+TOKEN = (
+    "it wants a token, and here is none, or another one; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "~/.ray/auth_token to the head node's"
+)
+
+
+class AuthenticationError(Exception):
+    """Ray's, by its name."""
+
+
+def raised_from(cause):
+    """What Ray raises if it cannot connect, which says why in its cause alone."""
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = cause
+    return error
+
 
 class FakeRay(ModuleType):
     """As much of the package as connecting needs. found: the address that Ray finds. fault: of ray.init."""
@@ -104,8 +121,16 @@ def test_a_sweep_on_ray_looks_first_whether_the_cluster_answers(installed):
         ("nonsense", FakeRay(ValueError("Invalid address format: nonsense")), "Invalid address format: nonsense"),
         ("auto", FakeRay(ConnectionError("Could not find any Ray")), "Could not find any Ray"),
         ("local", FakeRay(fault=RuntimeError("Version mismatch:\n Ray: 2.9")), "Version mismatch: Ray: 2.9"),
+        ("local", FakeRay(fault=raised_from(ValueError("no\nport"))), "no port"),
+        ("local", FakeRay(fault=RuntimeError(f"Last error: {TRACEBACK}ValueError: no port\n")), "ValueError: no port"),
+        (
+            "local",
+            FakeRay(fault=raised_from(RuntimeError(f"{TRACEBACK}ray.exceptions.AuthenticationError: RPC\n"))),
+            TOKEN,
+        ),
+        ("local", FakeRay(fault=AuthenticationError("Token authentication is enabled, but")), TOKEN),
     ],
-    ids=["no address", "none runs", "another version"],
+    ids=["no address", "none runs", "another version", "a cause", "a traceback", "another token", "no token"],
 )
 def test_what_ray_finds_wrong_is_one_line(given, ray, message, installed):
     installed(ray, given)
