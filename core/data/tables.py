@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.data.requests import EMBEDDINGS, PARAMETERS
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, one_short_line
 
 if TYPE_CHECKING:
     import pyarrow
@@ -46,7 +46,27 @@ def rows_of(table: pyarrow.Table) -> Iterator[dict[str, Any]]:
     table = table.select([name for name in table.column_names if name in _INPUTS])
     if not table.column_names:
         return iter({} for _ in range(table.num_rows))
-    return iter(table.to_pylist())
+    try:
+        return iter(table.to_pylist())
+    except (ValueError, OverflowError):  # text that is not UTF-8, a time that no calendar has
+        return ({name: _value(table[name][row]) for name in table.column_names} for row in range(table.num_rows))
+
+
+class Unreadable:
+    """In place of a value that Python cannot hold: its row is refused alone. why: in one line."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __repr__(self) -> str:
+        return f"<unreadable: {self._why}>"
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError) as error:
+        return Unreadable(one_short_line(error))
 
 
 def columns_of(task: str) -> Mapping[str, str]:

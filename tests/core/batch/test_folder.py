@@ -436,3 +436,23 @@ def test_lines_and_tables_are_answered_by_one_engine(folders, capsys):
     assert table[8]["error"].startswith("a row needs one of prompt") and table[8]["text"] is None
     empty = pq.read_table(folders[1] / "empty.parquet")
     assert (empty.num_rows, empty.column_names[:2]) == (0, ["prompt", "text"])
+
+
+def test_a_full_disk_is_one_line_and_the_parts_that_are_written_stay(folders, host, monkeypatch):
+    run = run_of(folders, host)
+    answering(monkeypatch, run)
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    for module, name in (("shutil", "copyfileobj"), ("os", "replace")):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{module}.{name}", full)
+            with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+                answer_folder(run, host, print)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            OutputFolder(run.output).write(Part("c.jsonl", 0, 0, 0, 1), b"")
+    assert answer_folder(run, host, lambda said: None).num_failed == 0
+    assert sum(map(len, answers(folders[1]).values())) == 28

@@ -295,7 +295,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: 
         load_checkpoint(tmp_path, targets_for(tensors), num_readers=num_readers)
 
 
-@pytest.mark.parametrize("name", [7, None, "x" * 5000, "a\0b", "../a", ["a"]])
+@pytest.mark.parametrize("name", [7, None, "x" * 5000, "é" * 200, "\ud800", "a\0b", "../a", ["a"]])
 def test_an_index_with_senseless_names_is_refused(tmp_path: Path, name: object) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     message = refusal(tmp_path, targets_for(stored("a")))

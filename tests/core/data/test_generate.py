@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from hookline.core.data import generate
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
 from hookline.core.data.row_answers import RowAnswers
-from hookline.core.data.tables import table_of, with_answers
+from hookline.core.data.tables import rows_of, table_of, with_answers
 from hookline.core.errors import ConfigError, EngineError, PluginError, QueueFullError, RequestError
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.data import Generate
@@ -166,3 +167,31 @@ def test_the_bundled_checkpoint_makes_vectors(engine):
 
     first, second = asyncio.run(work()).to_pylist()
     assert len(first["embedding"]) == 4 and second["embedding"] is None and "it has none" in second["error"]
+
+
+def not_utf8(texts):
+    """A column of texts that are none."""
+    _, offsets, data = pa.array(texts).buffers()
+    return pa.StringArray.from_buffers(len(texts), offsets, data)
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "error"),
+    [
+        ("completion", {"prompt": not_utf8([b"ok", b"\xff\x1b"])}, "prompt=<unreadable: UnicodeDecode.* is not a text"),
+        (
+            "completion",
+            {"prompt": ["ok", "ok"], "sampling": not_utf8([b"{}", b"\xff"])},
+            "sampling=<unreadable: UnicodeDecodeError: .* must be a mapping",
+        ),
+        (
+            "completion",
+            {"prompt": ["ok", None], "prompt_token_ids": pa.array([None, 2**62], pa.timestamp("s"))},
+            "prompt_token_ids=<unreadable: OverflowError: .* is not a list of token ids",
+        ),
+    ],
+)
+def test_a_value_that_python_cannot_hold_refuses_its_row_alone(task, columns, error):
+    first, second = answers(FakeLLM(), rows_of(pa.table(columns)), task)
+    assert first["text"] == "xx"
+    assert re.match(error, second["error"]) and second["error"].isprintable()

@@ -9,7 +9,7 @@ import pytest
 from hookline.core.errors import RankError
 from hookline.core.executor import ray_ranks, ray_reservation
 from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, connect, environment, gpu_index
-from hookline.core.executor.ray_ranks import RayPeer, accept_all
+from hookline.core.executor.ray_ranks import RayPeer, accept_all, greeting
 from hookline.core.executor.ray_reservation import (
     RayReservation,
     Wanted,
@@ -240,6 +240,23 @@ def test_who_does_not_know_the_secret_is_turned_away_and_holds_up_nobody(server,
     assert ours.recv(5) == b"hello"
     for one in (*strangers, ours, *found.values()):
         one.close()
+
+
+def test_a_stranger_who_spells_slowly_has_no_more_time_than_others(monkeypatch):
+    """Each of its bytes comes before anybody would stop waiting for the next one."""
+    now = [0.0]
+    monkeypatch.setattr(ray_ranks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Stranger:
+        def settimeout(self, seconds):
+            assert seconds is not None and 0 < seconds <= ray_ranks.HELLO_S
+
+        def recv(self, size):
+            now[0] += 0.9 * ray_ranks.HELLO_S
+            return b"x"
+
+    assert greeting(Stranger(), SECRET) is None
+    assert now[0] <= 2 * ray_ranks.HELLO_S
 
 
 def test_ranks_that_do_not_come_are_named(server):
