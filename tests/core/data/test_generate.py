@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,18 @@ def test_a_refused_row_has_its_reason_and_a_full_queue_is_waited_for(monkeypatch
     full = QueueFullError("engine.max_queued_requests", 1, 1, 1)
     first, second = answers(FakeLLM([RequestError("too long"), full]), [{"prompt": "a"}, {"prompt": "bb"}])
     assert first == {"error": "too long"} and second["text"] == "xx"
+
+
+def test_a_long_prompt_is_tokenized_beside_the_event_loop():
+    llm, threads = FakeLLM(), {}
+
+    def encode(prompt):
+        threads[len(prompt)] = threading.current_thread()
+        return [1]
+
+    llm.llm.codec.encode = encode
+    answers(llm, [{"prompt": "short"}, {"prompt": "x" * 5000}])
+    assert threads[5] is threading.current_thread() and threads[5000] is not threads[5]
 
 
 def test_a_dead_engine_is_no_rows_fault():

@@ -634,14 +634,19 @@ def test_texts_that_take_long_to_make_ready_do_so_in_a_thread_beside_the_engines
 
     async def check(llm):
         submit = llm._thread.submit
-        llm._thread.submit = lambda *what, **options: (made.append(what), submit(*what, **options))
+
+        def seen(deltas, token_ids, params, **options):
+            made.append((token_ids, params, "stop_strings" in vars(params)))  # later the engine makes what is missing
+            submit(deltas, token_ids, params, **options)
+
+        llm._thread.submit = seen
         with suppress(RequestError):  # there is no processor for bad words
             await llm.generate(PROMPT, params(**options))
 
     run(check, async_llm_with(codec))
-    [(_, token_ids, ready)] = made
+    [(token_ids, ready, has_stop_strings)] = made
     assert token_ids == PROMPT
-    assert "stop_strings" in vars(ready) or ready.bad_words == ((1,),)
+    assert has_stop_strings or ready.bad_words == ((1,),)
     assert all(name.startswith("hookline-tokenizer") for name in threads)
 
 
