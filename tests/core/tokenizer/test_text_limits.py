@@ -123,3 +123,18 @@ def test_a_chat_template_that_does_not_end_is_broken_off(monkeypatch):
 def test_more_token_ids_than_any_model_has_positions_are_refused_unread():
     with pytest.raises(RequestError, match="the prompt has 1000000000000 token ids; at most 16777216 can be"):
         codec().encode(range(10**12))
+
+
+class Panic(BaseException):
+    """As tokenizers raises where its own code breaks: no Exception."""
+
+
+def test_a_tokenizer_that_panics_refuses_the_request_and_not_the_call():
+    one = codec()
+
+    def panic(*arguments, **options):
+        raise Panic("index out of bounds\n\x1b[2J")
+
+    one._tokenizer.encode = one._tokenizer.decode = panic
+    assert "a text prompt cannot be tokenized: Panic: index out of bounds \\x1b[2J" in refusal(lambda: one.encode("a"))
+    assert "these token ids cannot be decoded: Panic: index" in refusal(lambda: one.decode([1]))
