@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import os
@@ -308,6 +309,13 @@ def test_an_open_and_silent_standard_input_is_not_waited_for(
         os.write(writing, b"late\n")
         os.close(writing)
         assert piped_text(stream) == "late\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
+def test_piped_text_is_utf_8_whatever_the_locale_says(encoding: str) -> None:
+    assert piped_text(io.TextIOWrapper(io.BytesIO("caf\u00e9\r\n".encode()), encoding=encoding)) == "caf\u00e9\n"
+    with pytest.raises(ConfigError, match="standard input is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"):
+        piped_text(io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding=encoding))
 
 
 def test_piped_text_is_one_prompt_a_line(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
