@@ -150,6 +150,11 @@ def test_without_prefix_caching_nothing_is_found():
         ([3, 50], "token id 50 is outside the vocabulary (0 to 49)"),
         ([-1], "token id -1 is outside the vocabulary"),
         (["a"], "must be whole numbers"),
+        (["1", "2"], "must be whole numbers"),
+        ([1.0, 2.0], "must be whole numbers"),
+        ([True, False], "must be whole numbers"),
+        ([[1, 2]], "must be whole numbers"),
+        (b"ab", "must be whole numbers"),
         ([1] * 128, "the prompt has 128 tokens; a prompt may have at most 127 tokens: raise engine.max_model_len=128"),
     ],
 )

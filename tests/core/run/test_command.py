@@ -579,6 +579,29 @@ def test_an_output_that_is_a_folder_is_refused(llm: type[FakeLLM], capsys: pytes
     assert fails(["output=a.jsonl"], capsys) == "output=a.jsonl is a folder; name a file"
 
 
+def test_results_whose_file_cannot_be_written_are_shown(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hookline.core.util.files.os.replace", full)
+    assert main([*CHOSEN, "prompt=x", "output=a.jsonl"]) == 2
+    out, err = capsys.readouterr()
+    assert "prompt 0 done" in out
+    assert err.splitlines()[-1] == "hookline: error: output=a.jsonl cannot be written: No space left on device"
+    assert not list(Path().iterdir())
+
+
+def test_a_closed_standard_output_is_told_before_anything_runs(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*CHOSEN, "prompt=x"]) == 2
+    assert not llm.calls and "standard output is closed; redirect it" in capsys.readouterr().err
+    assert main([*CHOSEN, "prompt=x", "output=a.jsonl"]) == 0
+
+
 def test_a_broken_plugin_is_mentioned_but_stops_nobody(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CHOSEN, "prompt=x"]) == 0
     assert "hookline: plugin 'plugin1' (their-dist 1.2): scheduler 'theirs': target" in capsys.readouterr().err
