@@ -181,6 +181,22 @@ def test_an_engine_that_breaks_off_tells_everybody_and_serves_the_next(overlap):
     run(check, async_llm(overlap=overlap))
 
 
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_an_engine_that_is_left_by_whatever_is_no_exception_serves_the_next(error):
+    def leave(step):
+        raise error(0)
+
+    async def check(llm):
+        engine = llm.llm.output_processor.engine
+        engine.executor.launch = leave
+        with pytest.raises(EngineError):
+            await llm.generate(PROMPT, params())
+        del engine.executor.launch
+        assert (await llm.generate(PROMPT, params())).text == letters(8)
+
+    run(check, async_llm())
+
+
 def test_a_policy_that_misbehaves_is_named_to_everybody():
     class Rough:
         def plan(self, view):
@@ -398,10 +414,11 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler_and_the_output():
     assert [one[3] for one in seen] == [None, output.timings.first_token_s]
 
 
-def test_a_bug_in_one_request_is_not_everybodys():
+@pytest.mark.parametrize("error", [KeyError, SystemExit, GeneratorExit])
+def test_a_bug_in_one_request_is_not_everybodys(error):
     class Broken(SamplingParams):
         def resolved(self, defaults):
-            raise KeyError("a bug")
+            raise error("a bug")
 
     async def check(llm):
         good = asyncio.create_task(llm.generate(PROMPT, params()))
