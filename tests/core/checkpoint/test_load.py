@@ -185,8 +185,9 @@ def test_an_index_that_points_outside_the_folder_is_refused(tmp_path: Path) -> N
     assert "not in the folder" in refusal(tmp_path / "outside", targets_for(stored("a")))
 
 
-def test_an_unreadable_index_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]", "7", '{"weight_map": ' + "[" * 100_000])
+def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json is not a readable index" in refusal(tmp_path, {})
 
 
