@@ -93,8 +93,9 @@ def test_a_model_or_kernels_of_a_wrong_form_are_named(llm, part, name, change, m
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda logits_NV, *_: logits_NV[:, 1:], "it returned shape (1, "),
-        (lambda logits_NV, *_: logits_NV.long(), " of int64, not shape (1, "),
+        (lambda logits_NV, *_: logits_NV[:, 1:], "it returned shape (2, 4095) of float32, not shape (2, 4096)"),
+        (lambda logits_NV, *_: logits_NV[:1], "it returned shape (1, 4096) of float32, not shape (2, 4096)"),
+        (lambda logits_NV, *_: logits_NV.long(), "it returned shape (2, 4096) of int64, not shape (2, 4096)"),
         (lambda logits_NV, *_: logits_NV * torch.nan, "it made a logit NaN"),
     ],
 )
@@ -108,13 +109,14 @@ def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change
         if one.stage.entry.name == "penalties"
     ]
     params = [PROCESSED, PARAMS]
-    replaced(made, "process", lambda logits_NV, *others: change(logits_NV[:1], *others))
+    replaced(made, "process", lambda logits_NV, *others: change(logits_NV, *others))
     broken, done = llm.generate(PROMPTS, params)
     del made.process
     assert done.token_ids == plain and broken.finish_reason.value == "error"
     assert (
         "processor 'penalties' of plugin 'samplers' (" in broken.error
         and "breaks its contract in process" in broken.error
+        and message in broken.error
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline import LLM
-from hookline.core.errors import CapacityError
+from hookline.core.errors import CapacityError, CheckpointError
 from hookline.core.run.command import main
 
 FAULTY = """
@@ -194,3 +194,8 @@ def test_a_machine_without_enough_memory_is_told_what_to_lower(monkeypatch):
     monkeypatch.setattr("hookline.core.assembly.worker.RequestTable", full)
     with pytest.raises(CapacityError, match=r"lower engine.max_num_seqs, .*: can't allocate memory: you tried to"):
         LLM(device="cpu")
+
+
+def test_a_config_of_more_layers_than_tensors_is_refused_before_a_model_is_built():
+    with pytest.raises(CheckpointError, match=r"too few for the 200 layers of its config\.json"):
+        LLM(model={"hf_overrides": {"num_hidden_layers": 200}}, device="cpu")

@@ -110,11 +110,14 @@ def test_closing_gives_back_every_socket_and_pipe_and_dropping_ends_the_ranks() 
 
 
 @pytest.mark.slow
-def test_ranks_start_without_standard_files(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m hookline.core.run prompt=a tp=2 device=cpu sampling.max_tokens=2 output=a.jsonl"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    done = subprocess.run(
-        ["sh", "-c", f"exec {command} <&- >&-"], cwd=tmp_path, env=environ, stderr=subprocess.PIPE, check=False
+def test_ranks_of_a_script_start_without_standard_files(tmp_path: Path) -> None:
+    script = (
+        "from hookline import LLM, SamplingParams\nwith LLM(tp=2, device='cpu') as llm:\n"
+        "    [output] = llm.generate('a', SamplingParams(max_tokens=2, ignore_eos=True))\n"
+        "open('a', 'w').write(str(len(output.token_ids)))\n"
     )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 1
+    assert (tmp_path / "a").read_text() == "2"

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hookline.core.cli.command import guarded, is_sweep
+from hookline.core.cli.output import say
 
 if TYPE_CHECKING:
     from hookline.core.batch.rows import Done, Line
@@ -50,11 +51,11 @@ def execute(run: BatchRun, host: PluginHost) -> int:
     if run.is_folder:
         from hookline.core.batch.folder import answer_folder
 
-        return _told(run, answer_folder(run, host, _say))
+        return _told(run, answer_folder(run, host, say))
     with _opened(run) as (input, output):
         done, total = Done.read(output, run.output), num_lines(run.input)
         if done.count:
-            _say(f"{run.output} has the answers of {done.count} lines already")
+            say(f"{run.output} has the answers of {done.count} lines already")
         left = _open_lines(input, done)
         first = next(left, None)
         if first is None:
@@ -65,11 +66,11 @@ def execute(run: BatchRun, host: PluginHost) -> int:
 
 def _told(run: BatchRun, tally: Tally) -> int:
     """The exit code of a batch whose outcome is told."""
-    _say(f"{tally.num_answered} rows answered with {tally.num_tokens} tokens, {tally.num_failed} failed: {run.output}")
+    say(f"{tally.num_answered} rows answered with {tally.num_tokens} tokens, {tally.num_failed} failed: {run.output}")
     for line in tally.told:
-        _say(line)
+        say(line)
     if tally.num_failed > len(tally.told):
-        _say(f"and {tally.num_failed - len(tally.told)} more, each with its reason in {run.output}")
+        say(f"and {tally.num_failed - len(tally.told)} more, each with its reason in {run.output}")
     return 2 if tally.num_failed else 0
 
 
@@ -144,7 +145,3 @@ def _check_extra() -> None:
     from hookline.core.serve.command import _check_extra
 
     _check_extra()
-
-
-def _say(message: str) -> None:
-    print(f"hookline: {message}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.batch.parts import PARQUET, Part, Source
-from hookline.core.errors import ConfigError, shown
+from hookline.core.errors import ConfigError, one_short_line, shown
 from hookline.core.util.files import write_whole
 
 WORK = ".hookline"
@@ -109,8 +109,17 @@ class OutputFolder:
     def write(self, part: Part, answers: bytes) -> None:
         """Write a part's answers, whole. Raises: ConfigError if that cannot be."""
         path = self.path_of(part)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._naming():
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [answers], "output")
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Around what writes. Raises: ConfigError for what the system has against it, a full disk for instance."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be written: {error.strerror or one_short_line(error)}") from error
 
     def count_death(self, part: Part) -> int:
         """Note that an engine ended while it answered a part; returns how many have, in this run."""
@@ -139,12 +148,13 @@ class OutputFolder:
                         f"{self.path_of(part)} was written and is not here: input and output must lie on a file system "
                         "that all nodes share"
                     )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            whole = self._work / "whole"
-            (_join_parquet if source.file.endswith(PARQUET) else _join_lines)(
-                whole, [self.path_of(part) for part in source.parts]
-            )
-            os.replace(whole, path)
+            with self._naming():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                whole = self._work / "whole"
+                (_join_parquet if source.file.endswith(PARQUET) else _join_lines)(
+                    whole, [self.path_of(part) for part in source.parts]
+                )
+                os.replace(whole, path)
         shutil.rmtree(parts, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.batch.rows import Line, lines_of
 from hookline.core.errors import ConfigError, one_short_line
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 NO_GROUP = -1
 JSONL, PARQUET = SUFFIXES = (".jsonl", ".parquet")
+MAX_GROUP_BYTES = 2**32
+"""Most memory for a row group of a parquet file, read whole: few bytes of a file can stand for any number of rows."""
+MAX_ROWS = 2**31
+"""Most rows that a parquet file may say it has."""
+ROWS_AT_ONCE = 2**16
+"""Rows of a group that are decoded between two looks at its memory, at most."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ def _cut_jsonl(path: Path, file: str, part_rows: int) -> Source:
 
 def _cut_parquet(path: Path, file: str, part_rows: int) -> Source:
     metadata = parquet_file(path).metadata
+    if not 0 <= metadata.num_rows <= MAX_ROWS or metadata.num_rows != _num_group_rows(metadata):
+        raise ConfigError(f"{path} says that it has {metadata.num_rows} rows; at most {MAX_ROWS} can be, in groups")
     parts: list[Part] = []
     before = 0
     for group in range(metadata.num_row_groups):
@@ -106,6 +114,12 @@ def _cut_parquet(path: Path, file: str, part_rows: int) -> Source:
         size = path.stat().st_size
         opened.seek(max(0, size - 2**20))
         return Source(file, tuple(parts), f"{size}-{zlib.crc32(opened.read()):08x}")
+
+
+def _num_group_rows(metadata: Any) -> int:
+    """Rows of all groups; -1 if one has a negative number."""
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return -1 if min(rows, default=0) < 0 else sum(rows)
 
 
 def parquet_file(path: Path) -> pyarrow.parquet.ParquetFile:
@@ -168,8 +182,28 @@ class PartTables:
         try:
             if part.group == NO_GROUP:
                 return file.schema_arrow.empty_table()
-            table = file.read_row_group(part.group)
+            table = _group_table(file, part.group, path)
             table.validate()  # but for texts: one that is not UTF-8 is its row's error, not the file's
         except (pa.ArrowException, OSError, IndexError) as error:
             raise ConfigError(f"row group {part.group} of {path} cannot be read: {one_short_line(error)}") from error
         return table
+
+
+def _group_table(file: pyarrow.parquet.ParquetFile, group: int, path: Path) -> pyarrow.Table:
+    """A row group, a few rows at a time. Raises: ConfigError if it takes too much memory."""
+    import pyarrow as pa
+
+    metadata = file.metadata.row_group(group)
+    # No value is larger than its column: so few rows of it do not take more than all may.
+    sizes = [metadata.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
+    at_once = max(1, min(ROWS_AT_ONCE, MAX_GROUP_BYTES // max(1, *sizes)))
+    batches, num_bytes = [], 0
+    for batch in file.iter_batches(batch_size=at_once, row_groups=[group]):
+        num_bytes += batch.nbytes
+        if num_bytes > MAX_GROUP_BYTES:
+            raise ConfigError(
+                f"row group {group} of {path} takes more than {MAX_GROUP_BYTES} bytes of memory; write the file with "
+                "fewer rows in a group"
+            )
+        batches.append(batch)
+    return pa.Table.from_batches(batches, file.schema_arrow)

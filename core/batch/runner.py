@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.batch.rows import Line, Row, RowError, answer_line, custom_id_of, parse
-from hookline.core.errors import EngineError
+from hookline.core.errors import ConfigError, EngineError
 
 Post = Callable[[Row], Awaitable[tuple[int, str, Any]]]
 """Asks an endpoint: the status, the request's id and the body, parsed."""
@@ -126,6 +126,14 @@ def _message(body: Any) -> str:
 
 
 def write(output: int, line: bytes) -> None:
-    """Append a whole line."""
-    while line:
-        line = line[os.write(output, line) :]
+    """Append a whole line.
+
+    Raises: ConfigError if that cannot be; the next run takes off what there is of it.
+    """
+    try:
+        while line:
+            line = line[os.write(output, line) :]
+    except OSError as error:
+        raise ConfigError(
+            f"the output cannot be written: {error.strerror or error}; what is answered is kept for another run"
+        ) from error

@@ -6,13 +6,13 @@ repetitions counts. A prompt is a list of token ids and no text is made, so the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.bench.facts import ENGINE_FACTS, describe, describe_engine, first_token_s, peak_memory
+from hookline.core.cli.output import say
 
 if TYPE_CHECKING:
     from hookline.core.bench.recorder import Recording
@@ -257,7 +257,7 @@ def run_load(engine: Engine, workload: WorkloadConfig, repetition: int = 0, enco
     if len(refused) == len(load.requests):
         raise RequestError(f"every request of the workload was refused: {refused[0]}")
     if refused:
-        print(f"hookline: {len(refused)} of {len(load.requests)} requests were refused: {refused[0]}", file=sys.stderr)
+        say(f"{len(refused)} of {len(load.requests)} requests were refused: {refused[0]}")
     return recording
 
 

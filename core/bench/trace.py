@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.bench.slo import Slo
-from hookline.core.bench.workload import Load, LoadRequest, TokenSource, WorkloadConfig
+from hookline.core.bench.workload import MAX_PROMPT_TOKENS, Load, LoadRequest, TokenSource, WorkloadConfig
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS, RequestInfo
@@ -85,7 +85,10 @@ def _prompt(line: Mapping[str, Any], source: TokenSource, encode: Callable[[str]
         raise ValueError(f"no prompt; give one of {', '.join(PROMPT_KEYS)}")
     value = line[key]
     if key == "prompt_tokens":
-        return source.draw(_count(key, value))
+        count = _count(key, value)
+        if count > MAX_PROMPT_TOKENS:
+            raise ValueError(f"prompt_tokens={shown(value)} must be at most {MAX_PROMPT_TOKENS}")
+        return source.draw(count)
     if key == "prompt_token_ids":
         if not isinstance(value, list) or not all(type(token) is int for token in value):
             raise ValueError("prompt_token_ids must be a list of whole numbers")

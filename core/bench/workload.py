@@ -23,6 +23,8 @@ DISTRIBUTIONS = ("uniform", "lognormal")
 Z_90 = 1.6449
 """Standard deviations around the mean that hold 90 % of a normal distribution."""
 NO_BOUNDS = Slo()
+MAX_PROMPT_TOKENS = 2**24
+"""Most tokens of a prompt; no checkpoint has more positions."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class WorkloadConfig:
     """Tokens that a request asks for."""
     length_distribution: str = "uniform"
     """How lengths are drawn from their range: "uniform", or "lognormal" with 90 % of the draws inside and none out."""
-    shared_prefix_len: int = bounded(0, 0)
+    shared_prefix_len: int = bounded(0, 0, MAX_PROMPT_TOKENS)
     """Leading tokens that all prompts share, on top of prompt_len."""
     request_rate: float | None = bounded(None, above=0)
     """Requests that arrive per second, whatever the engine has finished by then; None: all at the start."""
@@ -131,8 +133,9 @@ class WorkloadConfig:
 
 
 def _check_lengths(key: str, pair: Sequence[int]) -> None:
-    if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
-        raise ConfigError(f"{key}={list(pair)} must be two whole numbers, 1 <= first <= second")
+    if len(pair) != 2 or not 1 <= pair[0] <= pair[1] <= MAX_PROMPT_TOKENS:
+        limit = f" <= {MAX_PROMPT_TOKENS}" if len(pair) == 2 and max(pair) > MAX_PROMPT_TOKENS else ""
+        raise ConfigError(f"{key}={shown(list(pair))} must be two whole numbers, 1 <= first <= second{limit}")
 
 
 def _class(key: str, values: Any) -> WorkloadClass:

@@ -9,7 +9,7 @@ import importlib.resources
 import re
 from pathlib import Path
 
-from hookline.core.errors import CheckpointError
+from hookline.core.errors import CheckpointError, clipped
 
 PACKAGE = "package:"
 """Prefix of a reference to a folder inside a Python package: package:MODULE/FOLDER."""
@@ -25,14 +25,17 @@ def locate(reference: str) -> Path:
     """
     if reference.startswith(PACKAGE):
         return _packaged(reference)
-    folder = Path(reference).expanduser()
-    if reference and folder.is_dir():
-        return folder
-    if is_hub_id(reference):
-        return _download(reference)
-    what = "is a file" if reference and folder.is_file() else "does not exist"
+    try:
+        folder = Path(reference).expanduser()
+        if reference and folder.is_dir():
+            return folder
+        if is_hub_id(reference):
+            return _download(reference)
+        what = "is a file" if reference and folder.is_file() else "does not exist"
+    except (OSError, RuntimeError) as error:  # too long a name, or the home of nobody
+        what = f"cannot be looked for ({getattr(error, 'strerror', None) or error})"
     raise CheckpointError(
-        f"model.checkpoint '{reference}' {what}; give a folder with config.json and *.safetensors, a hub id "
+        f"model.checkpoint '{clipped(reference)}' {what}; give a folder with config.json and *.safetensors, a hub id "
         "(owner/name) or package:MODULE/FOLDER"
     )
 

@@ -18,7 +18,7 @@ from hookline.core.errors import CheckpointError, one_short_line, shown_key
 INDEX = "model.safetensors.index.json"
 """Hugging Face's list of the shards of a checkpoint."""
 MAX_FILE_NAME = 200
-"""Most characters of a shard's name; file systems end at 255 bytes."""
+"""Most bytes of a shard's name, as UTF-8; file systems end at 255."""
 MXFP4 = "mxfp4"
 """The quantisation that is dequantised when it is loaded."""
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
@@ -118,7 +118,9 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and Path(name).name == name and "\0" not in name and len(name) <= MAX_FILE_NAME
+    if not isinstance(name, str) or len(name.encode(errors="surrogatepass")) > MAX_FILE_NAME:
+        return False
+    return Path(name).name == name and "\0" not in name
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hookline.core.cli.output import checked_output, discard_output, say
+from hookline.core.util.standard_files import open_missing
 
 PATIENT = ("OMP_WAIT_POLICY", "passive")
 """Variable and value with which torch's threads sleep while they wait for each other on a CPU. Threads that spin make a
@@ -22,6 +23,7 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     is an error too, whatever its code: `run` returns, and a plugin that calls sys.exit(0) is no success.
     """
     os.environ.setdefault(*PATIENT)
+    open_missing()  # a socket in their place would be lost to a child process, and a file would get what is printed
     try:
         return _run(run, arguments)
     except BrokenPipeError:  # the reader of our output left, as `head` does

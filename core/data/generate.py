@@ -13,7 +13,7 @@ from hookline.core.data.admission import Admission
 from hookline.core.data.requests import COMPLETION, RowReader
 from hookline.core.data.row_answers import RowAnswers
 from hookline.core.data.tables import rows_of, table_of, with_answers
-from hookline.core.errors import ConfigError, EngineError, shown
+from hookline.core.errors import ConfigError, EngineError, clipped, shown
 from hookline.core.frontend.async_llm import AsyncLLM
 from hookline.core.plugin.environment import check_here, environment
 from hookline.core.plugin.host import PluginHost
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ASKER = "Generate.options"
 """Who needs Ray, as errors call it."""
+MAX_TOLD = 4000
+"""Most characters of the last line of a process that ends."""
 CONCURRENT_BLOCKS = 4
 """Blocks that one engine answers at a time: while the last rows of one end, others keep the engine full."""
 
@@ -159,5 +161,6 @@ def ranks_gpus(config: Config, asker: str) -> int:
 
 def leave(error: EngineError) -> NoReturn:
     """End this process at once, so that Ray starts another one and tries the rows again there."""
-    print(f"hookline: error: the engine ended, and this process with it: {error}", file=sys.stderr, flush=True)
+    said = clipped(f"the engine ended, and this process with it: {error}", MAX_TOLD)
+    print(f"hookline: error: {said}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.data.requests import EMBEDDINGS, PARAMETERS
-from hookline.core.errors import ConfigError, RequestError
+from hookline.core.errors import ConfigError, RequestError, one_short_line
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,15 +42,15 @@ def _plain(values: Any) -> Any:
 
 
 def rows_of(table: pyarrow.Table) -> Iterator[dict[str, Any] | RequestError]:
-    """What a request is made of, row by row: other columns are not looked at. A row with a text that is not UTF-8 is
-    the error that refuses it.
+    """What a request is made of, row by row: other columns are not looked at. A row with a value that Python
+    cannot hold is the error that refuses it.
     """
     table = table.select([name for name in table.column_names if name in _INPUTS])
     if not table.column_names:
         return iter({} for _ in range(table.num_rows))
     try:
         return iter(table.to_pylist())
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError):  # a text that is not UTF-8, a time that no calendar has
         return (_row_of(table.slice(row, 1)) for row in range(table.num_rows))
 
 
@@ -59,8 +59,8 @@ def _row_of(row: pyarrow.Table) -> dict[str, Any] | RequestError:
     for name, column in zip(row.column_names, row.columns, strict=True):
         try:
             (found[name],) = column.to_pylist()
-        except UnicodeDecodeError as error:
-            return RequestError(f"{name} is not UTF-8: {error}")
+        except (ValueError, OverflowError) as error:
+            return RequestError(f"{name} cannot be read: {one_short_line(error)}")
     return found
 
 

@@ -27,7 +27,7 @@ from hookline.core.executor.ray_reservation import START_KEY, RayReservation, ca
 from hookline.core.util.ray_cluster import within
 
 HELLO_S = 5.0
-"""For a connection to say who it is."""
+"""For a connection to say who it is, however it spells that."""
 CAUSE_S = 1.5
 """For Ray to say why an actor is gone."""
 
@@ -177,15 +177,16 @@ def accept_all(
 
 def greeting(connection: socket.socket, secret: str) -> Key | None:
     """Who a new connection says it is; None if it does not know the secret."""
-    connection.settimeout(HELLO_S)
-    received = b""
+    received, until = b"", time.monotonic() + HELLO_S
     try:
-        while len(received) < HELLO.size and (piece := connection.recv(HELLO.size - len(received))):
+        while len(received) < HELLO.size:
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            piece = connection.recv(HELLO.size - len(received))
+            if not piece or time.monotonic() > until:
+                return None
             received += piece
     except OSError:
         return None
     connection.settimeout(None)
-    if len(received) < HELLO.size:
-        return None
     said, rank, which = HELLO.unpack(received)
     return (rank, which) if hmac.compare_digest(said, secret.encode()) else None

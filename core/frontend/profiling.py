@@ -9,15 +9,17 @@ import gzip
 import json
 import logging
 import os
+import secrets
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.config.schema import build
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.util.files import check_writable
 from hookline.core.util.ranges import bounded
 
@@ -73,7 +75,9 @@ class Profile:
 def profiled(llm: LLM, profile: Profile | None) -> Iterator[None]:
     """Trace the steps of its engine meanwhile, if a profile is wanted.
 
-    Raises: ConfigError if there were too few steps to trace any, or if no step is computed in this process.
+    The file is written whole or not at all; one that is there already is replaced when the new one is complete.
+    Raises: ConfigError if there were too few steps to trace any, if no step is computed in this process, or if the file
+    cannot be written.
     """
     if profile is None:
         yield
@@ -86,11 +90,14 @@ def profiled(llm: LLM, profile: Profile | None) -> Iterator[None]:
     trace = _StepTrace(profile)
     llm.engine.watch.tracer = trace
     try:
-        with trace.recording():
-            yield
+        try:
+            with trace.recording():
+                yield
+        finally:
+            llm.engine.watch.tracer = None
+        trace.report()
     finally:
-        llm.engine.watch.tracer = None
-    trace.report()
+        trace.tidy()
 
 
 class _StepTrace:
@@ -104,7 +111,9 @@ class _StepTrace:
         # The profiler wants a step of its own before it records: start-up costs would be in the trace otherwise.
         schedule = profiler.schedule(wait=profile.num_skipped - 1, warmup=1, active=profile.num_steps, repeat=1)
         self._profile = profiler.profile(schedule=schedule, on_trace_ready=self._write)
-        self._is_written = False
+        suffix = next(suffix for suffix in SUFFIXES if profile.path.name.endswith(suffix))
+        self._unfinished = profile.path.with_name(f".{secrets.token_hex(8)}{suffix}")
+        self._is_written, self._fault = False, ""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -125,8 +134,11 @@ class _StepTrace:
 
     def _write(self, finished: Any) -> None:
         if self._num_seen > self.profile.num_skipped:
-            finished.export_chrome_trace(str(self.profile.path))
             self._is_written = True
+            try:
+                finished.export_chrome_trace(str(self._unfinished))
+            except OSError as error:
+                self._fault = error.strerror or one_short_line(error)
 
     def report(self) -> None:
         """Say what was written."""
@@ -137,9 +149,24 @@ class _StepTrace:
                 f"profile_skip={profile.num_skipped} leaves out as many; lower it"
             )
         num_steps = min(self._num_seen - profile.num_skipped, profile.num_steps)
-        counts = count_launches(profile.path)
+        counts = self._finished()
         each = ", ".join(f"{count / num_steps:.1f} {what}" for what, count in counts.items())
         logger.info("wrote a profile of %d steps to %s%s", num_steps, profile.path, each and f"; each {each}")
+
+    def _finished(self) -> dict[str, int]:
+        """Put the file in its place, and count what is in it: torch does not say if it could write only a part."""
+        try:
+            counts = count_launches(self._unfinished)
+            os.replace(self._unfinished, self.profile.path)
+        except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:
+            why = self._fault or f"what torch wrote is no whole trace ({one_short_line(error)}); is the disk full?"
+            raise ConfigError(f"profile={self.profile.path} cannot be written: {why}") from error
+        return counts
+
+    def tidy(self) -> None:
+        """Remove what is unfinished."""
+        with suppress(OSError):
+            self._unfinished.unlink(missing_ok=True)
 
 
 def count_launches(path: Path) -> dict[str, int]:

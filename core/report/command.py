@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError
 from hookline.core.util.text import near_miss
 
@@ -80,7 +80,7 @@ def _wants_png(value: str) -> bool:
     if value == "true" and not there:
         raise ConfigError(f"png=true needs matplotlib, which is not installed; {fix}")
     if value == "auto" and not there:
-        print(f"hookline: no PNG plots, since matplotlib is not installed; {fix}", file=sys.stderr)
+        say(f"no PNG plots, since matplotlib is not installed; {fix}")
     return there and value != "false"
 
 

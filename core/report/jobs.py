@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from hookline.core.bench.files import STEPS, read_recording
 from hookline.core.bench.recorder import Recording
+from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError
 from hookline.core.sweep.job_status import DONE
 from hookline.core.sweep.results import RESULTS, objective_value, read_results
@@ -98,5 +98,5 @@ def _recording(folder: Path) -> Recording | None:
         problem = (
             str(error) if isinstance(error, ConfigError) else f"{folder} holds other records than these: {error!r}"
         )
-    print(f"hookline: {problem}; the report shows this job without it", file=sys.stderr)
+    say(f"{problem}; the report shows this job without it")
     return None

@@ -7,12 +7,13 @@ only time is modelled. docs/simulation.md explains the cost models. Bare at impo
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hookline.core.cli.output import say
 
 if TYPE_CHECKING:
     from hookline.core.bench.command import Bench
@@ -157,10 +158,9 @@ def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
         sum(len(run.requests) for run in runs),
         sum(len(run.steps["end_s"]) for run in runs),
     )
-    print(
-        f"hookline: simulated {num_requests} requests in {num_steps} steps in {wall_s:.2f} s, "
-        f"{num_requests / wall_s:,.0f} requests/s",
-        file=sys.stderr,
+    say(
+        f"simulated {num_requests} requests in {num_steps} steps in {wall_s:.2f} s, "
+        f"{num_requests / wall_s:,.0f} requests/s"
     )
     return {"wall_s": round(wall_s, 3), "requests_per_wall_s": round(num_requests / wall_s, 1)}
 

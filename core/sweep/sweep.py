@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hookline.core.cli.output import say
 from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.compose import ComposedJob, compose
 from hookline.core.config.job_folder import JOB_FOLDER
@@ -69,7 +69,7 @@ class Sweep:
             record = {**self._head(job, key, folder), **self._run(job, folder)}
             append_line(results, record)
         else:
-            _say(f"job {job.number} is finished already, in {job.sweep_folder / record['folder']}")
+            say(f"job {job.number} is finished already, in {job.sweep_folder / record['folder']}")
         append_line(self.notes, {**record, "job": job.number, "sweep_folder": str(job.sweep_folder)})
         return _objective(record, job.tree.get("objective"))
 
@@ -97,7 +97,7 @@ class Sweep:
         arguments = [*job.arguments, f"{_result_key(self.command)}={result}"]
         if self.command in BENCHES:
             arguments += [f"records={folder.resolve()}", "job_timeout_s=null"]
-        _say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
+        say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
         command = python_command(f"hookline.core.{self.command}:main", *arguments)
         started = time.monotonic()
         timeout_s = job.tree.get("job_timeout_s")
@@ -112,7 +112,7 @@ class Sweep:
             ended = {**ended, "status": FAILED, "error": f"exit code 0, but it wrote no {result.name}"}
         own = read_lines(result) if self.command in BENCHES else []
         record = {**ended, **(own[-1] if own else {}), "wall_s": round(time.monotonic() - started, 3)}
-        _say(_ending(job, record))
+        say(_ending(job, record))
         return record
 
 
@@ -152,9 +152,9 @@ def _summarise(records: Sequence[Mapping[str, Any]]) -> None:
     failed = [record for record in records if record["status"] != DONE]
     for record in failed:
         overrides = " ".join(record["overrides"])
-        _say(f"job {record['job']} ({overrides}) {record['status'].replace('_', ' ')}: {record['error']}")
+        say(f"job {record['job']} ({overrides}) {record['status'].replace('_', ' ')}: {record['error']}")
     folder = Path(records[0]["sweep_folder"])
-    _say(f"{len(records) - len(failed)} of {len(records)} jobs succeeded; results are in {folder / RESULTS}")
+    say(f"{len(records) - len(failed)} of {len(records)} jobs succeeded; results are in {folder / RESULTS}")
 
 
 def _free_folder(job: ComposedJob, key: str, before: Sequence[Mapping[str, Any]]) -> Path:
@@ -195,7 +195,3 @@ def _ending(job: ComposedJob, record: Mapping[str, Any]) -> str:
     if record["status"] == DONE:
         return f"job {job.number} is done, in {record['wall_s']:.1f} s"
     return f"job {job.number} {record['status'].replace('_', ' ')}: {record['error']}; the others run on"
-
-
-def _say(message: str) -> None:
-    print(f"hookline: {message}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line
+from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line, shown
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.chat_templates import rendered
 from hookline.core.tokenizer.detokenizer import Detokenizer
@@ -33,6 +33,7 @@ OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 _NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
 """What can be gone through and is no prompt, nor a list of some."""
+_BOOLS = frozenset((bool, np.bool_))
 
 
 class Codec:
@@ -94,6 +95,11 @@ class Codec:
         if is_array or (not isinstance(prompt, _NO_PROMPTS) and isinstance(prompt, Sequence)):
             if len(prompt) > MAX_TOKENS:
                 raise PromptTooLongError(f"the prompt has {len(prompt)} token ids; at most {MAX_TOKENS} can be")
+            kinds = set(map(type, prompt))
+            if kinds & _BOOLS:  # beside whole numbers they would count as such
+                raise RequestError(f"prompt token ids must be whole numbers, not true or false: {shown(prompt)}")
+            if kinds <= {int}:
+                return list(prompt)  # type: ignore[arg-type]
             return [int(token_id) if isinstance(token_id, np.integer) else token_id for token_id in prompt]  # type: ignore[misc]
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 

@@ -15,6 +15,11 @@ def test_long_values_are_cut(value):
     assert len(shown(value)) < 500 and "..." in shown(value)
 
 
+@pytest.mark.parametrize("digits", [70, 400, 5000])
+def test_a_whole_number_is_shown_by_its_length_where_that_is_long(digits):
+    assert shown([-(10**digits)]) == f"[<whole number of about {digits} digits>]"
+
+
 def test_a_deep_value_is_shown_without_its_depth():
     value = []
     for _ in range(10**5):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hookline.core.bench.remote.settings import Address, ClientConfig
 from hookline.core.bench.workload import Load, WorkloadConfig
+from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError, HooklineError, RequestError
 
 try:
@@ -111,12 +111,12 @@ def _warn(recording: Recording, busy_percent: float, load: Load) -> None:
     if sum(count for count, _ in failed.values()) == total:
         raise RequestError(f"every request of the workload failed: {next(iter(failed.values()))[1]}")
     for count, message in failed.values():
-        _say(f"{count} of {total} requests failed: {message}")
+        say(f"{count} of {total} requests failed: {message}")
     late = lateness(recording)
     is_spread = len({one.arrival_s for one in load.requests if one.follows is None}) > 1
     late_s = late["p99"] if late is not None and is_spread else 0.0  # what is due all at once cannot be sent at once
     if busy_percent > BUSY_PERCENT or late_s > LATE_S:
-        _say(
+        say(
             f"the client was the bottleneck: busy for {busy_percent} % of the time, and p99 of its requests "
             f"{late_s:.3f} s late; take a faster or less busy machine, or a lower request_rate"
         )
@@ -125,7 +125,7 @@ def _warn(recording: Recording, busy_percent: float, load: Load) -> None:
         for record, request in zip(recording.requests, load.requests, strict=True)
     )
     if short:
-        _say(f"{short} of {total} answers do not have the length that was asked for: does the server know ignore_eos?")
+        say(f"{short} of {total} answers do not have the length that was asked for: does the server know ignore_eos?")
 
 
 async def _model_card(pool: ConnectionPool, config: ClientConfig) -> dict[str, Any]:
@@ -198,7 +198,3 @@ def _allow_many_connections() -> None:
     wanted = SMALLEST_FILES if hard == resource.RLIM_INFINITY else min(hard, SMALLEST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _say(message: str) -> None:
-    print(f"hookline: {message}", file=sys.stderr)

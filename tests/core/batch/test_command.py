@@ -8,13 +8,15 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
 
+from hookline.core.batch import command, runner
 from hookline.core.batch.command import answer_lines, main
-from hookline.core.batch.rows import lines_of
+from hookline.core.batch.rows import Done, lines_of
 from hookline.core.batch.settings import validate_batch
 from hookline.core.errors import ConfigError, EngineError, QueueFullError
 from hookline.core.plugin.host import PluginHost
@@ -175,3 +177,32 @@ def test_a_batch_that_was_killed_is_finished_by_the_next_run(files, capsys):
     after = files[1].read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 24 == len(answers(files[1]))
     assert main(arguments) == 0 and files[1].read_bytes() == after
+
+
+def test_a_full_disk_is_one_line_and_half_a_line_is_answered_again(files, monkeypatch):
+    files[0].write_text("\n".join([row(1), row(2)]))
+    write, num_written = os.write, []
+
+    def full(descriptor, data):
+        if num_written:
+            raise OSError(28, "No space left on device")
+        num_written.append(write(descriptor, data[:10]))
+        return 10
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner.os, "write", full)
+        with pytest.raises(ExceptionGroup) as caught:
+            answer(files, FakeEngineClient())
+    (error, *_) = caught.value.exceptions
+    assert isinstance(error, ConfigError) and "cannot be written: No space left on device; what is an" in str(error)
+    with files[1].open("r+b") as file:
+        assert Done.read(file, files[1]).count == 0
+    assert files[1].read_bytes() == b""
+
+
+def test_what_rows_hold_reaches_a_terminal_escaped(capsys):
+    tally = runner.Tally()
+    tally.fail_at("line 1", "no \x1b[2J")
+    assert command._told(SimpleNamespace(output="out\x9b.jsonl"), tally) == 2
+    shown = capsys.readouterr().err
+    assert "line 1: no \\x1b[2J" in shown and "out\\x9b.jsonl" in shown and shown.replace("\n", "").isprintable()

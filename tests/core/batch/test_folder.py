@@ -455,13 +455,33 @@ def test_lines_and_tables_are_answered_by_one_engine(folders, capsys):
     sizes = ["batch.part_rows=4", "engine.max_num_seqs=4", "sampling.max_tokens=2", "sampling.temperature=0"]
     assert main([*map(str, folders), *sizes]) == 2
     told = capsys.readouterr().err
-    assert "15 rows answered with " in told and "c.parquet, row 9: prompt is not UTF-8: " in told
+    assert "15 rows answered with " in told and "c.parquet, row 9: prompt cannot be read: UnicodeDecodeError: " in told
     found = [json.loads(line) for line in (folders[1] / "a.jsonl").read_text().splitlines()]
     assert [one["custom_id"] for one in found] == [*map(str, range(7)), None]
     assert found[-1]["error"]["message"].startswith("line 8: not JSON")
     table = pq.read_table(folders[1] / "c.parquet").drop_columns(["prompt"]).to_pylist()
     assert [one["id"] for one in table] == list(range(9))
     assert len({one["text"] for one in table[:8]}) == 1 and table[0]["num_completion_tokens"] == 2
-    assert table[8]["error"].startswith("prompt is not UTF-8: ") and table[8]["text"] is None
+    assert table[8]["error"].startswith("prompt cannot be read: UnicodeDecodeError: ") and table[8]["text"] is None
     empty = pq.read_table(folders[1] / "empty.parquet")
     assert (empty.num_rows, empty.column_names[:2]) == (0, ["prompt", "text"])
+
+
+def test_a_full_disk_is_one_line_and_the_parts_that_are_written_stay(folders, host, monkeypatch):
+    run = run_of(folders, host)
+    answering(monkeypatch, run)
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    for module, name in (("shutil", "copyfileobj"), ("os", "replace")):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{module}.{name}", full)
+            with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+                answer_folder(run, host, print)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            OutputFolder(run.output).write(Part("c.jsonl", 0, 0, 0, 1), b"")
+    assert answer_folder(run, host, lambda said: None).num_failed == 0
+    assert sum(map(len, answers(folders[1]).values())) == 28

@@ -5,6 +5,7 @@ from itertools import chain
 
 import pytest
 
+from hookline.core.batch import parts
 from hookline.core.batch.parts import PartTables, files_in, lines_of_part, source_of
 from hookline.core.data.tables import with_answers
 from hookline.core.errors import ConfigError
@@ -109,3 +110,31 @@ def test_a_file_that_lost_rows_while_it_was_read_is_named(tmp_path):
     for read in (lambda: list(lines_of_part(tmp_path, lines)), lambda: PartTables(tmp_path).table_of(rows)):
         with pytest.raises(ConfigError, match="was changed while it was read: part 0 had 3 rows and has 1"):
             read()
+
+
+def test_a_small_file_that_stands_for_very_much_is_refused_before_it_takes_the_memory(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    table = pa.table({"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), ["x" * 10_000])})
+    (first, *_) = written(tmp_path, table.cast(pa.schema({"prompt": pa.string()}))).parts
+    assert (tmp_path / "a.parquet").stat().st_size < 20_000
+    monkeypatch.setattr(parts, "MAX_GROUP_BYTES", 2**20)
+    sizes, file_class = [], pytest.importorskip("pyarrow.parquet").ParquetFile
+    iter_batches = file_class.iter_batches
+
+    def counted(file, **options):
+        for batch in iter_batches(file, **options):
+            sizes.append(batch.nbytes)
+            yield batch
+
+    monkeypatch.setattr(file_class, "iter_batches", counted)
+    with pytest.raises(ConfigError, match=r"group 0 of .*a\.parquet takes more than 1048576 bytes of memory; write"):
+        PartTables(tmp_path).table_of(first)
+    assert sum(sizes) < 3 * 2**20
+
+
+def test_a_file_that_says_it_has_more_rows_than_can_be_is_refused_before_it_is_cut(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    monkeypatch.setattr(parts, "MAX_ROWS", 2)
+    assert len(written(tmp_path, pa.table({"prompt": ["x", "y"]})).parts) == 1
+    with pytest.raises(ConfigError, match=r"a\.parquet says that it has 3 rows; at most 2 can be"):
+        written(tmp_path, pa.table({"prompt": ["x", "y", "z"]}))

@@ -69,6 +69,7 @@ def test_all_turns_of_a_conversation_are_of_one_class():
         (3, "workload.classes[0]=3 must be a mapping of the fields of a class"),
         ({"share": 0}, "workload.classes[0].share=0.0 must be a finite number above 0"),
         ({"shares": 1}, "unknown key 'workload.classes[0].shares'. Did you mean 'share'?"),
+        ({"output_len": [4, 2**30]}, "workload.classes[0].output_len=[4, 1073741824] must be two whole numbers"),
         ({"prompt_len": [4, 2]}, "workload.classes[0].prompt_len=[4, 2] must be two whole numbers, 1 <= first"),
         (
             {"deadline_s": -1},

@@ -20,6 +20,12 @@ def test_a_place_that_cannot_be_written_to_is_named_before_anything_runs(tmp_pat
         command.execute({key: str(place)}, None, measure)
 
 
+def test_a_folder_in_the_place_of_a_record_is_named_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"records=.*requests.jsonl is a folder"):
+        command.execute({"records": str(tmp_path)}, None, lambda tree, host: pytest.fail("nothing must run"))
+
+
 def test_the_result_is_shown_although_its_file_cannot_be_written(tmp_path: Path, monkeypatch) -> None:
     shown = []
     monkeypatch.setattr(command, "print_result", shown.append)

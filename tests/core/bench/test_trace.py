@@ -66,6 +66,7 @@ def test_drawn_prompts_differ_from_repetition_to_repetition(trace):
         ({"arrival_s": 0, "prompt_tokens": 1}, "output_tokens=None must be a whole number of at least 1"),
         ({"arrival_s": 0, "output_tokens": 1}, "no prompt; give one of prompt_token_ids, prompt, prompt_tokens"),
         ({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 0}, "prompt_tokens=0 must be"),
+        (PLAIN | {"prompt_tokens": 2**24 + 1}, "prompt_tokens=16777217 must be at most 16777216"),
         ({"arrival_s": 0, "output_tokens": 1, "prompt_token_ids": [1.5]}, "must be a list of whole numbers"),
         ({"arrival_s": 0, "output_tokens": 1, "prompt": "x"}, "a prompt as text needs a tokenizer"),
         (PLAIN | {"tags": {"Tenant": "a"}}, "tags.Tenant: a tag's key is at most 32 characters"),

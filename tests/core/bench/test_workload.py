@@ -45,6 +45,9 @@ def test_token_ids_stay_inside_a_small_vocabulary():
     ("values", "message"),
     [
         ({"prompt_len": (0, 4)}, r"workload.prompt_len=\[0, 4\] must be two whole numbers"),
+        ({"prompt_len": (1, 10**5000)}, r"workload.prompt_len=\[1, <whole.* 1 <= first <= second <= 16777216"),
+        ({"turns": (1, 2**24 + 1)}, r"workload.turns=\[1, 16777217\] must be .* <= 16777216"),
+        ({"shared_prefix_len": 2**24 + 1}, "shared_prefix_len=16777217 must be at least 0 and at most 16777216"),
         ({"output_len": (9, 4)}, r"workload.output_len=\[9, 4\]"),
         ({"num_prompts": 0}, "num_prompts"),
     ],

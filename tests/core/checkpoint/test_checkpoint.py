@@ -57,6 +57,11 @@ def test_a_path_that_does_not_exist_is_refused_with_the_forms_that_work(tmp_path
     assert "does not exist" in message and "owner/name" in message and "package:MODULE/FOLDER" in message
 
 
+@pytest.mark.parametrize("reference", ["x" * 5000, "/" + "é" * 300, "~" + "x" * 300])
+def test_a_reference_that_no_path_can_be_is_refused_in_a_short_line(reference: str) -> None:
+    assert "cannot be looked for" in (message := refusal(reference)) and len(message) < 500
+
+
 def test_an_empty_reference_is_refused() -> None:
     assert "model.checkpoint ''" in refusal("")
 

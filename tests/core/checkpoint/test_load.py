@@ -185,8 +185,9 @@ def test_an_index_that_points_outside_the_folder_is_refused(tmp_path: Path) -> N
     assert "not in the folder" in refusal(tmp_path / "outside", targets_for(stored("a")))
 
 
-def test_an_unreadable_index_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]", "7", '{"weight_map": ' + "[" * 100_000])
+def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json is not a readable index" in refusal(tmp_path, {})
 
 
@@ -295,7 +296,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: 
         load_checkpoint(tmp_path, targets_for(tensors), num_readers=num_readers)
 
 
-@pytest.mark.parametrize("name", [7, None, "x" * 5000, "a\0b", "../a", ["a"]])
+@pytest.mark.parametrize("name", [7, None, "x" * 5000, "é" * 200, "\ud800", "a\0b", "../a", ["a"]])
 def test_an_index_with_senseless_names_is_refused(tmp_path: Path, name: object) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     message = refusal(tmp_path, targets_for(stored("a")))

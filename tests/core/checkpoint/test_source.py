@@ -110,6 +110,13 @@ def test_a_source_that_gives_another_shape_than_it_said_is_refused() -> None:
         load_source("x", source, {"w": WeightTarget.whole(torch.empty(2, 3))})
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_of_a_source_that_are_no_numbers_are_refused_by_name(value: float) -> None:
+    source = Source({"w": torch.full((2, 3), value)})
+    with pytest.raises(CheckpointError, match="1 broken tensor: w: NaN or infinity"):
+        load_source("x", source, {"w": WeightTarget.whole(torch.empty(2, 3))})
+
+
 def test_the_sources_tokenizer_is_used() -> None:
     codec = Codec(None, source=Model.source)
     assert codec.encode("one three") == [3, 5] and codec.decode([2, 1]) == "xx x"

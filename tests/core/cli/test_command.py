@@ -32,3 +32,15 @@ def test_threads_of_a_command_sleep_while_they_wait_unless_the_user_says_otherwi
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert guarded(lambda arguments: 0, []) == 0
     assert os.environ["OMP_WAIT_POLICY"] == expected
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_a_command_opens_takes_no_standard_file_s_number(closed) -> None:
+    """A child process would find its own standard file in the place of a socket that it was given."""
+    code = (
+        "import os, sys; from hookline.core.cli.command import guarded; "
+        "sys.exit(guarded(lambda arguments: os.open(os.devnull, os.O_RDONLY), []))"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    assert subprocess.run(command, env=environ, check=False).returncode > 2

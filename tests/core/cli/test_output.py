@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,11 @@ def test_saying_something_to_a_closed_standard_error_is_no_error(monkeypatch) ->
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     say("nobody hears it")
+
+
+def test_nobody_but_say_writes_a_command_s_own_lines() -> None:
+    """What they quote comes from requests, files and servers, and is escaped there."""
+    core = Path(__file__).parents[3] / "core"
+    writers = {path.relative_to(core).as_posix() for path in core.rglob("*.py") if '"hookline: ' in path.read_text()}
+    known = {"cli/output.py", "frontend/llm.py", "data/generate.py"}  # a package's name; the dying word on Ray
+    assert {path for path in writers if "new/templates" not in path} <= {*known, "sweep/job_status.py"}

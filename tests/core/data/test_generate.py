@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +52,18 @@ def test_a_refused_row_has_its_reason_and_a_full_queue_is_waited_for(monkeypatch
     full = QueueFullError("engine.max_queued_requests", 1, 1, 1)
     first, second = answers(FakeLLM([RequestError("too long"), full]), [{"prompt": "a"}, {"prompt": "bb"}])
     assert first == {"error": "too long"} and second["text"] == "xx"
+
+
+def test_a_long_prompt_is_tokenized_beside_the_event_loop():
+    llm, threads = FakeLLM(), {}
+
+    def encode(prompt):
+        threads[len(prompt)] = threading.current_thread()
+        return [1]
+
+    llm.llm.codec.encode = encode
+    answers(llm, [{"prompt": "short"}, {"prompt": "x" * 5000}])
+    assert threads[5] is threading.current_thread() and threads[5000] is not threads[5]
 
 
 def test_a_dead_engine_is_no_rows_fault():
@@ -103,7 +117,8 @@ def test_a_row_whose_text_is_not_utf_8_is_refused_alone():
         table = pa.table({asked: column, "note": texts, "id": [1, 2, 3, 4]})
         found = answers(FakeLLM(), rows_of(table.slice(1)), "chat" if asked == "messages" else "completion")
         assert found[0] == {
-            "error": f"{asked} is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
+            "error": f"{asked} cannot be read: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: "
+            "invalid start byte"
         }
         assert all(one["text"] for one in found[1:]) and len(found) == 3
     assert [*rows_of(pa.table({"note": texts}))] == [{}] * 4
@@ -193,3 +208,31 @@ def test_the_bundled_checkpoint_makes_vectors(engine):
 
     first, second = asyncio.run(work()).to_pylist()
     assert len(first["embedding"]) == 4 and second["embedding"] is None and "it has none" in second["error"]
+
+
+def not_utf8(texts):
+    """A column of texts that are none."""
+    _, offsets, data = pa.array(texts).buffers()
+    return pa.StringArray.from_buffers(len(texts), offsets, data)
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "error"),
+    [
+        ("completion", {"prompt": not_utf8([b"ok", b"\xff\x1b"])}, "prompt cannot be read: UnicodeDecodeError: "),
+        (
+            "completion",
+            {"prompt": ["ok", "ok"], "sampling": not_utf8([b"{}", b"\xff"])},
+            "sampling cannot be read: UnicodeDecodeError: ",
+        ),
+        (
+            "completion",
+            {"prompt": ["ok", None], "prompt_token_ids": pa.array([None, 2**62], pa.timestamp("s"))},
+            "prompt_token_ids cannot be read: OverflowError: ",
+        ),
+    ],
+)
+def test_a_value_that_python_cannot_hold_refuses_its_row_alone(task, columns, error):
+    first, second = answers(FakeLLM(), rows_of(pa.table(columns)), task)
+    assert first["text"] == "xx"
+    assert re.match(error, second["error"]) and second["error"].isprintable()

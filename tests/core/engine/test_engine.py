@@ -150,6 +150,11 @@ def test_without_prefix_caching_nothing_is_found():
         ([3, 50], "token id 50 is outside the vocabulary (0 to 49)"),
         ([-1], "token id -1 is outside the vocabulary"),
         (["a"], "must be whole numbers"),
+        (["1", "2"], "must be whole numbers"),
+        ([1.0, 2.0], "must be whole numbers"),
+        ([True, False], "must be whole numbers"),
+        ([[1, 2]], "must be whole numbers"),
+        (b"ab", "must be whole numbers"),
         ([1] * 128, "the prompt has 128 tokens; a prompt may have at most 127 tokens: raise engine.max_model_len=128"),
     ],
 )
@@ -453,6 +458,20 @@ def test_a_block_is_found_as_soon_as_its_last_token_is_computed(max_tokens):
     engine.add([*computed, 6], SamplingParams(max_tokens=1, seed=1))
     [second] = drain(engine)
     assert (len(computed), second.num_cached_tokens) == (7 + max_tokens, (7 + max_tokens) // 4 * 4)
+
+
+def test_in_a_forked_child_an_engine_takes_and_computes_nothing_and_ends_nobody():
+    engine = fake_engine(PlainScheduler())
+    engine.add([1, 2], greedy())
+    engine.home._pid -= 1  # as if this process were another one
+    for use in (engine.step, lambda: engine.add([1], greedy())):
+        with pytest.raises(HooklineError, match="this engine belongs to process"):
+            use()
+    engine.close()
+    engine.home._pid += 1
+    assert not engine.executor.is_closed
+    assert len(drain(engine)) == 1
+    engine.close()
 
 
 def test_a_closed_engine_refuses_requests_and_closes_twice_without_harm():

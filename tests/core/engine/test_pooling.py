@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hookline.core.errors import RequestError, RequestFault, StepFault
 from hookline.core.outputs import FinishReason
@@ -17,6 +19,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.fakes.poolers import fake_poolers, pooled_numbers
 from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.worker.pooling import PooledStates
 
 LAST, ALL = PoolingParams("last"), PoolingParams("all")
 GREEDY = SamplingParams(max_tokens=6, seed=1)
@@ -171,3 +174,17 @@ def test_an_engine_without_poolers_refuses_in_one_line() -> None:
 def test_impossible_wishes_are_refused_when_they_are_made(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         PoolingParams(**fields)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, GeneratorExit])
+def test_a_pooler_that_leaves_by_whatever_names_itself_and_the_rows(error: type[BaseException]) -> None:
+    states = PooledStates([SimpleNamespace(name="pooler 'odd'")], 4, torch.device("cpu"))
+
+    def leave(group: Any, hidden_TD: Any) -> Any:
+        raise error("boom")
+
+    states._run = leave  # type: ignore[method-assign]
+    group = SimpleNamespace(tokens=[0, 1], pooler=0, rows=np.array([3, 1]))
+    with pytest.raises(RequestFault, match=rf"pooler 'odd' fails: {error.__name__}: boom \(") as caught:
+        states.run([group], torch.zeros(2, 4))  # type: ignore[list-item]
+    assert caught.value.rows == {1, 3}

@@ -9,7 +9,7 @@ import pytest
 from hookline.core.errors import RankError
 from hookline.core.executor import ray_ranks, ray_reservation
 from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, connect, gpu_index
-from hookline.core.executor.ray_ranks import RayLinks, RayPeer, accept_all
+from hookline.core.executor.ray_ranks import RayLinks, RayPeer, accept_all, greeting
 from hookline.core.executor.ray_reservation import (
     RayReservation,
     Wanted,
@@ -275,6 +275,23 @@ def test_a_rank_that_ends_before_it_has_connected_is_named_with_the_cause(monkey
     assert str(found.value) == (
         "rank 1 of 2 (pid 7 on node 10.0.0.2), while starting, ended: it cannot reach the engine"
     )
+
+
+def test_a_stranger_who_spells_slowly_has_no_more_time_than_others(monkeypatch):
+    """Each of its bytes comes before anybody would stop waiting for the next one."""
+    now = [0.0]
+    monkeypatch.setattr(ray_ranks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Stranger:
+        def settimeout(self, seconds):
+            assert seconds is not None and 0 < seconds <= ray_ranks.HELLO_S
+
+        def recv(self, size):
+            now[0] += 0.9 * ray_ranks.HELLO_S
+            return b"x"
+
+    assert greeting(Stranger(), SECRET) is None
+    assert now[0] <= 2 * ray_ranks.HELLO_S
 
 
 def test_ranks_that_do_not_come_are_named(server):

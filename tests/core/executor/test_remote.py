@@ -314,3 +314,9 @@ def test_what_rank_0_says_of_late_work_is_the_executor_s(group):
     with heard_by(group.links.monitor):
         send_message(group.ranks[0].theirs[0], {"late_work": {"graph": 3}})
     assert group.executor.late_work == {"graph": 3}
+
+
+def test_each_engine_has_a_secret_of_its_own_that_nobody_guesses():
+    made = [RankLinks(1, Timeouts(1, 1, 1), ints([0] * HEARTBEAT_WORDS)) for _ in range(3)]
+    found = {links.membership(0)["secret"] for links in made}
+    assert len(found) == 3 and all(len(set(secret)) > 4 and len(secret) == 32 for secret in found)

@@ -184,6 +184,22 @@ def test_an_engine_that_breaks_off_tells_everybody_and_serves_the_next(overlap):
     run(check, async_llm(overlap=overlap))
 
 
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_an_engine_that_is_left_by_whatever_is_no_exception_serves_the_next(error):
+    def leave(step):
+        raise error(0)
+
+    async def check(llm):
+        engine = llm.llm.output_processor.engine
+        engine.executor.launch = leave
+        with pytest.raises(EngineError):
+            await llm.generate(PROMPT, params())
+        del engine.executor.launch
+        assert (await llm.generate(PROMPT, params())).text == letters(8)
+
+    run(check, async_llm())
+
+
 def test_a_policy_that_misbehaves_is_named_to_everybody():
     class Rough:
         def plan(self, view):
@@ -421,10 +437,11 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler_and_the_output():
     assert [one[3] for one in seen] == [None, output.timings.first_token_s]
 
 
-def test_a_bug_in_one_request_is_not_everybodys():
+@pytest.mark.parametrize("error", [KeyError, SystemExit, GeneratorExit])
+def test_a_bug_in_one_request_is_not_everybodys(error):
     class Broken(SamplingParams):
         def resolved(self, defaults):
-            raise KeyError("a bug")
+            raise error("a bug")
 
     async def check(llm):
         good = asyncio.create_task(llm.generate(PROMPT, params()))
@@ -657,14 +674,19 @@ def test_texts_that_take_long_to_make_ready_do_so_in_a_thread_beside_the_engines
 
     async def check(llm):
         submit = llm._thread.submit
-        llm._thread.submit = lambda *what, **options: (made.append(what), submit(*what, **options))
+
+        def seen(deltas, token_ids, params, **options):
+            made.append((token_ids, params, "stop_strings" in vars(params)))  # later the engine makes what is missing
+            submit(deltas, token_ids, params, **options)
+
+        llm._thread.submit = seen
         with suppress(RequestError):  # there is no processor for bad words
             await llm.generate(PROMPT, params(**options))
 
     run(check, async_llm_with(codec))
-    [(_, token_ids, ready)] = made
+    [(token_ids, ready, has_stop_strings)] = made
     assert token_ids == PROMPT
-    assert "stop_strings" in vars(ready) or ready.bad_words == ((1,),)
+    assert has_stop_strings or ready.bad_words == ((1,),)
     assert all(name.startswith("hookline-tokenizer") for name in threads)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,24 @@ def test_too_few_steps_are_an_error_that_says_how_many_there_were(tmp_path):
     with pytest.raises(ConfigError, match="there were 12 steps, and profile_skip=12 leaves out as many; lower it"):
         traced(tmp_path / "trace.json", num_skipped=12)
     assert not (tmp_path / "trace.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("trace.json", None), ("trace.json", b'{"traceEvents": ['), ("trace.json.gz", b"\x1f\x8b\x08\0")]
+)
+def test_a_full_disk_is_one_line_and_leaves_the_file_that_was_there(tmp_path, monkeypatch, name, left):
+    """torch raises, or writes a part and says nothing."""
+
+    def export(self, path):
+        if left is None:
+            raise OSError(28, "No space left on device")
+        Path(path).write_bytes(left)
+
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", export)
+    (tmp_path / name).write_text("before")
+    with pytest.raises(ConfigError, match=r"profile=.*trace.json.* cannot be written: .*(No space|the disk full)"):
+        traced(tmp_path / name, num_skipped=2)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
 def test_launches_are_counted_by_kind(tmp_path):

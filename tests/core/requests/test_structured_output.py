@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -34,14 +35,14 @@ class Odd(PlainMatcher):
     def fill(self, mask_W):
         if self.grammar.language[0] == b"raise in fill" and self.taken:
             mask_W[:] = -1
-            raise ValueError("boom")
+            raise OddGrammars.error("boom")
         if self.grammar.language[0] == b"slow":
             time.sleep(0.01)
         super().fill(mask_W)
 
     def advance(self, tokens):
         if self.grammar.language[0] == b"raise in advance":
-            raise ValueError("boom")
+            raise OddGrammars.error("boom")
         if self.grammar.language[0] == b"give up in advance":
             raise RequestError("too many states")
         return super().advance(tokens)
@@ -51,6 +52,7 @@ class OddGrammars(PlainGrammars):
     """Made of Odd; compiles of "wait" last until `gate` is set."""
 
     gate = threading.Event()
+    error: ClassVar[type[BaseException]] = ValueError
 
     @property
     def matcher_class(self):
@@ -60,7 +62,7 @@ class OddGrammars(PlainGrammars):
         if "wait" in wanted.value:
             assert self.gate.wait(20)
         if "raise in compile" in wanted.value:
-            raise ValueError("boom")
+            raise OddGrammars.error("boom")
         return super().compile(wanted)
 
 
@@ -171,15 +173,16 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
 
 
 @pytest.mark.parametrize("place", ["compile", "fill", "advance"])
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, place, overlap):
+@pytest.mark.parametrize(("overlap", "error"), [(False, ValueError), (True, SystemExit)])
+def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, place, overlap, error, monkeypatch):
+    monkeypatch.setattr(OddGrammars, "error", error)
     requests = [([1, 2, seed], choice(*TEXTS, seed=seed)) for seed in range(3)]
     expected = [output.token_ids for output in served(make_engine(backend), requests)]
     requests.insert(1, ([1], choice(f"raise in {place}", seed=9)))
     outputs = served(make_engine(backend, overlap=overlap), requests)
     faulty = outputs.pop(1)
     assert faulty.finish_reason is FinishReason.ERROR
-    assert faulty.error == f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: ValueError: boom"
+    assert faulty.error == f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: {error.__name__}: boom"
     assert [output.token_ids for output in outputs] == expected
 
 

@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import os
@@ -310,6 +311,13 @@ def test_an_open_and_silent_standard_input_is_not_waited_for(
         assert piped_text(stream) == "late\n"
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
+def test_piped_text_is_utf_8_whatever_the_locale_says(encoding: str) -> None:
+    assert piped_text(io.TextIOWrapper(io.BytesIO("caf\u00e9\r\n".encode()), encoding=encoding)) == "caf\u00e9\n"
+    with pytest.raises(ConfigError, match="standard input is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"):
+        piped_text(io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding=encoding))
+
+
 def test_piped_text_is_one_prompt_a_line(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookline.core.run.prompts.piped_text", lambda: "one\n\n  \ntwo, three\n")
     assert main(CHOSEN) == 0
@@ -569,6 +577,29 @@ def test_an_unusable_prompts_file_is_named(
 def test_an_output_that_is_a_folder_is_refused(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.jsonl").mkdir()
     assert fails(["output=a.jsonl"], capsys) == "output=a.jsonl is a folder; name a file"
+
+
+def test_results_whose_file_cannot_be_written_are_shown(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hookline.core.util.files.os.replace", full)
+    assert main([*CHOSEN, "prompt=x", "output=a.jsonl"]) == 2
+    out, err = capsys.readouterr()
+    assert "prompt 0 done" in out
+    assert err.splitlines()[-1] == "hookline: error: output=a.jsonl cannot be written: No space left on device"
+    assert not list(Path().iterdir())
+
+
+def test_a_closed_standard_output_is_told_before_anything_runs(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*CHOSEN, "prompt=x"]) == 2
+    assert not llm.calls and "standard output is closed; redirect it" in capsys.readouterr().err
+    assert main([*CHOSEN, "prompt=x", "output=a.jsonl"]) == 0
 
 
 def test_a_broken_plugin_is_mentioned_but_stops_nobody(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

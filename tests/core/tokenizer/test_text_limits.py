@@ -1,5 +1,6 @@
 """Texts that cannot fit, or cannot be tokenized: refused in one line, the first before any tokenizing."""
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -7,7 +8,7 @@ from hookline.core.errors import RequestError
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.codec import Codec, as_prompts
 from tests.core.frontend.test_output_processor import outputs, params
 
 MAX_LEN = 16
@@ -123,3 +124,40 @@ def test_a_chat_template_that_does_not_end_is_broken_off(monkeypatch):
 def test_more_token_ids_than_any_model_has_positions_are_refused_unread():
     with pytest.raises(RequestError, match="the prompt has 1000000000000 token ids; at most 16777216 can be"):
         codec().encode(range(10**12))
+
+
+class Panic(BaseException):
+    """As tokenizers raises where its own code breaks: no Exception."""
+
+
+def test_a_tokenizer_that_panics_refuses_the_request_and_not_the_call():
+    one = codec()
+
+    def panic(*arguments, **options):
+        raise Panic("index out of bounds\n\x1b[2J")
+
+    one._tokenizer.encode = one._tokenizer.decode = panic
+    assert "a text prompt cannot be tokenized: Panic: index out of bounds \\x1b[2J" in refusal(lambda: one.encode("a"))
+    assert "these token ids cannot be decoded: Panic: index" in refusal(lambda: one.decode([1]))
+
+
+@pytest.mark.parametrize("prompt", [[1, True], [np.True_, 2], [False]])
+def test_true_and_false_are_no_token_ids_beside_whole_numbers_either(prompt):
+    assert refusal(lambda: codec().encode(prompt)).startswith("prompt token ids must be whole numbers, not true or fal")
+
+
+def test_ids_of_any_whole_kind_are_a_list_of_their_own():
+    for prompt in ([1, 2], (1, 2), np.array([1, 2]), [np.int32(1), 2]):
+        found = codec().encode(prompt)
+        assert found == [1, 2] and set(map(type, found)) == {int} and found is not prompt
+
+
+@pytest.mark.parametrize("prompt", [b"ab", bytearray(b"ab"), memoryview(b"ab"), {1, 2}, {"prompt": "a"}, 7, None])
+def test_what_is_no_prompt_is_refused_by_its_type_alone_and_in_a_list(prompt):
+    name = type(prompt).__name__
+    assert refusal(lambda: codec().encode(prompt)) == f"a prompt is a text, token ids or chat messages, not {name}"
+    if isinstance(prompt, bytes | bytearray | memoryview):  # whole numbers, and so one prompt that is refused
+        assert as_prompts(prompt) == [prompt]
+    else:
+        told = refusal(lambda: as_prompts(prompt))
+        assert told == f"prompts are a text, token ids or chat messages, or a list of such, not {name}"

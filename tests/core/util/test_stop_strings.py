@@ -1,6 +1,7 @@
 """Stop strings in text that comes in pieces: found as if it came letter by letter, and never shown in part."""
 
 import tracemalloc
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
@@ -135,3 +136,18 @@ def test_searches_share_what_was_made_of_the_stop_strings():
     assert one.push("E") == ("", None)
     assert other.push("ND") == ("ND", None)
     assert one.push("ND") == ("", "END")
+
+
+def test_every_short_text_is_searched_as_letter_by_letter():
+    """A beginning that fails may hold the beginning of another match, or of the same one: "aab" in "aaab"."""
+
+    def words(*lengths):
+        return ["".join(letters) for length in lengths for letters in product("ab", repeat=length)]
+
+    alone, few = [[stop] for stop in words(1, 2, 3, 4)], words(1, 2, 3)
+    for texts, all_stops in ((words(7), alone), (words(5), combinations(few, 2))):
+        for stops in all_stops:
+            made = StopStrings(stops)
+            for text in texts:
+                shown, stop = search([text[:3], text[3:]], made)
+                assert ("".join(shown), stop) == letter_by_letter(text, stops, False), (text, stops)

@@ -99,3 +99,8 @@ def test_a_chat_with_long_tools_is_written_in_a_thread_and_a_short_one_is_not(
         request = {"messages": messages, "input": messages, "max_tokens": 2, **fields}
         assert ask(FakeEngineClient(), "POST", path, json=request).status_code == 200
     assert threads[0] is threading.main_thread() and threads[1] is not threading.main_thread()
+
+
+def test_names_of_ignored_fields_cannot_write_a_header_of_their_own() -> None:
+    found = body.ignored_header(["fine", "a\r\nX-Other: 1", "\u00e9", "x" * 65, *(["more"] * 50)])
+    assert found[body.IGNORED_HEADER].split(", ") == ["fine", "?", "?", "?", *(["more"] * 16)]

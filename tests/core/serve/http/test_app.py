@@ -153,6 +153,13 @@ def test_a_request_id_that_would_spoil_a_log_is_replaced(ask: Ask, given: str) -
     assert found != given and len(found) == 32
 
 
+def test_a_path_is_logged_escaped_and_short(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hookline.access"):
+        ask(FakeEngineClient(), "GET", "/%1b[2J%0a" + "x" * 5000)
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "hookline.access"]
+    assert line.isprintable() and len(line) < 400 and "/\\x1b[2J" in line
+
+
 def test_the_access_log_has_the_id_and_nothing_of_the_prompt(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     body = {"prompt": "my secret", "max_tokens": 2}
     with caplog.at_level(logging.INFO, "hookline.access"):
