@@ -5,6 +5,7 @@ pytest-xdist spreads a run of whole folders over processes, a file at a time; wi
 
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -82,6 +83,14 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section(f"over {SLOW_S:g} s and not marked slow", sep="-")
         for nodeid, duration in sorted(slow.items(), key=lambda item: -item[1])[:20]:
             terminalreporter.line(f"{duration:5.1f} s  {nodeid}")
+
+
+@pytest.fixture(autouse=True)
+def same_import_path():
+    """Loading plugins in development adds the working folder, where the next test would find this one's modules."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="module")

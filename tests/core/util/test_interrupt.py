@@ -28,7 +28,15 @@ def wait_for_nobody():
 
 
 def break_off_soon(interrupter):
-    thread = threading.Timer(0.1, interrupter.break_off)
+    """From another thread, a moment after the region was entered."""
+
+    def run():
+        while interrupter._inside is None:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert interrupter.break_off()
+
+    thread = threading.Thread(target=run)
     thread.start()
     return thread
 
@@ -36,10 +44,10 @@ def break_off_soon(interrupter):
 @pytest.mark.parametrize("code", [loop_stubbornly, sleep_long, wait_for_nobody])
 def test_the_main_thread_is_broken_off_whatever_it_does_in_python(code):
     interrupter, before = Interrupter(), signal.getsignal(SIGNAL)
-    timer = break_off_soon(interrupter)
+    other = break_off_soon(interrupter)
     with pytest.raises(Interrupted), interrupter.region():
         code()
-    timer.join()
+    other.join()
     assert signal.getsignal(SIGNAL) is before
 
 
