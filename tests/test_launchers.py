@@ -16,6 +16,7 @@ from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.results import read_results
+from tests.ray_folder import ray_folder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]
@@ -45,12 +46,12 @@ def cluster(tmp_path_factory, monkeypatch):
     """
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("other"))
     size = dict(num_cpus=2, num_gpus=1, object_store_memory=100 * 2**20, include_dashboard=False)
-    made = Cluster(initialize_head=True, head_node_args={**size, "temp_dir": str(tmp_path_factory.mktemp("r"))})
-    yield f"hydra.launcher.ray.init.address={made.address}"
-    made.shutdown()
+    with ray_folder():
+        made = Cluster(initialize_head=True, head_node_args=size)
+        yield f"hydra.launcher.ray.init.address={made.address}"
+        made.shutdown()
 
 
 @pytest.mark.slow
