@@ -18,7 +18,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # at these sizes two threads mostly wait for each other, several times the run time
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
-settings.register_profile("nightly", max_examples=5000)  # pytest --hypothesis-profile=nightly
+# A usual run tries the same examples each time, however busy the machine is; the night's are new ones.
+settings.register_profile("usual", derandomize=True, deadline=None)
+settings.load_profile("usual")
+settings.register_profile("nightly", settings.get_profile("default"), max_examples=5000, deadline=None)
 
 NUM_PROCESSES = 2
 """For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
@@ -30,6 +33,17 @@ SLOW_IN_SUITES = {
     "test_several_ranks_give_what_one_does",
 }
 """Tests of the suites in core/testing that are slow in every class which takes them."""
+LONGEST = (
+    "test_third_party_types.py",
+    "test_ray_data.py",
+    "plugins/test_warm_up.py",
+    "test_distributions.py",
+    "test_ray_serve.py",
+    "plugins/test_triton_exchange.py",
+    "plugins/test_prebuild.py",
+    "plugins/test_deadline.py",
+)
+"""Files whose few tests take longest, in an order in which no two clusters of Ray start at once."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,10 +68,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def long_files_first(items):
-    """The order for several processes, which should end together: files beside this one take longest."""
+    """The order for several processes, which should end together: after LONGEST, files beside this one take longest."""
     num_slow = Counter(item.path for item in items if "slow" in item.keywords)
     here = Path(__file__).parent
-    return lambda item: (item.path.parent != here, -num_slow[item.path])
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    return lambda item: (places.get(item.path, len(places)), item.path.parent != here, -num_slow[item.path])
 
 
 def skip_where_it_cannot_run(config, items):

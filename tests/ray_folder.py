@@ -17,8 +17,11 @@ def ray_folder() -> Iterator[pytest.MonkeyPatch]:
     """Ray's folder while it lasts, also for child processes; what else is patched is undone with it."""
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # names of Ray's sockets are long
     (folder / "ray").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", str(folder))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        yield patch
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_TMPDIR", str(folder))
+            patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+            patch.setenv("RAY_agent_register_timeout_ms", "120000")
+            yield patch
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

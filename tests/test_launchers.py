@@ -20,11 +20,8 @@ from tests.ray_folder import ray_folder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]
-LAUNCHERS = {
-    "joblib": ["hydra.launcher.n_jobs=2"],
-    "submitit_local": [],
-    "ray": [],
-}
+LAUNCHERS = {"joblib": ["hydra.launcher.n_jobs=2"], "submitit_local": [], "ray": []}
+NIGHTLY = pytest.param("submitit_local", marks=pytest.mark.nightly)
 
 
 def needs(module):
@@ -56,7 +53,7 @@ def cluster(tmp_path_factory, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["joblib", NIGHTLY, "ray"])
 def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path, request):
     needs(f"hydra_{launcher.removesuffix('_local')}_launcher")
     more = [request.getfixturevalue("cluster")] if launcher == "ray" else LAUNCHERS[launcher]

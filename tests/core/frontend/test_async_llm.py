@@ -92,6 +92,7 @@ def test_completions_come_together_and_cumulative_text_is_all_of_it():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.slow
 def test_a_crowd_with_random_ends_leaves_nothing_and_disturbs_nobody(overlap):
     rng = random.Random(5)
 
