@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shell that starts this in the background has Ctrl-C ignored, and so would every run that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,9 +19,10 @@ torch.set_num_threads(1)  # at these sizes two threads mostly wait for each othe
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
 # A usual run tries the same examples each time, however busy the machine is; the night's are new ones.
-settings.register_profile("usual", derandomize=True, deadline=None)
+UNHURRIED = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("usual", UNHURRIED, derandomize=True)
 settings.load_profile("usual")
-settings.register_profile("nightly", settings.get_profile("default"), max_examples=5000, deadline=None)
+settings.register_profile("nightly", UNHURRIED, max_examples=5000)
 
 NUM_PROCESSES = 2
 """For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
