@@ -8,8 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+ATTEMPTS = 3
+"""To start a node, for which Ray itself allows seconds that a busy machine may not have."""
 
 
 @contextmanager
@@ -25,3 +29,19 @@ def ray_folder() -> Iterator[pytest.MonkeyPatch]:
             yield patch
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cluster_of(*nodes: dict[str, Any]) -> Any:
+    """A ray.cluster_utils.Cluster of these nodes, the first of which is its head."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for node in nodes:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                cluster.add_node(**node)
+                break
+            except Exception:
+                if attempt == ATTEMPTS:
+                    raise
+    return cluster

@@ -16,7 +16,7 @@ from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.results import read_results
-from tests.ray_folder import ray_folder
+from tests.ray_folder import cluster_of, ray_folder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]
@@ -41,12 +41,10 @@ def cluster(tmp_path_factory, monkeypatch):
 
     It has a GPU as far as Ray is told: jobs get it, and find a CPU.
     """
-    from ray.cluster_utils import Cluster
-
     monkeypatch.chdir(tmp_path_factory.mktemp("other"))
     size = dict(num_cpus=2, num_gpus=1, object_store_memory=100 * 2**20, include_dashboard=False)
     with ray_folder():
-        made = Cluster(initialize_head=True, head_node_args=size)
+        made = cluster_of(size)
         yield f"hydra.launcher.ray.init.address={made.address}"
         made.shutdown()
 

@@ -67,8 +67,8 @@ def assert_gone(processes):
         (
             "0:3:loop",
             2,
-            {},
-            r"rank 0 of 2 \(this process\) got no further in a step for 5.\d s .* raise engine.step_timeout_s",
+            dict(step_timeout_s=2.0),
+            r"rank 0 of 2 \(this process\) got no further in a step for 2.\d s .* raise engine.step_timeout_s",
         ),
         ("0:3:hang", 2, dict(step_timeout_s=2.0), r"rank 0 of 2 \(this process\) got no further in a step"),
     ],

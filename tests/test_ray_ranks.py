@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="needs the extra ray")
 from hookline import LLM, SamplingParams
 from hookline.core.errors import ConfigError, RankError
 from hookline.core.executor import ray_ranks
-from tests.ray_folder import ray_folder
+from tests.ray_folder import cluster_of, ray_folder
 from tests.test_parity import mixed_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to mend
@@ -27,12 +27,10 @@ PROMPTS = [[1, 2, 3], [4, 5]]
 def cluster():
     """Its address is where a process of Ray looks first, as it is in a job."""
     import ray
-    from ray.cluster_utils import Cluster
 
     size = dict(num_cpus=1, object_store_memory=100 * 2**20)
     with ray_folder() as patch:
-        cluster = Cluster(initialize_head=True, head_node_args=dict(size, include_dashboard=False))
-        cluster.add_node(**size)
+        cluster = cluster_of(dict(size, include_dashboard=False), size)
         patch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
         ray.shutdown()
