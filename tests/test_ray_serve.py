@@ -70,7 +70,7 @@ def http() -> Iterator[httpx.Client]:
     given = {"engine.num_blocks": 256, "engine.max_model_len": 512, "device": "cpu", "ray.num_cpus": 0.1}
     size = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 100 * 2**20}
     with ray_folder() as patch:
-        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")  # not 5, which a busy machine may need to import it
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")  # 5 do not suffice on a busy machine
         patch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "120")
         ray.init(address="local", include_dashboard=False, log_to_driver=False, **size)
         try:
