@@ -87,7 +87,7 @@ class Browser:
         """The value of an expression of JavaScript."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def wait_for(self, expression, seconds=10):
+    def wait_for(self, expression, seconds=60):
         """Until an expression of JavaScript is true: the page looks at each frame, and this waits for it."""
         waiting = f"""new Promise((done, fail) => {{
             const end = performance.now() + {1000 * seconds};

@@ -5,19 +5,24 @@ pytest-xdist spreads a run of whole folders over processes, a file at a time; wi
 
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shell that starts this in the background has Ctrl-C ignored, and so would every run that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # at these sizes two threads mostly wait for each other, several times the run time
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
-settings.register_profile("nightly", max_examples=5000)  # pytest --hypothesis-profile=nightly
+# A usual run tries the same examples each time, however busy the machine is; the night's are new ones.
+UNHURRIED = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("usual", UNHURRIED, derandomize=True)
+settings.load_profile("usual")
+settings.register_profile("nightly", UNHURRIED, max_examples=5000)
 
 NUM_PROCESSES = 2
 """For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
@@ -29,6 +34,17 @@ SLOW_IN_SUITES = {
     "test_several_ranks_give_what_one_does",
 }
 """Tests of the suites in core/testing that are slow in every class which takes them."""
+LONGEST = (
+    "test_third_party_types.py",
+    "test_ray_data.py",
+    "plugins/test_warm_up.py",
+    "test_distributions.py",
+    "test_ray_serve.py",
+    "plugins/test_triton_exchange.py",
+    "plugins/test_prebuild.py",
+    "plugins/test_deadline.py",
+)
+"""Files whose few tests take longest, in an order in which no two clusters of Ray start at once."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,10 +69,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def long_files_first(items):
-    """The order for several processes, which should end together: files beside this one take longest."""
+    """The order for several processes, which should end together: after LONGEST, files beside this one take longest."""
     num_slow = Counter(item.path for item in items if "slow" in item.keywords)
     here = Path(__file__).parent
-    return lambda item: (item.path.parent != here, -num_slow[item.path])
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    return lambda item: (places.get(item.path, len(places)), item.path.parent != here, -num_slow[item.path])
 
 
 def skip_where_it_cannot_run(config, items):
@@ -82,6 +99,14 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section(f"over {SLOW_S:g} s and not marked slow", sep="-")
         for nodeid, duration in sorted(slow.items(), key=lambda item: -item[1])[:20]:
             terminalreporter.line(f"{duration:5.1f} s  {nodeid}")
+
+
+@pytest.fixture(autouse=True)
+def same_import_path():
+    """Loading plugins in development adds the working folder, where the next test would find this one's modules."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,9 @@ class Server:
         return self.children(self.pid_of("engine_main"))
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=60)
 
-    def stop(self, number: int = signal.SIGTERM, patience_s: float = 30.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, patience_s: float = 60.0) -> int:
         """Send a signal and wait for the end; returns the exit code."""
         for pid in [*self.children()]:
             self.children(pid)

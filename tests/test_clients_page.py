@@ -51,7 +51,7 @@ def address(tmp_path_factory):
         else:
             pytest.fail(f"it did not start: {lines}")
         wait = ["curl", "-sS", "--fail", "--retry", "20", "--retry-delay", "1", "--retry-all-errors"]
-        subprocess.run([*wait, f"{found[1]}/ready"], check=True, timeout=60)
+        subprocess.run([*wait, f"{found[1]}/ready"], check=True, timeout=240)
         try:
             yield found[1]
         finally:
@@ -70,7 +70,7 @@ def test_every_command_of_the_page_is_known():
 @pytest.mark.parametrize("line", CURLS)
 def test_curl_gets_an_answer(line, address):
     command = [*shlex.split(line.replace(ADDRESS, address)), "-sS", "--fail-with-body"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     if "-N" in command:
         assert done.stdout.endswith("data: [DONE]\n\n")
@@ -96,7 +96,7 @@ def test_llm_answers(address, tmp_path):
     (tmp_path / "extra-openai-models.yaml").write_text(models.replace(ADDRESS, address))
     command = [sys.executable, "-m", "llm", *shlex.split(LLM)[1:], "--key", "none", "--no-stream"]
     environ = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""}
-    done = subprocess.run([*command, "-o", "max_tokens", "8"], capture_output=True, text=True, env=environ, timeout=60)
+    done = subprocess.run([*command, "-o", "max_tokens", "8"], capture_output=True, text=True, env=environ, timeout=240)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 

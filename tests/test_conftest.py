@@ -62,11 +62,13 @@ def test_a_number_that_is_asked_for_stays(number):
     assert num_processes(config(numprocesses=number)) == number
 
 
-def test_files_that_run_the_whole_come_first_then_those_with_most_slow_tests():
+def test_the_longest_files_come_first_then_those_that_run_the_whole_and_those_with_most_slow_tests():
     paths = {"quick": HERE / "core" / "test_a.py", "slow": HERE / "core" / "test_b.py", "whole": HERE / "test_c.py"}
+    paths |= {name: HERE / name for name in reversed(conftest.LONGEST)}
     items = [SimpleNamespace(name=name, path=path, keywords={name: 1}) for name, path in paths.items()]
     items.sort(key=conftest.long_files_first(items))
-    assert [item.name for item in items] == ["whole", "slow", "quick"]
+    assert [item.name for item in items] == [*conftest.LONGEST, "whole", "slow", "quick"]
+    assert all(path.exists() for name, path in paths.items() if name in conftest.LONGEST)
 
 
 def report(name, duration, when="call", **keywords):

@@ -95,6 +95,6 @@ def test_a_mistake_exits_with_2_and_one_line(arguments: list[str], capsys: pytes
 def test_the_exit_code_is_the_process_s(module: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", module, "modle=x"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("hookline: error: ")

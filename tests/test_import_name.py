@@ -111,7 +111,7 @@ def test_the_older_spelling_works_in_a_clone() -> None:
 
     def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
     succeeded(python("-m", "core.run", "--cfg", "job"))
     found = succeeded(python("-c", "from core import LLM; import sys; print(sys.modules[LLM.__module__].__file__)"))

@@ -17,14 +17,12 @@ from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sweep.results import read_results
+from tests.ray_folder import cluster_of, ray_folder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]
-LAUNCHERS = {
-    "joblib": ["hydra.launcher.n_jobs=2"],
-    "submitit_local": [],
-    "ray": [],
-}
+LAUNCHERS = {"joblib": ["hydra.launcher.n_jobs=2"], "submitit_local": [], "ray": []}
+NIGHTLY = pytest.param("submitit_local", marks=pytest.mark.nightly)
 
 
 def needs(module):
@@ -44,19 +42,17 @@ def cluster(tmp_path_factory, monkeypatch):
 
     It has a GPU as far as Ray is told: jobs get it, and find a CPU.
     """
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("other"))
     size = dict(num_cpus=2, num_gpus=1, object_store_memory=100 * 2**20, include_dashboard=False)
-    made = Cluster(initialize_head=True, head_node_args={**size, "temp_dir": str(tmp_path_factory.mktemp("r"))})
-    yield f"hydra.launcher.ray.init.address={made.address}"
-    made.shutdown()
+    with ray_folder():
+        made = cluster_of(size)
+        yield f"hydra.launcher.ray.init.address={made.address}"
+        made.shutdown()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["joblib", NIGHTLY, "ray"])
 def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path, request):
     needs(f"hydra_{launcher.removesuffix('_local')}_launcher")
     more = [request.getfixturevalue("cluster")] if launcher == "ray" else LAUNCHERS[launcher]

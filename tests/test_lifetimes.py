@@ -60,6 +60,7 @@ def test_a_forked_child_gets_an_error_and_its_parent_keeps_the_ranks(two_ranks) 
     assert two_ranks.generate("a", FEW)[0].token_ids == before
 
 
+@pytest.mark.slow
 def test_an_async_engine_in_a_forked_child_is_an_error_and_never_a_wait() -> None:
     import asyncio
 

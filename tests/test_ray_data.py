@@ -20,6 +20,7 @@ from hookline.core.batch.folder import answer_folder
 from hookline.core.batch.settings import validate_batch
 from hookline.core.plugin.host import PluginHost
 from hookline.data import Generate
+from tests.ray_folder import cluster_of, ray_folder
 
 ROOT = Path(__file__).parents[1]
 ENGINE = {"max_num_seqs": 4, "max_model_len": 64, "cpu_cache_gib": 0.02}
@@ -27,21 +28,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """Two nodes of one core each, made up on this machine."""
     import ray
-    from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    node = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-    environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ray.init(address=cluster.address, runtime_env={"env_vars": environ}, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    yield ray
-    ray.shutdown()
-    cluster.shutdown()
+    node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    with ray_folder():
+        cluster = cluster_of({**node, "include_dashboard": False}, node)
+        environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ray.init(address=cluster.address, runtime_env={"env_vars": environ}, log_to_driver=False)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield ray
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def killed_once(flag):

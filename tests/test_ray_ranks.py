@@ -14,6 +14,7 @@ pytest.importorskip("ray", reason="needs the extra ray")
 from hookline import LLM, SamplingParams
 from hookline.core.errors import ConfigError, RankError
 from hookline.core.executor import ray_ranks
+from tests.ray_folder import cluster_of, ray_folder
 from tests.test_parity import mixed_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to mend
@@ -23,17 +24,13 @@ PROMPTS = [[1, 2, 3], [4, 5]]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """Its address is where a process of Ray looks first, as it is in a job."""
     import ray
-    from ray.cluster_utils import Cluster
 
     size = dict(num_cpus=1, object_store_memory=100 * 2**20)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head = dict(size, include_dashboard=False, temp_dir=str(tmp_path_factory.mktemp("r")))
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(**size)
+    with ray_folder() as patch:
+        cluster = cluster_of(dict(size, include_dashboard=False), size)
         patch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
         ray.shutdown()

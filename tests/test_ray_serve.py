@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +24,7 @@ from hookline.core.serve.ray.options import CLOSE_S
 from hookline.core.serve.ray.replica import EngineReplica
 from hookline.serve.ray import app
 from tests.doc_pages import ROOT
+from tests.ray_folder import ray_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray leaves sockets and files open
 CONFIG = yaml.safe_load((ROOT / "deploy/ray_serve.yaml").read_text())
@@ -73,31 +72,25 @@ def test_the_ray_service_asks_for_what_its_workers_have_and_gives_them_time_to_d
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     """A client of two replicas."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     held = socket.socket()  # bound for as long as Ray Serve listens, so that nobody else gets the port meanwhile
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(("127.0.0.1", 0))
     port = held.getsockname()[1]
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # the names of Ray's sockets are long
     given = {"engine.num_blocks": 256, "engine.max_model_len": 512, "device": "cpu", "ray.num_cpus": 0.1}
-    ray.init(
-        num_cpus=2,
-        num_gpus=0,
-        object_store_memory=100 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=folder,
-    )
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(app({**given, "ray.min_replicas": 2}))
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield client
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        held.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    size = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 100 * 2**20}
+    with ray_folder() as patch:
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")  # 5 do not suffice on a busy machine
+        patch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "120")
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, **size)
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            serve.run(app({**given, "ray.min_replicas": 2}))
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                yield client
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            held.close()
 
 
 def test_a_stream_ends_in_a_replica_and_says_what_a_whole_answer_says(http: httpx.Client) -> None:

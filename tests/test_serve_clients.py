@@ -268,6 +268,6 @@ def test_the_llm_command_chats_and_counts_tokens(server: LiveServer, tmp_path: P
     (tmp_path / "extra-openai-models.yaml").write_text(model)
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none", "LLM_LOAD_PLUGINS": ""}
     command = [sys.executable, "-m", "llm", "-m", "served", "--usage", "two and two?"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, REPLY), done.stderr
     assert "Token usage" in done.stderr

@@ -13,6 +13,7 @@ import time
 import httpx
 import pytest
 
+from hookline.core.serve.processes.server_process import LOOK_S, STOPPED_LOOKS
 from tests.serving import Server, Stream, server, streams_of, wait_for
 
 pytestmark = pytest.mark.slow
@@ -25,9 +26,9 @@ def fronts_of(running: Server) -> set[int]:
     return {pid for pid, target in running.children().items() if "front_main" in target}
 
 
-def assert_told(streams: list[Stream], killed_s: float) -> None:
+def assert_told(streams: list[Stream], killed_s: float, limit_s: float = MOST_S) -> None:
     for stream in streams:
-        assert stream.ended_s - killed_s < MOST_S
+        assert stream.ended_s - killed_s < limit_s
         assert stream.error and stream.is_done and not stream.is_broken, stream
 
 
@@ -42,7 +43,8 @@ def test_killed_parts_are_replaced_and_a_sigterm_under_load_loses_nothing() -> N
     with server("serve.processes=2", "serve.restart=true", mock={"step_s": 0.005}) as running:
         fronts = fronts_of(running)
         body = {**LONG, "max_tokens": 150}
-        streams = asyncio.run(streams_of(running, [body] * 16, lambda _: kill("front_main")))
+        longer = {**LONG, "max_tokens": 400}  # not all sent before the kill, though this process reads them late
+        streams = asyncio.run(streams_of(running, [longer] * 16, lambda _: kill("front_main")))
         broken = [one for one in streams if one.is_broken]
         assert broken and all(one.ended_s - killed_s < MOST_S for one in broken)
         assert all(one.is_whole for one in streams if not one.is_broken)  # the other front end's do not notice
@@ -55,7 +57,7 @@ def test_killed_parts_are_replaced_and_a_sigterm_under_load_loses_nothing() -> N
 
         streams = asyncio.run(streams_of(running, [body] * 16, lambda _: running.process.terminate()))
         assert all(one.is_whole for one in streams)
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
         assert running.left_over() == []
 
 
@@ -78,7 +80,7 @@ def test_what_is_not_done_when_the_drain_is_over_ends_with_an_error() -> None:
         long, short = asyncio.run(streams_of(running, bodies, lambda _: running.process.terminate()))
         assert short.is_whole
         assert long.error == "the server is stopping" and long.is_done
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
         assert running.left_over() == []
 
 
@@ -119,7 +121,8 @@ def test_a_stopped_engine_ends_every_stream_and_leaves_the_server_unhealthy() ->
             stopped_s.append(time.monotonic())
 
         streams = asyncio.run(streams_of(running, [LONG] * 4, stop))
-        assert_told(streams, stopped_s[0])
+        assert STOPPED_LOOKS * LOOK_S < MOST_S
+        assert_told(streams, stopped_s[0], 2 * MOST_S)  # which ten timers and this process's own reading are part of
         assert running.get("/health").status_code == 503
         assert "its process was stopped for 4 s, as by SIGSTOP" in "".join(running.errors)
         assert running.stop() == 0
@@ -136,7 +139,8 @@ def leave_alone(running: Server) -> None:
         lines = response.iter_lines()  # kept, or the connection is closed
         next(lines)
         wait_for(lambda: load("num_running") == 1)
-    wait_for(lambda: load("num_running") == 0 and load("num_free_blocks") == load("num_blocks"))
+    # Soon: it would end by itself after 9 s.
+    wait_for(lambda: load("num_running") == 0 and load("num_free_blocks") == load("num_blocks"), MOST_S)
 
 
 def refuse_too_many(running: Server) -> None:

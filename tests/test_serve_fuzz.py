@@ -18,7 +18,7 @@ from tests.live_server import PARSERS, LiveServer, live_server
 pytestmark = pytest.mark.slow
 NUM_EXAMPLES = 8 if settings.get_current_profile_name() != "nightly" else 500
 PROMISED = {200, 400, 401, 404, 408, 413, 429, 503}
-LIMIT_S = 10
+LIMIT_S = 60
 bounded = settings(
     max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -142,7 +142,7 @@ def test_an_answer_can_be_stopped_and_its_request_ends(browser, server, fake, by
     async def wait_until_none_is_open():
         import asyncio
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(8):  # it would end by itself after 10
             while fake.num_open:
                 await asyncio.sleep(0.01)
 

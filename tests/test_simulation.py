@@ -101,7 +101,7 @@ def test_nothing_of_a_simulation_imports_torch(tmp_path):
         "import sys\nfrom core.simulate import main\nassert main(['workload=smoke', 'records=r']) == 0\n"
         "assert not {'torch', 'triton', 'transformers'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "simulated 8 requests" in done.stderr
     assert (tmp_path / "r/steps.npz").is_file()
@@ -138,7 +138,7 @@ def test_a_simulation_that_breaks_off_closes_its_engine(simulate, tmp_path, monk
 @pytest.mark.slow
 def test_a_simulated_sweep_has_a_line_for_each_job(tmp_path):
     command = [sys.executable, "-m", "core.simulate", "-m", "scheduler=prefill_first,chunked", "hydra.sweep.dir=sweep"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     records = read_results(tmp_path / "sweep")
     assert [record["scheduler"] for record in records] == ["prefill_first", "chunked"]

@@ -11,10 +11,10 @@ from hookline.core.errors import EngineError, HooklineError
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
-LIMITS = dict(num_blocks=50, stall_timeout_s=0.5, step_timeout_s=0.05)
+LIMITS = dict(num_blocks=50, stall_timeout_s=0.5, step_timeout_s=0.1)
 PATIENCE_S = 60
 PLAN = r"scheduler 'prefill_first' of plugin 'schedulers' .* is stuck in plan for 0.5 s \(engine.stall_timeout_s\) at "
-SAMPLE = r"sampler 'gumbel' of plugin 'samplers' .* is stuck in sample for 0.6 s \(12 times engine.step_timeout_s\) at "
+SAMPLE = r"sampler 'gumbel' of plugin 'samplers' .* is stuck in sample for 1.2 s \(12 times engine.step_timeout_s\) at "
 
 
 def loops(*arguments):
@@ -101,5 +101,5 @@ def test_a_slow_step_that_gets_further_is_waited_for(llm, monkeypatch):
 
     monkeypatch.setattr(model, "forward", slow)
     num_layers = llm.engine.executor.runner.kv_layers
-    assert 0.3 * len(num_layers) > 0.6
+    assert 0.3 * len(num_layers) > 1.2
     assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=1))[0].token_ids) == 1

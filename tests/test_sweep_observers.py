@@ -43,7 +43,7 @@ def sweep(tmp_path_factory):
     objective = ["objective=by_tag.class.chat.ttft_s.p99"]
     jobs = ["workload.classes.0.share=95", "hydra.sweep.dir=sweep", *objective]
     command = [sys.executable, "-m", "core.simulate", "-m", *load, *jobs]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "sweep"
 

@@ -98,6 +98,8 @@ class TestPolicy(SchedulerSuite):
 
 
 def strictly_checked(installed: FreshEnvironment, folder: Path) -> tuple[int, str]:
+    # As where that extra is not installed: its sources take long to check, and what is under test does not show them.
+    (folder / "mypy.ini").write_text("[mypy]\n[mypy-ray.*]\nfollow_imports = skip\n")
     done = installed.run(
         "-m",
         "mypy",
@@ -118,8 +120,7 @@ def test_third_party_plugins_of_every_kind_pass_mypy_strict(installed: FreshEnvi
     shutil.copytree(ROOT / "examples" / "hookline-olmo3" / "hookline_olmo3", tmp_path / "hookline_olmo3")
     (tmp_path / "public.py").write_text(PUBLIC)
     (tmp_path / "suites.py").write_text(SUITES)
-    code, text = strictly_checked(installed, tmp_path)
-    assert code == 0, text
     (tmp_path / "wrong.py").write_text("from hookline.core.contracts import Plan\nPlan(decode='everybody')\n")
     code, text = strictly_checked(installed, tmp_path)
-    assert code == 1 and 'wrong.py:2: error: Argument "decode" to "Plan"' in text, "else nothing was checked"
+    assert code == 1 and 'wrong.py:2: error: Argument "decode" to "Plan"' in text, f"nothing was checked: {text}"
+    assert text.count(": error: ") == 1, text

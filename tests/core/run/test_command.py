@@ -897,7 +897,7 @@ def run_command(folder: Path, *arguments: str, text: str = "") -> subprocess.Com
     path = os.pathsep.join([str(folder), str(Path(sweep.__file__).parents[3])])
     environ = {**os.environ, "HOOKLINE_PLUGINS": "developed_plugin", "PYTHONPATH": path}
     command = [sys.executable, "-m", "core.run", *CHOSEN, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=text, env=environ, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, input=text, env=environ, timeout=240)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ class Circle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_what_is_there_is_frozen_after_one_collection_and_given_back_in_the_end():
     lost = weakref.ref(Circle())
     heap = freeze_heap()
@@ -40,6 +41,7 @@ def test_what_is_there_is_frozen_after_one_collection_and_given_back_in_the_end(
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_what_circles_hold_is_found_while_the_engine_ends():
     circle = Circle()
     heap, held = freeze_heap(), weakref.ref(circle)

@@ -28,11 +28,15 @@ def whole(status, body):
 class FakeServer:
     """`with FakeServer() as server`: server.url. bodies: of all requests. faults: what happens to the next ones, by
     the order in which they come; None serves. usage, ids, burst: whether streams say how many tokens there were and
-    which, and how many come in a chunk. card: of its model.
+    which, and how many come in a chunk. together: after the first request, which warms up, no stream ends before so
+    many have begun. card: of its model.
     """
 
-    def __init__(self, faults=(), usage=True, ids=True, burst=1, gap_s=0.0, api_key=None, short=0, card=None):
+    def __init__(
+        self, faults=(), usage=True, ids=True, burst=1, gap_s=0.0, api_key=None, short=0, card=None, together=0
+    ):
         self.faults, self.usage, self.ids, self.burst, self.gap_s = list(faults), usage, ids, burst, gap_s
+        self.together = together
         self.api_key, self.short, self.card = api_key, short, {"id": "fake", "vocab_size": 500, **(card or {})}
         self.bodies, self.connections, self.paths = [], 0, []
 
@@ -116,6 +120,8 @@ class FakeServer:
                 return True
             if fault == "silence" and first:
                 await asyncio.sleep(30)
+            while 1 < len(self.bodies) <= self.together and last is None:
+                await asyncio.sleep(0.001)
             if self.gap_s:
                 await asyncio.sleep(self.gap_s)
         if self.usage and body.get("stream_options", {}).get("include_usage"):

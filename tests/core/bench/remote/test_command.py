@@ -66,7 +66,7 @@ def test_two_runs_send_other_token_ids(quiet):
 @pytest.mark.slow
 def test_an_open_loop_does_not_wait_for_answers(quiet):
     workload = WorkloadConfig(num_prompts=12, prompt_len=(4, 4), output_len=(10, 10), request_rate=200)
-    with FakeServer(gap_s=0.02) as server:
+    with FakeServer(together=12) as server:
         recording = serve(server, workload).recording
     assert recording.requests[-1].start_s < min(one.finish_s for one in recording.requests)
     assert recording.steps["running"].max() == 12
@@ -121,12 +121,12 @@ def test_a_conversation_by_ids_needs_a_server_that_tells_them(quiet, capsys):
         ("hang up", "the connection closed before the end of the answer"),
         ("half", "the connection closed before the end of the answer"),
         ("error", "error in the stream"),
-        ("silence", "no end within client.timeout_s=0.3"),
+        ("silence", "no end within client.timeout_s=1"),
     ],
 )
 def test_a_failure_is_counted_and_named_and_the_others_run_on(quiet, capsys, fault, kind):
     with FakeServer(faults=[WARM_UP, None, fault]) as server:
-        served = serve(server, timeout_s=0.3)
+        served = serve(server, timeout_s=1.0 if fault == "silence" else 60.0)
     metrics = figures(served.recording, Slo())
     assert metrics["refused"] == 1 and served.client["failures"] == {kind: 1}
     assert sum(one.first_token_s is not None for one in served.recording.requests) == 3
@@ -254,7 +254,7 @@ def test_a_run_writes_what_every_benchmark_writes_and_never_imports_torch(quiet,
             "import sys; from hookline.core.bench.command import main, validate_bench\n"
             "assert main(sys.argv[1:]) == 0 and not {'torch', 'transformers'} & set(sys.modules)"
         )
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "goodput_s" in done.stdout and "ttft_s" in done.stdout
     record = json.loads(results.read_text())

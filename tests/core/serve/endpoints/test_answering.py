@@ -88,8 +88,9 @@ def test_a_generation_that_is_closed_early_leaves_nothing(num_prompts: int) -> N
         generation = Generation([client.stream([1, 2], params) for _ in range(num_prompts)])
         await anext(generation)
         await generation.aclose()
-        await asyncio.sleep(0.01)
-        assert len(asyncio.all_tasks()) == 1
+        async with asyncio.timeout(30):
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.001)
         return client
 
     client = asyncio.run(run())
@@ -104,7 +105,7 @@ def test_a_fault_of_any_kind_ends_a_generation_of_several_prompts() -> None:
         generation = Generation(streams)
         try:
             with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(generation.outputs(), 5)
+                await asyncio.wait_for(generation.outputs(), 30)
         finally:
             await generation.aclose()
 

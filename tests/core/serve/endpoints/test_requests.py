@@ -187,10 +187,10 @@ def test_a_conversation_in_very_many_pieces_takes_no_longer_than_one_in_few(ask:
     else:
         blocks = [{"type": "thinking", "thinking": text}] * num_pieces
         body = {"messages": [{"role": "assistant", "content": blocks}], "max_tokens": 4}
-    started_s = time.monotonic()
+    started_s = time.process_time()
     response = ask(FakeEngineClient(), "POST", path, json=body)
     assert response.status_code in (200, 400), response.text
-    assert time.monotonic() - started_s < 10
+    assert time.process_time() - started_s < 10
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background", "prompt"])

@@ -246,7 +246,7 @@ def leave(client: FakeEngineClient, body: bytes, *, is_whole: bool = True) -> li
         async def send(message) -> None:
             pass
 
-        await asyncio.wait_for(make_app(client, ServeConfig()).app(scope("POST", "/v1/completions"), receive, send), 5)
+        await asyncio.wait_for(make_app(client, ServeConfig()).app(scope("POST", "/v1/completions"), receive, send), 30)
         return [one.is_cancelled for one in client.asked]
 
     return asyncio.run(run())

@@ -36,11 +36,11 @@ def serve(client: FakeEngineClient, settings: ServeConfig, talk: Callable[..., A
         running = asyncio.ensure_future(serve_http(served, sockets, settings, stopping, listens.set))
         await listens.wait()
         try:
-            return await asyncio.wait_for(talk(sockets[0].getsockname()[1], served, stopping), 20)
+            return await asyncio.wait_for(talk(sockets[0].getsockname()[1], served, stopping), 60)
         finally:
             if not stopping.done():
                 stopping.set_result(0.0)
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
 
     return asyncio.run(run())
 

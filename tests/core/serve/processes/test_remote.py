@@ -50,7 +50,7 @@ class Running:
             link = EngineLink(self.address, f"front-{time.monotonic_ns()}", lambda messages: client.receive(messages))
             client = RemoteClient(model, link.send, self.settings)
             try:
-                return await asyncio.wait_for(what(client), 20)
+                return await asyncio.wait_for(what(client), 60)
             finally:
                 await client.aclose()
                 link.close()
@@ -60,7 +60,7 @@ class Running:
     def close(self) -> None:
         self.server._is_stopping = self.is_over = True  # it looks once a second, or with the next message
         self.talk(noop)
-        self.thread.join(5)
+        self.thread.join(30)
         assert not self.thread.is_alive()
 
 
@@ -242,5 +242,5 @@ def test_a_step_that_raises_ends_its_requests_and_a_lost_rank_the_engine(tmp_pat
             client.stream([3], SamplingParams())
 
     broken.talk(talk)
-    broken.thread.join(5)
+    broken.thread.join(30)
     assert broken.server.death == "rank 1 was lost"
