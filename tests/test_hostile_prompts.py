@@ -47,7 +47,7 @@ def wanted(llm):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(prompts=st.lists(PROMPTS | ANYTHING | ARRAYS, min_size=1, max_size=2))
 def test_any_prompt_is_served_or_refused_alone_in_one_line(llm, wanted, prompts):
     outputs = llm.generate([GOOD, *prompts, GOOD], PARAMS)
@@ -60,7 +60,7 @@ def test_any_prompt_is_served_or_refused_alone_in_one_line(llm, wanted, prompts)
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(prompts=PROMPTS | ANYTHING | ARRAYS)
 def test_anything_in_place_of_prompts_is_served_or_refused_in_one_line(llm, wanted, prompts):
     try:

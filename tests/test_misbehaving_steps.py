@@ -73,7 +73,7 @@ def part_of(llm, name):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     place=st.sampled_from(PLACES),
     act=st.sampled_from(sorted({*ACTS, *TENSOR_ACTS} - {"change its input"})),  # which may be the weights

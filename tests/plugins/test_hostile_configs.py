@@ -87,7 +87,7 @@ def test_any_config_of_the_other_models_is_read_or_refused_in_one_line(name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [Qwen3, Qwen3Moe])
-@hypothesis_settings(max_examples=examples(150), deadline=None)
+@hypothesis_settings(max_examples=examples(500), deadline=None)
 @given(changes=CHANGES, generation=GENERATION)
 def test_any_config_is_read_or_refused_in_one_line(tmp_path_factory, model, changes, generation) -> None:
     folder = tmp_path_factory.getbasetemp() / "hostile"

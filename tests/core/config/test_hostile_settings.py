@@ -51,7 +51,7 @@ def trees(draw, host):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(data=st.data())
 def test_any_value_of_any_key_is_taken_or_refused_in_one_line(host, data):
     tree = data.draw(trees(host))

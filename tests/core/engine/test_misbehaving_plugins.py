@@ -148,7 +148,7 @@ def served(engine):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(overlap=st.booleans(), place=st.sampled_from(sorted(PLACES)), wrong=misbehaviours())
 def test_whatever_a_plugin_does_in_one_call_the_others_are_served_and_it_is_named(overlap, place, wrong):
     cls, name = PLACES[place], place.partition(".")[2]

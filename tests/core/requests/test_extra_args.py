@@ -171,7 +171,7 @@ EXTRA_ARGS = st.one_of(
     st.dictionaries(st.just("taker") | TEXTS, st.dictionaries(FIELDS, VALUES, max_size=4) | VALUES, max_size=2),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-FUZZ = settings(max_examples=examples(150), deadline=None)
+FUZZ = settings(max_examples=examples(500), deadline=None)
 
 
 def outcome(call, *errors):

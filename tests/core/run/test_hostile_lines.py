@@ -36,7 +36,7 @@ GOOD = b'{"prompt": "good"}'
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(lines=st.lists(LINES, min_size=1, max_size=3), suffix=st.sampled_from([".jsonl", ".txt"]))
 def test_any_line_is_a_request_or_refused_in_one_line(tmp_path_factory, lines, suffix):
     path = tmp_path_factory.getbasetemp() / f"hostile{suffix}"

@@ -88,7 +88,7 @@ def outcome(tokenizer, template, messages, **options):
 # template is broken off once more then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(template=TEMPLATES, messages=MESSAGES, adds=st.booleans())
 def test_any_template_ends_in_a_bounded_text_or_one_line(tokenizer, template, messages, adds):
     outcome(tokenizer, template, messages, add_generation_prompt=adds)

@@ -122,7 +122,7 @@ def read(codec, tokens, skips):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(kind=st.sampled_from(sorted(SOUND)), changes=CHANGES, text=TEXTS, ids=IDS)
 def test_any_tokenizer_file_is_read_or_refused_in_one_line(tmp_path_factory, kind, changes, text, ids):
     folder = tmp_path_factory.getbasetemp() / "tokenizer"
@@ -142,7 +142,7 @@ def sound(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(text=TEXTS, ids=IDS)
 def test_any_text_and_any_ids_are_answered_or_refused_in_one_line(sound, text, ids):
     exercised(sound, text, ids)
