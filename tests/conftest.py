@@ -17,7 +17,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # at these sizes two threads mostly wait for each other, several times the run time
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, so before any test does
-settings.register_profile("nightly", max_examples=5000)  # pytest --hypothesis-profile=nightly
+settings.register_profile("hookline", deadline=None)  # a busy machine takes longer now and then
+settings.register_profile("nightly", deadline=None, max_examples=5000)  # pytest --hypothesis-profile=nightly
+settings.load_profile("hookline")
 
 NUM_PROCESSES = 2
 """For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""

@@ -173,14 +173,13 @@ class _HelpOnDemand(argparse.ArgumentParser):
 @contextmanager
 def _help_on_demand() -> Iterator[None]:
     """Inside, Hydra 1.3 can make its parser: one help of it is text only when printed, which Python 3.14 refuses."""
-    from hydra._internal import utils
-
-    name, before = "argparse", utils.argparse
-    setattr(utils, name, SimpleNamespace(ArgumentParser=_HelpOnDemand))
+    utils: Any = importlib.import_module("hydra._internal.utils")
+    before = utils.argparse
+    utils.argparse = SimpleNamespace(ArgumentParser=_HelpOnDemand)
     try:
         yield
     finally:
-        setattr(utils, name, before)
+        utils.argparse = before
 
 
 def _refuse_unset_kinds(job: ComposedJob) -> None:
