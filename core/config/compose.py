@@ -5,6 +5,7 @@ The only place that runs Hydra. Its errors leave as our own, in one line; nothin
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from hookline.core.config.hydra_errors import explain
@@ -82,9 +84,7 @@ def compose(
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))
         except SystemExit:
-            from hydra._internal.utils import get_args_parser
-
-            asked = get_args_parser().parse_intermixed_args(arguments)
+            asked = _flag_parser().parse_intermixed_args(arguments)
             if not asked.help and not asked.hydra_help:
                 raise
             if asked.help:
@@ -152,7 +152,34 @@ def _resolved(config: Any) -> tuple[dict[str, Any], str | None]:
 def _run_hydra(config_name: str, task: _Task) -> None:
     import hydra
 
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
+    with _help_on_demand():
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
+
+
+def _flag_parser() -> argparse.ArgumentParser:
+    from hydra._internal.utils import get_args_parser
+
+    with _help_on_demand():
+        return get_args_parser()
+
+
+class _HelpOnDemand(argparse.ArgumentParser):
+    """Does not look at a flag's help when the flag is added."""
+
+    def _check_help(self, action: argparse.Action) -> None:
+        pass
+
+
+@contextmanager
+def _help_on_demand() -> Iterator[None]:
+    """Inside, Hydra 1.3 can make its parser: one help of it is text only when printed, which Python 3.14 refuses."""
+    utils: Any = importlib.import_module("hydra._internal.utils")
+    before = utils.argparse
+    utils.argparse = SimpleNamespace(ArgumentParser=_HelpOnDemand)
+    try:
+        yield
+    finally:
+        utils.argparse = before
 
 
 def _refuse_unset_kinds(job: ComposedJob) -> None:
@@ -162,9 +189,7 @@ def _refuse_unset_kinds(job: ComposedJob) -> None:
 
 
 def _config_dir() -> tuple[str, ...]:
-    from hydra._internal.utils import get_args_parser
-
-    folder = get_args_parser().parse_args().config_dir
+    folder = _flag_parser().parse_args().config_dir
     return ("--config-dir", folder) if folder else ()
 
 
@@ -182,12 +207,11 @@ def flags_and_pairs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Raises: ConfigError for a flag that does not exist.
     """
-    from hydra._internal.utils import get_args_parser
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help and --hydra-help")
 
-    parser = get_args_parser()
+    parser = _flag_parser()
     parser.error = refuse  # type: ignore[method-assign]
     pairs = list(parser.parse_intermixed_args(arguments).overrides)
     flags = list(arguments)

@@ -12,6 +12,7 @@ import xxhash
 from hookline.core.errors import RequestError, shown
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import MAX_SEED, SamplingParams
+from hookline.core.util.json_lines import json_fault
 
 if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Prompt
@@ -131,7 +132,7 @@ def _parsed(name: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name}={shown(value)} is not JSON: {error}") from None
+        raise RequestError(f"{name}={shown(value)} is not JSON: {json_fault(error)}") from None
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Looks at signatures and calls nothing. Imports no torch.
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 from hookline.core import contracts
@@ -154,7 +155,7 @@ def _arguments(method: Any, *, all_of_them: bool = False) -> list[str]:
 
 def _call_fault(target: Any, what: str, arguments: list[str], *, is_bound: bool = True) -> str | None:
     try:
-        signature = inspect.signature(target)
+        signature = _signature(target)
     except (TypeError, ValueError):
         return None  # written in C, or otherwise without one
     try:
@@ -162,3 +163,12 @@ def _call_fault(target: Any, what: str, arguments: list[str], *, is_bound: bool 
     except TypeError as error:
         return f"{what} cannot be called with ({', '.join(arguments)}): {error}"
     return None
+
+
+def _signature(target: Any) -> inspect.Signature:
+    """Its annotations stay text: from Python 3.14 on they may name what only a type checker imports."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(target, annotation_format=Format.STRING)
+    return inspect.signature(target)

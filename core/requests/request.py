@@ -8,7 +8,7 @@ block's content is a slice and never a conversion. The counts that change with e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -290,11 +290,13 @@ class Request:
         return self.stop_string or (last if last in self.params.stop_token_ids else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, repr=False)
 class RequestFacade:
     """See RequestView: it shows, and cannot set."""
 
-    _request: Request = field(repr=False)
+    __slots__ = ("_request",)  # by hand: the decorator of Python 3.14 takes properties of Python functions alone
+
+    _request: Request
 
     id = property(attrgetter("_request.id"))
     arrival_s = property(attrgetter("_request.arrival_s"))
@@ -308,3 +310,6 @@ class RequestFacade:
     num_tokens = property(attrgetter("_request.num_tokens"))
     num_computed_tokens = property(attrgetter("_request.num_computed_tokens"))
     is_prefilling = property(attrgetter("_request.is_prefilling"))
+
+    def __repr__(self) -> str:
+        return f"RequestFacade(id={self.id!r})"

@@ -18,6 +18,7 @@ from hookline.core.bench.step_counts import StepCounts
 from hookline.core.errors import ConfigError, shown
 from hookline.core.sampling_params import as_float
 from hookline.core.step.captured import MOST_MIXED, PromptShape, graph_sizes, holding_shape, prompt_shapes
+from hookline.core.util.json_lines import json_fault
 
 FORMAT = 1
 DECODE, CAPTURED, PREFILL, MIXED = "decode", "captured_prefill", "prefill", "mixed"
@@ -210,7 +211,8 @@ def read_cost(path: Path) -> CostModel:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cost={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        why = getattr(error, "strerror", None) or json_fault(error)
+        raise ConfigError(f"cost={path} cannot be read: {why}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"cost={path} holds no JSON object")
     return cost_of(values, f"cost={path}")

@@ -21,7 +21,12 @@ def json_object(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"not JSON: {json_fault(error)}") from None
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object but {type(value).__name__}")
     return value
+
+
+def json_fault(error: Exception) -> str:
+    """What is wrong with a text that `json.loads` refused; each version of Python counts depth in its own way."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

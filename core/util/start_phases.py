@@ -22,7 +22,7 @@ class StartPhases:
         """What happened within the parts."""
         if before is not None:
             age_s = process_age_s()
-            self._started -= age_s
+            self._started = time.perf_counter() - age_s
             self.seconds[before] = age_s
 
     @contextmanager

@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from hookline.core.errors import clipped
 from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.util.json_lines import json_fault
 
 IGNORED_HEADER = "X-Hookline-Ignored"
 """Names the fields of a request that had no effect."""
@@ -106,7 +107,7 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
     try:
         values = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise invalid(f"the body is not valid JSON: {clipped(str(error))}") from None
+        raise invalid(f"the body is not valid JSON: {clipped(json_fault(error))}") from None
     if not isinstance(values, dict):
         raise invalid(f"the body is a JSON {type(values).__name__}, not an object")
     return checked(values, kind), ignored_header(name for name in values if name not in _effective(kind))

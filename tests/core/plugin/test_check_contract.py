@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import pytest
@@ -216,3 +217,15 @@ def test_helpers_of_other_names_pass(kind: str, target: Any) -> None:
 def test_what_only_looks_inherited_is_missing(kind: str, target: Any, fault: str) -> None:
     found = contract_fault(kind, target, Needs())
     assert found is not None and found.startswith(fault)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before Python 3.14 annotations have a value at once")
+def test_annotations_may_name_what_only_a_type_checker_imports() -> None:
+    code = """
+class Policy(PlainScheduler):
+    def __init__(self, config: OnlyForTypeCheckers) -> None: ...
+    def plan(self, view: OnlyForTypeCheckers) -> OnlyForTypeCheckers: ...
+"""
+    names: dict[str, Any] = {"PlainScheduler": PlainScheduler, "__name__": __name__}
+    exec(compile(code, "policy.py", "exec", dont_inherit=True), names)
+    assert contract_fault("scheduler", names["Policy"], Needs()) is None

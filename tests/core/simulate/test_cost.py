@@ -127,7 +127,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"list.json holds no JSON object"):
         read_cost(tmp_path / "list.json")
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=r"deep.json cannot be read: maximum recursion depth"):
+    with pytest.raises(ConfigError, match=r"deep.json cannot be read: it is nested too deeply"):
         read_cost(tmp_path / "deep.json")
 
 
