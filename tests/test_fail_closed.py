@@ -191,7 +191,7 @@ def test_a_machine_without_enough_memory_is_told_what_to_lower(monkeypatch):
     def full(*arguments, **named):
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    monkeypatch.setattr("hookline.core.assembly.worker.RequestTable", full)
+    monkeypatch.setattr("hookline.core.assembly.rank_parts.RequestTable", full)
     with pytest.raises(CapacityError, match=r"lower engine.max_num_seqs, .*: can't allocate memory: you tried to"):
         LLM(device="cpu")
 

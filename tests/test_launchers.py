@@ -22,7 +22,7 @@ from tests.ray_folder import cluster_of, ray_folder
 ROOT = Path(__file__).parents[1]
 SMALL = ["workload.num_prompts=2", "workload.output_len=[1,2]", "repeats=1", "hydra.sweep.dir=sweep"]
 LAUNCHERS = {"joblib": ["hydra.launcher.n_jobs=2"], "submitit_local": [], "ray": []}
-NIGHTLY = pytest.param("submitit_local", marks=pytest.mark.nightly)
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("submitit_local", "ray")]
 
 
 def needs(module):
@@ -52,7 +52,7 @@ def cluster(tmp_path_factory, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-@pytest.mark.parametrize("launcher", ["joblib", NIGHTLY, "ray"])
+@pytest.mark.parametrize("launcher", ["joblib", *NIGHTLY])
 def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_path, request):
     needs(f"hydra_{launcher.removesuffix('_local')}_launcher")
     more = [request.getfixturevalue("cluster")] if launcher == "ray" else LAUNCHERS[launcher]
@@ -89,6 +89,7 @@ def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tm
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
     needs("hydra_optuna_sweeper")
     done = bench(tmp_path, "hydra/sweeper=study", "hydra.sweeper.n_trials=1", "engine.max_num_seqs=choice(0,-1)")

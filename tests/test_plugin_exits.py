@@ -272,7 +272,7 @@ def test_an_error_of_rank_0s_plugin_is_the_callers_and_ends_the_others(faulty):
             llm.generate([[1, 2]], PARAMS)
 
 
-@pytest.mark.parametrize("error", ["exit", "_exit"])
+@pytest.mark.parametrize("error", [pytest.param("exit", marks=pytest.mark.nightly), "_exit"])
 def test_jobs_whose_plugin_exits_have_failed(error, faulty, tmp_path):
     faulty(f"scheduler.plan:{error}")
     command = [sys.executable, "-m", "core.run", *RUN, "-m", "seed=1,2", "hydra.sweep.dir=swept"]

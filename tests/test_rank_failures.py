@@ -51,7 +51,7 @@ def assert_gone(processes):
             {},
             r"rank 2 of 4 \(pid \d+\) failed: StepFault: model 'faulty' of .* ValueError: a bug in this rank",
         ),
-        ("1:3:exit", 2, {}, r"rank 1 of 2 \(pid \d+\) ended with exit code 3"),
+        pytest.param("1:3:exit", 2, {}, r"rank 1 of 2 \(pid \d+\) ended with exit code 3", marks=pytest.mark.nightly),
         (
             "1:3:SIGSTOP",
             2,
@@ -70,7 +70,13 @@ def assert_gone(processes):
             dict(step_timeout_s=2.0),
             r"rank 0 of 2 \(this process\) got no further in a step for 2.\d s .* raise engine.step_timeout_s",
         ),
-        ("0:3:hang", 2, dict(step_timeout_s=2.0), r"rank 0 of 2 \(this process\) got no further in a step"),
+        pytest.param(
+            "0:3:hang",
+            2,
+            dict(step_timeout_s=2.0),
+            r"rank 0 of 2 \(this process\) got no further in a step",
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["killed", "raises", "exits", "stopped", "hangs", "rank_0_loops", "rank_0_sleeps"],
 )
@@ -85,7 +91,7 @@ def test_a_lost_rank_ends_the_engine_with_its_name_and_the_cause(make, fault, tp
     assert_gone(processes)
 
 
-@pytest.mark.parametrize("fault", ["all:3:slow", "1:3:compile", "0:3:compile"])
+@pytest.mark.parametrize("fault", ["all:3:slow", "1:3:compile", pytest.param("0:3:compile", marks=pytest.mark.nightly)])
 def test_a_slow_step_of_all_ranks_and_a_compilation_on_one_are_waited_for(make, fault):
     with make(fault, step_timeout_s=1.5) as llm:
         assert SLOW_S > 2 * llm.engine.executor.links.monitor.timeouts.step_s

@@ -37,7 +37,7 @@ USUAL = {
     "plain": ["prefill_first"],
     "preempting": ["chunked"],
     "chunked_prompts": ["chunked", "longest_first"],
-    "overlapped_preempting": SCHEDULERS,
+    "overlapped_preempting": ["prefill_first", "longest_first"],
 }
 """Way -> the schedulers that it is tried with in a usual run."""
 CASES = [

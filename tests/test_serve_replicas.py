@@ -59,6 +59,7 @@ def test_a_killed_replica_is_felt_by_its_own_streams_alone_and_comes_back() -> N
         assert running.left_over() == []
 
 
+@pytest.mark.nightly
 def test_a_front_end_that_comes_later_knows_the_dead_and_without_replicas_the_server_is_unhealthy() -> None:
     with server("serve.replicas=2", "serve.processes=1", mock={"step_s": 0.005}) as running:
         first, second = engines_of(running)
