@@ -72,6 +72,7 @@ def test_what_core_new_writes_runs_together(environment: FreshEnvironment) -> No
     assert "new_observer: 2 requests ended by length, 4 steps, 10 tokens computed" in done.stderr
 
 
+@pytest.mark.nightly
 def test_sjf_is_swept_against_prefill_first_with_its_presets(environment: FreshEnvironment) -> None:
     arguments = ["-m", "scheduler=prefill_first,sjf_patient", "engine.max_num_seqs=2", "sampling.max_tokens=4"]
     done = environment.run("-m", "core.run", *arguments)

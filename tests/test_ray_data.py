@@ -75,6 +75,7 @@ def test_each_row_of_a_data_set_comes_once_though_an_actor_is_killed(cluster, tm
     assert bad["id"] == 80 and "a row needs one of prompt" in bad["error"]
 
 
+@pytest.mark.nightly
 def test_each_row_of_a_folder_has_one_answer_though_an_actor_is_killed(cluster, tmp_path, monkeypatch):
     flag, input, output = tmp_path / "killed", tmp_path / "questions", tmp_path / "answers"
 
