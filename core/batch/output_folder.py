@@ -36,11 +36,9 @@ class OutputFolder:
 
         Raises: ConfigError if one is at work, or the folder cannot be written.
         """
-        try:
+        with self._naming():
             self._work.mkdir(parents=True, exist_ok=True)
             file = (self._work / "lock").open("wb")
-        except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be written: {error.strerror}") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

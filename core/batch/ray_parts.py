@@ -6,7 +6,6 @@ A part that was written before its actor died is not answered again; one that wa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from hookline.core.data.generate import leave, ranks_gpus
 from hookline.core.errors import ConfigError, EngineError, clipped
 from hookline.core.plugin.environment import check_here, environment
 from hookline.core.plugin.host import PluginHost
-from hookline.core.util.ray_cluster import connected_ray, node_here, warn_if_none_fits
+from hookline.core.util.ray_cluster import connected_ray, last_line, node_here, warn_if_none_fits
 
 ASKER = "batch.executor=ray"
 """Who needs Ray, as errors call it."""
@@ -144,6 +143,5 @@ def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Itera
 
 
 def cause_of(told: str) -> str:
-    """The end of a traceback that Ray tells: what was raised at last, without its type if it is ours."""
-    last = [line.strip() for line in told.splitlines() if line.strip()][-1:] or ["it does not say why"]
-    return clipped(re.sub(r"^hookline\.[\w.]+: ", "", last[0]), MAX_CAUSE)
+    """Why Ray gave up, by the traceback that it tells."""
+    return clipped(last_line(told) or "it does not say why", MAX_CAUSE)

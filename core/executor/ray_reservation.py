@@ -6,7 +6,6 @@ Knows no configuration: it is told how many ranks there are and what they need.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 from hookline.core.errors import ConfigError, RankError
 from hookline.core.executor.ray_actor import RankActor
 from hookline.core.plugin.environment import difference, environment
-from hookline.core.util.ray_cluster import connected_ray, within
+from hookline.core.util.ray_cluster import connected_ray, last_line, within
 
 logger = logging.getLogger("hookline")
 KEEP_GPUS_VISIBLE = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -165,7 +164,5 @@ def shares_host(places: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def cause_of(error: Exception) -> str:
-    """Why an actor is gone, in one line: Ray says it last, behind the name of its type, which is of no use if ours."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = re.sub(r"^hookline\.[\w.]+: ", "", "".join(lines[-1:])).partition(" Worker exit detail")[0]
-    return f"ended: {last[:200]}"
+    """Why an actor is gone, in one line."""
+    return f"ended: {last_line(str(error)).partition(' Worker exit detail')[0][:200]}"

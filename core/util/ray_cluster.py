@@ -110,6 +110,12 @@ def _why(error: BaseException) -> str:
     return " ".join((lines[-1] if "Traceback" in told else told).split())
 
 
+def last_line(told: str) -> str:
+    """What Ray tells last, in a text that may be a traceback: without the name of its type if that is ours; or ""."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    return re.sub(r"^hookline\.[\w.]+: ", "", "".join(lines[-1:]))
+
+
 def node_here() -> str:
     """The node of this process, which Ray runs, as Ray calls it."""
     import ray
