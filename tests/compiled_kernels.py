@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from hookline.core.prebuild.build import compile_one
 from hookline.core.prebuild.pretended import CARDS, pretended
-from hookline.core.worker.late_work import variant_of
+from hookline.core.worker.startup.late_work import variant_of
 from hookline.plugins.kernels.experts import triton_experts
 from hookline.plugins.kernels.norms import triton_ops
 

@@ -17,7 +17,7 @@ from hookline.core.contracts import AttentionSpec, Batch, Model, ModelSpec, Runt
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.testing.batches import Row, make_batch
-from hookline.core.worker.attention import PagedAttention
+from hookline.core.worker.runner.attention import PagedAttention
 from hookline.plugins.kernels.torch_reference import TorchKernels
 
 BLOCK_SIZE = 8

@@ -332,6 +332,10 @@ PLANTED = {
         "core/serve/errors.py",
         f"{FOR_TYPES}    from hookline.core.serve import http",
     ),
+    "imports of the worker point down": (
+        "core/worker/request_table.py",
+        f"{FOR_TYPES}    from hookline.core.worker import stages",
+    ),
     "the host side of a step knows no torch": ("core/engine/engine.py", "import torch"),
     "plugins use the public names": ("plugins/schedulers/chunked.py", "from hookline.core.engine.engine import Engine"),
     "core knows no plugin": ("core/engine/engine.py", "from hookline.plugins.schedulers import chunked"),

@@ -16,7 +16,7 @@ from hookline import LLM, SamplingParams
 from hookline.core.errors import CapacityError, RequestError
 from hookline.core.layers import rope_settings, rope_table
 from hookline.core.testing.model_suite.driver import ModelDriver
-from hookline.core.worker.decode_graphs import DecodeGraphs, _Graph
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, _Graph
 from tests.layered_model import DECAY, EPS, LAYERED_CONFIG, LayeredModel
 
 KINDS = {

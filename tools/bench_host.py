@@ -27,7 +27,7 @@ from hookline.core.step.executor import Executor
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.token_transfer import TransferredTokens
+from hookline.core.worker.results.token_transfer import TransferredTokens
 
 VOCAB_SIZE = 151936
 EOS = frozenset({151645, 151643})

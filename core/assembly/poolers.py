@@ -18,8 +18,8 @@ from hookline.core.errors import CheckpointError
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.pooling import Poolers
 from hookline.core.tokenizer.codec import Codec
-from hookline.core.worker.model_runner import ModelRunner
-from hookline.core.worker.pooling import PoolerMaker
+from hookline.core.worker.results.pooling import PoolerMaker
+from hookline.core.worker.runner.model_runner import ModelRunner
 
 
 def make_poolers(resolved: ResolvedConfig, entries: Iterable[Entry]) -> Poolers:

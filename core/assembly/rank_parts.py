@@ -23,14 +23,14 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
-from hookline.core.worker.layer_taps import LayerTaps
-from hookline.core.worker.logits_pipeline import Pipeline
-from hookline.core.worker.memory import allocate_cache
-from hookline.core.worker.model_runner import ModelRunner
-from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import LayerStates, RequestTable
-from hookline.core.worker.stage_taps import StageTaps
-from hookline.core.worker.stage_worker import StageWorker
+from hookline.core.worker.results.layer_taps import LayerTaps
+from hookline.core.worker.results.pooling import PooledStates
+from hookline.core.worker.runner.logits_pipeline import Pipeline
+from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.stages.taps import StageTaps
+from hookline.core.worker.stages.worker import StageWorker
+from hookline.core.worker.startup.memory import allocate_cache
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 

@@ -25,8 +25,8 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import PromptShape, graph_sizes, prompt_shapes
 from hookline.core.util.start_phases import StartPhases
-from hookline.core.worker.late_work import LateWork, logger
-from hookline.core.worker.memory import GIB, count_blocks
+from hookline.core.worker.startup.late_work import LateWork, logger
+from hookline.core.worker.startup.memory import GIB, count_blocks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16

@@ -23,7 +23,7 @@ from hookline.core.errors import HooklineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import Option
 from hookline.core.prebuild.pretended import Card, pretended, target_of
-from hookline.core.worker.late_work import variant_of
+from hookline.core.worker.startup.late_work import variant_of
 
 LEAST_LAYERS = 2
 """Of a model whose layers are alike: the last one differs from those before it in what it computes."""

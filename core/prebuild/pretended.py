@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from hookline.core.errors import ConfigError
-from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.runner.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)

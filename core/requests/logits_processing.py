@@ -1,8 +1,8 @@
 """The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
 
 Validates on arrival, extra_args by their size first, and imports a processor's code when a request first uses it. Knows
-no tensors; `core.worker.logits_pipeline` does the work on each rank. Both halves list the processors in the same order,
-so that an index names one.
+no tensors; `core.worker.runner.logits_pipeline` does the work on each rank. Both halves list the processors in the
+same order, so that an index names one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The host's half of pooling: which pooler a request asks for, and what of it travels in a step.
 
-Imports a pooler's code when a request first asks for it. Knows no tensors; `core.worker.pooling` does the work on each
-rank. Both halves list the poolers in the same order, so that an index names one.
+Imports a pooler's code when a request first asks for it. Knows no tensors; `core.worker.results.pooling` does the work
+on each rank. Both halves list the poolers in the same order, so that an index names one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Log-probabilities on the host: what a caller gets, and what a request keeps of the scored rows that arrive.
 
-The rows are those of `core.worker.model_runner`. Knows no tensors. Legend: K alternatives, X = 2 + 2K.
+The rows are those of `core.worker.runner.model_runner`. Knows no tensors. Legend: K alternatives, X = 2 + 2K.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Executor(Protocol):
         """Wait for a launched step and return the drawn tokens (N,).
 
         If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of the scored prompt
-        tokens, as `core.worker.model_runner` lays them out; the first column holds the tokens.
+        tokens, as `core.worker.runner.model_runner` lays them out; the first column holds the tokens.
         """
         ...
 

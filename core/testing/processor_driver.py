@@ -22,7 +22,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.message import Step
 from hookline.core.testing.checks import check
 from hookline.core.util.arrays import ints
-from hookline.core.worker.logits_pipeline import Pipeline
+from hookline.core.worker.runner.logits_pipeline import Pipeline
 
 NUM_ROWS = 16
 """Rows of the request table; the row after them is the padding's."""

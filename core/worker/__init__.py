@@ -1,1 +1,1 @@
-"""One rank on its device: model, kernels, sampler, request table, graphs."""
+"""One rank on its device: steps launched, computed and collected; docs/architecture.md has its packages."""

@@ -83,7 +83,7 @@ class StepChecks:
         return scores_N, tokens_N
 
     def scores(self, scored_NX: Any, tokens_N: Tensor, num_logprobs: int, vocab_size: int) -> None:
-        """What a sampler's `score` returned: as `core.worker.model_runner.scored` lays it out."""
+        """What a sampler's `score` returned: as `core.worker.runner.model_runner.scored` lays it out."""
         self.form("sampler", "score", scored_NX, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
         if not torch.equal(scored_NX[:, 0], tokens_N):
             raise self.fault("sampler", "score", "its first column is not the tokens that it was given")

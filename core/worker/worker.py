@@ -32,17 +32,17 @@ from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
-from hookline.core.worker.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.device_clock import StepClock
-from hookline.core.worker.late_work import LateWork
-from hookline.core.worker.masked_steps import MaskedDecodes, WaitingStep
-from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.pooling import DeviceVectors, Vectors
-from hookline.core.worker.prompt_graphs import PromptGraphs
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
+from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
+from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
-from hookline.core.worker.token_masks import TokenMasks
-from hookline.core.worker.token_transfer import TokenTransfer, TransferredTokens
-from hookline.core.worker.warm_up import eager_steps, graph_steps
+from hookline.core.worker.results.pooling import DeviceVectors, Vectors
+from hookline.core.worker.results.token_transfer import TokenTransfer, TransferredTokens
+from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.runner.token_masks import TokenMasks
+from hookline.core.worker.startup.late_work import LateWork
+from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
 
 
 class States(Protocol):

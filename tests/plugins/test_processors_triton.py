@@ -99,7 +99,7 @@ def test_truncation_with_a_top_k_beyond_the_number_of_groups(top_k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab_size", "num_logprobs"), [(50, 20), (9000, 5), (9000, 0), (4100, 1)])
 def test_scores_equal_the_plain_ones(vocab_size, num_logprobs, dtype):
-    from hookline.core.worker.model_runner import scored
+    from hookline.core.worker.runner.model_runner import scored
     from hookline.plugins.samplers.scores_triton import score
 
     generator = torch.Generator().manual_seed(vocab_size)

@@ -15,7 +15,7 @@ from hookline.core.errors import CapacityError, ConfigError, RequestError
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import graph_sizes
 from hookline.core.tokenizer.codec import Codec, as_prompts, prompt_size, snapshot
-from hookline.core.worker.memory import allocate_cache, block_bytes, count_blocks
+from hookline.core.worker.startup.memory import allocate_cache, block_bytes, count_blocks
 
 SPEC = AttentionSpec(4, 2, 16, 8, 4, 64, 64, torch.device("cpu"), torch.float32)
 

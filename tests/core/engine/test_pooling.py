@@ -19,7 +19,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.fakes.poolers import fake_poolers, pooled_numbers
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from hookline.core.worker.pooling import PooledStates
+from hookline.core.worker.results.pooling import PooledStates
 
 LAST, ALL = PoolingParams("last"), PoolingParams("all")
 GREEDY = SamplingParams(max_tokens=6, seed=1)

@@ -26,11 +26,11 @@ from hookline.core.step.captured import PromptShape
 from hookline.core.step.message import Step
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.attention import PagedAttention, grouped_attention
-from hookline.core.worker.decode_graphs import decode_batch
-from hookline.core.worker.memory import allocate_cache, block_bytes, count_blocks
-from hookline.core.worker.prompt_graphs import Inputs, lay_out, prompt_batch
+from hookline.core.worker.graphs.decode_graphs import decode_batch
+from hookline.core.worker.graphs.prompt_graphs import Inputs, lay_out, prompt_batch
 from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.runner.attention import PagedAttention, grouped_attention
+from hookline.core.worker.startup.memory import allocate_cache, block_bytes, count_blocks
 
 CPU = torch.device("cpu")
 SIZES = AttentionSpec(2, 1, 4, 4, 8, 64, 40, CPU, torch.float32)

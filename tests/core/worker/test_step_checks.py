@@ -8,7 +8,7 @@ import torch
 from hookline.core.errors import StepFault
 from hookline.core.layers import SoftmaxRouter, plain_route_experts
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.model_runner import ModelRunner, scored
+from hookline.core.worker.runner.model_runner import ModelRunner, scored
 from hookline.core.worker.step_checks import StepChecks
 
 CHECKS = StepChecks({"sampler": "sampler 'theirs'", "kernels": "kernels 'theirs'"})

@@ -12,9 +12,9 @@ from hookline.core.contracts import Attend, AttentionSpec, Batch, StepShape, wan
 from hookline.core.step.captured import PromptShape, prompt_shapes
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.decode_graphs import DecodeGraphs
-from hookline.core.worker.model_runner import ModelRunner
-from hookline.core.worker.prompt_graphs import PromptGraphs
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
+from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.worker import Worker
 from tests.hf_models import one_prompt
 

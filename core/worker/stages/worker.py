@@ -20,14 +20,14 @@ from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch, cut
 from hookline.core.util.arrays import no_ints
-from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.request_table import DeviceStep
-from hookline.core.worker.returned_tokens import StepResults
-from hookline.core.worker.stage_graphs import StageGraphs
-from hookline.core.worker.stage_parts import ComputedPart, Links, PartWorker
-from hookline.core.worker.stage_pooling import StagePooling
-from hookline.core.worker.stage_taps import StageTaps
-from hookline.core.worker.warm_up import eager_steps, graph_steps
+from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.stages.graphs import StageGraphs
+from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
+from hookline.core.worker.stages.pooling import StagePooling
+from hookline.core.worker.stages.returned_tokens import StepResults
+from hookline.core.worker.stages.taps import StageTaps
+from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
 from hookline.core.worker.worker import Handle
 
 

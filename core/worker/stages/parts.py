@@ -17,12 +17,12 @@ from hookline.core.contracts import AttentionSpec, Batch, Stage
 from hookline.core.errors import RequestFault
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch
-from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.request_table import DeviceStep, SampleRows
-from hookline.core.worker.returned_tokens import ReturnedTokens
-from hookline.core.worker.stage_graphs import StageGraphs
-from hookline.core.worker.stage_pooling import NOTHING_POOLED, Pooled
-from hookline.core.worker.stage_pooling import Links as PoolingLinks
+from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.stages.graphs import StageGraphs
+from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled
+from hookline.core.worker.stages.pooling import Links as PoolingLinks
+from hookline.core.worker.stages.returned_tokens import ReturnedTokens
 from hookline.core.worker.worker import Worker
 
 

@@ -20,14 +20,14 @@ from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import cut
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_sampler import PlainSampler
-from hookline.core.worker.layer_taps import LayerTaps
-from hookline.core.worker.model_runner import ModelRunner
 from hookline.core.worker.request_table import RequestTable
-from hookline.core.worker.returned_tokens import ReturnedTokens
-from hookline.core.worker.stage_graphs import StageGraphs, _Graph
-from hookline.core.worker.stage_pooling import Pooled, StagePooling
-from hookline.core.worker.stage_taps import StageTaps
-from hookline.core.worker.stage_worker import StageWorker
+from hookline.core.worker.results.layer_taps import LayerTaps
+from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.stages.graphs import StageGraphs, _Graph
+from hookline.core.worker.stages.pooling import Pooled, StagePooling
+from hookline.core.worker.stages.returned_tokens import ReturnedTokens
+from hookline.core.worker.stages.taps import StageTaps
+from hookline.core.worker.stages.worker import StageWorker
 
 VOCAB = 100
 ROWS = 6

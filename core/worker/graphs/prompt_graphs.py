@@ -23,9 +23,9 @@ from hookline.core.contracts import Batch
 from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.graphs.cuda_graph import record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
+from hookline.core.worker.runner.model_runner import ModelRunner
 
 LAST_DRAWN = -1
 """Stands for a token that only the device knows: the last one of its row."""

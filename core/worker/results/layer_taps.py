@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.core.errors import StepFault
 from hookline.core.util.arrays import VectorArray
-from hookline.core.worker.token_transfer import TransferredTokens, send_apart
+from hookline.core.worker.results.token_transfer import TransferredTokens, send_apart
 
 
 class LayerTaps:

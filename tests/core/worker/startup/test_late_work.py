@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hookline.core.worker.late_work import CAPTURED, COMPILED, FETCHED, KINDS, LateWork, note
+from hookline.core.worker.startup.late_work import CAPTURED, COMPILED, FETCHED, KINDS, LateWork, note
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_start_tells_which_kernels_it_compiled_although_they_were_compiled_ahe
 COMPILES = """
 import triton, triton.language as tl
 from hookline.core.prebuild.pretended import CARDS, target_of
-from hookline.core.worker.late_work import LateWork
+from hookline.core.worker.startup.late_work import LateWork
 
 @triton.jit
 def nothing(out_ptr, BLOCK: tl.constexpr):

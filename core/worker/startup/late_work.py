@@ -1,8 +1,9 @@
 """What is compiled, loaded or captured after an engine was ready, while requests wait: counted, and named in the log.
 
-Every such wait is a fault of the warm-up (core/worker/warm_up.py), or of a request that asked for something rare. Costs
-nothing while nothing of the kind happens: the hooks are called by the compilers and loaders themselves. Hooks are the
-process's, so an engine's counts begin when it is ready, and two engines of one process count each other's.
+Every such wait is a fault of the warm-up (core/worker/startup/warm_up.py), or of a request that asked for something
+rare. Costs nothing while nothing of the kind happens: the hooks are called by the compilers and loaders themselves.
+Hooks are the process's, so an engine's counts begin when it is ready, and two engines of one process count each
+other's.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from torch import Tensor
 from hookline.core.contracts import Stage
 from hookline.core.errors import RequestFault
 from hookline.core.step.micro_batches import MicroBatch
-from hookline.core.worker.pooling import DeviceVectors, Vectors
-from hookline.core.worker.returned_tokens import BackLink, ReturnedTokens, StageLink
+from hookline.core.worker.results.pooling import DeviceVectors, Vectors
+from hookline.core.worker.stages.returned_tokens import BackLink, ReturnedTokens, StageLink
 
 
 class Links(StageLink, BackLink, Protocol):

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from hookline.core.contracts import Stage
 from hookline.core.step.message import Step
-from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.decode_graphs import GIB, decode_batch
-from hookline.core.worker.model_runner import ModelRunner
+from hookline.core.worker.graphs.cuda_graph import record
+from hookline.core.worker.graphs.decode_graphs import GIB, decode_batch
 from hookline.core.worker.request_table import SampleRows
+from hookline.core.worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("hookline")
 

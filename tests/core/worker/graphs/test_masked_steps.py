@@ -10,9 +10,9 @@ import torch
 
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.contracts import Batch
-from hookline.core.worker import decode_graphs, masked_steps
-from hookline.core.worker.decode_graphs import DecodeGraphs
-from hookline.core.worker.token_masks import TokenMasks
+from hookline.core.worker.graphs import decode_graphs, masked_steps
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
+from hookline.core.worker.runner.token_masks import TokenMasks
 
 SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, "cpu_cache_gib": 0.1}
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from hookline.core.contracts import Stage
 from hookline.core.step.micro_batches import MicroBatch, token_places
 from hookline.core.util.arrays import IntArray, VectorArray
-from hookline.core.worker.layer_taps import LayerTaps
-from hookline.core.worker.returned_tokens import ReturnedTokens, StageLink
-from hookline.core.worker.token_transfer import send_apart
+from hookline.core.worker.results.layer_taps import LayerTaps
+from hookline.core.worker.results.token_transfer import send_apart
+from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StageLink
 
 
 class Rows(Protocol):

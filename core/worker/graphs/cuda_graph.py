@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.worker.late_work import CAPTURED, note
+from hookline.core.worker.startup.late_work import CAPTURED, note
 
 
 def record(

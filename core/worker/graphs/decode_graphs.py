@@ -22,12 +22,12 @@ from torch import Tensor
 
 from hookline.core.contracts import Batch
 from hookline.core.step.message import Step
-from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.graphs.cuda_graph import record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
+from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 
 if TYPE_CHECKING:
-    from hookline.core.worker.prompt_graphs import PromptGraphs
+    from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 
 logger = logging.getLogger("hookline")
 GIB = 1 << 30

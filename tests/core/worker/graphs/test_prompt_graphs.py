@@ -8,7 +8,7 @@ import torch
 
 from hookline.core.step.captured import MAX_MIXED_LEN, PromptShape, captured_prompt_tokens, holding_shape, prompt_shapes
 from hookline.core.step.message import Step
-from hookline.core.worker.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_sample_rows
+from hookline.core.worker.graphs.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_sample_rows
 from hookline.core.worker.request_table import RequestTable
 
 T, B, SCRATCH = 32, 5, 99

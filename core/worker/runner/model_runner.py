@@ -19,13 +19,13 @@ from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatc
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.message import Step
-from hookline.core.worker.attention import GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.device_clock import StepClock
-from hookline.core.worker.layer_taps import LayerTaps
-from hookline.core.worker.logits_pipeline import Pipeline
-from hookline.core.worker.memory import release
-from hookline.core.worker.pooling import PooledStates
 from hookline.core.worker.request_table import RequestTable, SampleRows
+from hookline.core.worker.results.layer_taps import LayerTaps
+from hookline.core.worker.results.pooling import PooledStates
+from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
+from hookline.core.worker.runner.logits_pipeline import Pipeline
+from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
 
 _UNCHECKED: AbstractContextManager[None] = nullcontext()

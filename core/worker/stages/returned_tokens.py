@@ -2,7 +2,7 @@
 
 The first stage's next step starts from these tokens. A receive is posted as soon as a step is launched, and its tokens
 are written into the table just before the micro-batch that needs them, so no stage waits for a whole step.
-Legend: as in core/worker/request_table.py; X as in core/worker/model_runner.py.
+Legend: as in core/worker/request_table.py; X as in core/worker/runner/model_runner.py.
 """
 
 from __future__ import annotations

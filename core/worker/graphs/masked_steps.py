@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.worker.cuda_graph import record
-from hookline.core.worker.decode_graphs import MAX_EXTRA_GRAPHS, decode_batch
-from hookline.core.worker.model_runner import Extras, ModelRunner
+from hookline.core.worker.graphs.cuda_graph import record
+from hookline.core.worker.graphs.decode_graphs import MAX_EXTRA_GRAPHS, decode_batch
 from hookline.core.worker.request_table import DeviceStep, SampleRows
-from hookline.core.worker.token_masks import TokenMasks
+from hookline.core.worker.runner.model_runner import Extras, ModelRunner
+from hookline.core.worker.runner.token_masks import TokenMasks
 
 logger = logging.getLogger("hookline")
 

@@ -21,8 +21,8 @@ from hookline.core.plugin.blame import with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.worker.results.token_transfer import send_apart
 from hookline.core.worker.step_checks import form_fault
-from hookline.core.worker.token_transfer import send_apart
 
 
 @dataclass(frozen=True)

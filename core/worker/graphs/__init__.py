@@ -1,0 +1,1 @@
+"""Steps as CUDA graphs: decodes, steps with prompts, and decodes whose draws wait for masks."""
