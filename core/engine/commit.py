@@ -1,6 +1,6 @@
 """Commits a launched step: its tokens are kept, requests end, and observers and the policy are told.
 
-Knows no plan before it is carried out; step_loop.py says which step is committed when.
+Which step is committed when is decided in step_loop.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hookline.core.util.arrays import BoolArray, IntArray, no_ints
 
 
 class Committer:
-    """One per engine."""
+    """Commits the steps of one engine."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Committer:
         self._watch, self._times = watch, times
         self._last_end_s = 0.0
         self.last_stats: StepStats | None = None
-        """Of the step that was committed last."""
+        """StepStats of the step that was committed last."""
 
     def commit(
         self, executor: Executor, launched: InFlight, release: Callable[[], None] | None
     ) -> tuple[list[RequestOutput], LostStep | None]:
-        """Wait for a step's tokens and act on them. release: what the next step's draws wait for, called as soon as it
-        can be.
+        """Wait for a step's tokens and act on them.
 
-        Returns the requests that ended, and why the next step is lost if `release` says so; this one is committed all
-        the same. What else is raised leaves the requests that ended with `Endings.kept`.
+        release: gives the next step the masks that its draws wait for; called once the grammars have these tokens.
+        Returns the outputs of requests that ended, and the LostStep that `release` raised, if it did: the next step is
+        lost then, and this one is committed all the same. If anything else is raised, the outputs are in Endings.kept.
         """
         outputs: list[RequestOutput] = []
         lost: LostStep | None = None
@@ -101,7 +101,7 @@ class Committer:
         return outputs, lost
 
     def _note_first_tokens(self, launched: InFlight) -> None:
-        """Only a prompt's last chunk samples a first token; among the sampled rows, chunks follow the decodes."""
+        """Set first_token_s of requests whose prompt is complete: of the sampled rows, those behind the decodes."""
         for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
             request = self._queue.live.get(id_)
             if request is not None and request.first_token_s is None:
@@ -117,9 +117,10 @@ class Committer:
     def _end_with_tokens(
         self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None
     ) -> list[RequestOutput]:
-        """Act on new tokens; in Python only for requests that filled a block, are watched, or may have their last.
+        """Cache filled blocks, and end the requests that have their last token; returns their outputs.
 
-        is_over_N: those that their grammars end, if any have one.
+        Only requests that filled a block, are watched, or may end are visited one by one. is_over_N: whether a grammar
+        ends the request; None if no request has a grammar.
         """
         self._cache.cache_filled_blocks(entries_N)
         places = self._table.to_look_at(entries_N, tokens_N, is_over_N)
@@ -128,7 +129,7 @@ class Committer:
         return [self._endings.end(request, reason, fault_of(request)) for request, reason in ends if reason is not None]
 
     def _end_pooled(self, executor: Executor, launched: InFlight) -> list[RequestOutput]:
-        """End the requests whose vectors a step brought, but for those that have left since."""
+        """End the requests whose vectors a step computed, except those that have ended already."""
         vectors, ended = executor.collect_vectors(launched.handle), []
         for request, vector in zip(launched.dispatched.pooled, vectors, strict=True):
             if request.id in self._queue.live:
@@ -138,7 +139,7 @@ class Committer:
         return ended
 
     def _tell_policy(self, launched: InFlight, kept: Sequence[Request]) -> None:
-        """Tell the policy of a step. kept: the requests that keep a token of it, those that decoded first."""
+        """Tell the policy of a committed step. kept: the requests that keep a token of it, decodes first."""
         plan, dispatched, now_s = launched.plan, launched.dispatched, self._times.now()
         if self._served.is_wanted:
             new_tokens = zip(dispatched.chunks, dispatched.num_new_tokens, strict=True)

@@ -1,7 +1,4 @@
-"""Carries out a checked plan: moves requests and blocks, and has the message written that the ranks compute from.
-
-Knows no policy and no tensors.
-"""
+"""Carries out a checked plan: moves requests and blocks, and has the message written that the ranks compute from."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDr
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.running_table import NOBODY, Sampled
+from hookline.core.requests.running_table import NO_REQUEST, Sampled
 from hookline.core.util.arrays import IntArray, ints
 
 
@@ -64,14 +61,14 @@ class Dispatcher:
             self.queue.preempt(requests)
 
     def lose(self, plan: CheckedPlan) -> list[Request]:
-        """A launched step was lost: count nothing of it as computed. Returns its requests; all must start again.
+        """Take back the counts of a launched step that was lost. Returns its requests, all of which must start again.
 
-        Some may have ended since it was launched.
+        Requests that have ended since it was launched are left out.
         """
         prefill = [(request, num_tokens) for request, num_tokens in plan.prefill if request.id in self.queue.live]
         for request, num_tokens in prefill:
             self.cache.uncache(request, num_tokens)
-        decode = plan.decode[self.table.id_S[plan.decode] != NOBODY]
+        decode = plan.decode[self.table.id_S[plan.decode] != NO_REQUEST]
         self.table.num_computed_tokens_S[decode] -= 1
         self.writer.lose()
         return [*(request for request, _ in prefill), *self.table.requests(decode)]
@@ -101,14 +98,14 @@ class Dispatcher:
             self.free_row(request)
 
     def finish_pooled(self, requests: Sequence[Request]) -> None:
-        """Take those out of the running requests whose vectors a launched step computes."""
+        """Take requests out of the running ones, since a launched step computes their vectors."""
         for request in requests:
             if request.id in self.queue.running:
                 self.queue.end(request)
                 self.free_row(request)
 
     def start_chunk(self, request: Request, num_tokens: int, draft: StepDraft) -> None:
-        """Admit the request if it is waiting, then plan its next tokens."""
+        """Admit the request if it is waiting, give it blocks for its next tokens, and note the chunk in the draft."""
         if request.row < 0:
             self.cache.extend_prefix(request)
             num_tokens = min(num_tokens, request.num_tokens - request.num_computed_tokens)
@@ -127,7 +124,7 @@ class Dispatcher:
         draft.chunks.append((request, start, num_tokens))
 
     def admit(self, request: Request, draft: StepDraft) -> None:
-        """Give a waiting request a row; the blocks it shares go into the table."""
+        """Give a waiting request a row of the request table, and note the blocks that it shares for the block table."""
         self.queue.admit(request)
         request.row = self.free_rows.popleft()
         if request.num_preemptions == 0:
@@ -137,7 +134,7 @@ class Dispatcher:
         draft.table += self.cache.table_entries(request)
 
     def grow_decodes(self, decode: IntArray, draft: StepDraft) -> None:
-        """One more token for each of these entries; those at a block boundary get a block."""
+        """Count one more computed token for each of these entries; those at a block boundary get a block."""
         draft.table += self.cache.allocate_next(decode)
         self.table.num_computed_tokens_S[decode] += 1
         self.note_progress(decode, draft)

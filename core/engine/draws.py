@@ -1,4 +1,4 @@
-"""What comes with a step's tokens beside them: scores for their requests, and what grammars make of them."""
+"""What a step brings besides its tokens: log-probabilities for requests; and the tokens given to their grammars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from hookline.core.util.arrays import BoolArray, IntArray
 
 
 def keep_scores(live: Mapping[int, Request], dispatched: Dispatched, rows: IntArray) -> IntArray:
-    """Give the requests their log-probabilities; returns the sampled tokens."""
+    """Give the requests of a step their log-probabilities; returns the sampled tokens.
+
+    rows: scored rows, of the sampled tokens and then of prompt tokens; see Executor.collect.
+    """
     ids = dispatched.sampled.ids_N.tolist()
     for id_, row in zip(ids, rows, strict=False):
         request = live.get(id_)
@@ -33,7 +36,7 @@ def keep_scores(live: Mapping[int, Request], dispatched: Dispatched, rows: IntAr
 def advance_grammars(
     structured_output: StructuredOutput | None, table: RunningTable, entries_N: IntArray, tokens_N: IntArray
 ) -> BoolArray:
-    """Have the grammars know the new tokens of their requests; says which requests end with theirs."""
+    """Advance the grammars of these requests by their new tokens; returns which of them end with theirs, (N,) bool."""
     assert structured_output is not None, "a request has a grammar, and the engine no back end"
     is_over_N = np.zeros(len(entries_N), dtype=np.bool_)
     (places,) = table.is_constrained_S[entries_N].nonzero()

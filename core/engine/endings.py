@@ -1,4 +1,4 @@
-"""Ends requests wherever they stand, and keeps what ends outside a commit until the next step returns it."""
+"""Ends requests in whatever state they are; keeps outputs from outside a commit until the next step returns them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookline.core.requests.structured_output import StructuredOutput
 
 
 class Endings:
-    """One per engine. Tells observers and the policy; why requests end is said in ends.py."""
+    """Ends the requests of one engine, and tells observers and the policy; for what reasons is decided in ends.py."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Endings:
         """Outputs of requests that ended outside a commit; the next step returns them."""
 
     def end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
-        """End a request and give back its blocks and its row. Who calls tells the observers."""
+        """End a request and give back its blocks and its row; the caller has to tell the observers."""
         if request.id in self._queue.compiling and self._structured_output is not None:
             self._structured_output.forget(request.id)
         self._dispatcher.retire(request)
@@ -63,7 +63,7 @@ class Endings:
         self._listeners.notify_ends(late)
 
     def end_maskless(self, launched: InFlight) -> list[RequestOutput]:
-        """End the requests that have no mask because of a fault; what is drawn for them is dropped."""
+        """End the requests whose grammars failed to fill a mask; what is drawn for them is dropped."""
         ids = launched.dispatched.sampled.ids_N[launched.dispatched.step.masked_draws].tolist()
         requests = [request for id_ in ids if (request := self._queue.live.get(id_)) is not None]
         faulty = [request for request in requests if fault_of(request) is not None]
@@ -72,7 +72,7 @@ class Endings:
         return outputs
 
     def break_off(self, error: BaseException) -> None:
-        """End all requests after a step broke off half-way, and empty the cache: blocks it was to fill hold nothing."""
+        """End all requests after a step failed half-way, and empty the prefix cache: some blocks were not filled."""
         cause = f"the engine broke off: {str(error) or type(error).__name__}"
         live = list(self._queue.live.values())
         broken = [self.end(request, FinishReason.ERROR, cause) for request in live]

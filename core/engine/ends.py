@@ -29,12 +29,12 @@ def end_with(request: Request, token_id: int) -> FinishReason | None:
 
 
 def fault_of(request: Request) -> str | None:
-    """The error that a request ends with, if its processors, its grammar or the plugin behind that caused one."""
+    """The error that a request ends with: of its processors, or of its grammar's back end; None if there is none."""
     return request.fault if request.constraint is None else request.fault or request.constraint.fault
 
 
 def stops_with(request: Request, token_id: int) -> bool:
-    """Whether this token is one that ends the request, and may."""
+    """Whether this token is a stop token of the request, which has reached its min_tokens."""
     return token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens
 
 
@@ -59,12 +59,15 @@ def _end_by_followers(request: Request, token_id: int) -> FinishReason | None:
 
 
 def concerned(error: LostStep, inside: Sequence[Request]) -> list[Request]:
-    """Those of a step's requests that end by what failed: all, or those of the rows or processors that are named."""
+    """The requests of a lost step that end: all, or of a RequestFault those with its rows or processors."""
     return [request for request in inside if _concerns(error, request)]
 
 
 def starting_again(error: LostStep, inside: Sequence[Request], running: Iterable[Request]) -> list[Request]:
-    """The running requests that compute the step again, and those whose processor may have been made anew."""
+    """The running requests that must start again: those of the lost step, and all that use a processor that failed.
+
+    Such a processor may have been made anew, without the arguments of its requests.
+    """
     ids = {request.id for request in inside}
     failed = error.processors if isinstance(error, RequestFault) else 0
     return [request for request in running if request.id in ids or request.prepared.bits & failed]

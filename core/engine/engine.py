@@ -1,8 +1,8 @@
-"""The engine: what holds its parts together, and what its callers ask of it.
+"""The engine: it puts the parts of the step loop together, and has the methods that its callers use.
 
-Knows no model, no tensor and no tokenizer; an Executor computes steps. One engine is one object: nothing is global, so
-several live side by side in a process. Requests are taken in by intake.py, stepped by step_loop.py and commit.py, and
-ended by endings.py.
+An Executor computes the steps, and callers hand in token ids: there are no tensors and no text here. Nothing is
+global, so several engines live side by side in a process. Requests are taken in by intake.py, stepped by step_loop.py
+and commit.py, and ended by endings.py.
 """
 
 from __future__ import annotations
@@ -103,38 +103,42 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The policy; another one may take its place between steps."""
+        """The scheduling policy; may be replaced between steps."""
         return self.planner.scheduler
 
     @scheduler.setter
     def scheduler(self, policy: Scheduler) -> None:
+        """Plan with another policy from the next step on."""
         self.planner.scheduler = policy
 
     @property
     def executor(self) -> Executor:
-        """What computes the steps; another one may take its place between steps."""
+        """What computes the steps; may be replaced between steps."""
         return self.loop.executor
 
     @executor.setter
     def executor(self, executor: Executor) -> None:
+        """Have another executor compute the steps from the next one on."""
         self.loop.executor = executor
 
     @property
     def clock(self) -> Callable[[], float]:
-        """All times are its; another one may take its place before the first request."""
+        """Returns seconds; all times of the engine are on this clock. May be replaced before the first request."""
         return self._times.now
 
     @clock.setter
     def clock(self, now: Callable[[], float]) -> None:
+        """Read all times from another clock."""
         self._times.now = now
 
     @property
     def sleep(self) -> Callable[[float], None]:
-        """How to wait when a policy asks to; replaced where the engine's driver has other things to do meanwhile."""
+        """Waits for some seconds when a policy asks to; replaced where the engine's driver has work to do meanwhile."""
         return self._times.sleep
 
     @sleep.setter
     def sleep(self, sleep: Callable[[float], None]) -> None:
+        """Wait by calling another function."""
         self._times.sleep = sleep
 
     # ------------------------------------------------------------------------------------- EngineView, for observers
@@ -177,7 +181,7 @@ class Engine:
 
     @property
     def last_stats(self) -> StepStats | None:
-        """Of the step that was committed last."""
+        """StepStats of the step that was committed last; None before the first."""
         return self.loop.committer.last_stats
 
     # ------------------------------------------------------------------------------------------------------- requests
@@ -226,8 +230,8 @@ class Engine:
     def check_room(self, num_requests: int = 1) -> None:
         """Check max_queued_requests and max_queued_tokens, which `add` itself does not.
 
-        Raises: QueueFullError if this many more requests must wait until others have started; RequestError if so many
-        could never wait.
+        Raises: QueueFullError if there is no room for this many more until others have started; RequestError if there
+        never can be.
         """
         check_room(self.limits, self.queue, num_requests)
 
@@ -257,9 +261,9 @@ class Engine:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
         Returns the requests that ended since the step before.
-        Raises: PlanError if the scheduler breaks a rule; nothing of its plan is carried out then. LostStep if the step
+        Raises: PlanError if the scheduler breaks a rule; no part of its plan is carried out then. LostStep if the step
         could not be computed: its requests end. Any other error ends all requests. The next step returns those that
-        ended, with finish_reason "error". What fails for single requests ends them alone, and nothing is raised.
+        ended, with finish_reason "error". A fault of single requests ends these alone, and nothing is raised.
         """
         self.home.check()
         endings, loop, queue = self._endings, self.loop, self.queue

@@ -1,6 +1,6 @@
-"""Tells a scheduler policy what became of its plans, in order, and who ended; see core.contracts.RemembersSteps.
+"""Tells a scheduler policy what became of its plans, in order, and which requests ended: for RemembersSteps policies.
 
-Costs a policy that keeps no memory one comparison a step. Knows no plan's meaning.
+With a policy that is no RemembersSteps (core.contracts) it costs one comparison a step.
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ class _Untold:
 
 
 class PolicyFeedback:
-    """One per engine. name: of the policy, as an error begins with it."""
+    """Reports to the policy of one engine. name: of the policy, as error messages begin with it."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         method = getattr(scheduler, "committed", None)
         self._method = method if method is not None and is_offered(method) else None
         self._name = name
         self._untold: deque[_Untold] = deque()
-        """In the order in which the policy made them: the step in flight, and the next one."""
+        """Oldest first: the plan of the step in flight, and that of the next one."""
         self._ended: list[Ended] = []
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the policy has a memory at all."""
+        """Whether the policy wants to be told: whether it has a method `committed`."""
         return self._method is not None
 
     def planned(self, plan: Plan) -> None:
-        """The policy made a plan."""
+        """Note a plan that the policy made."""
         if self._method is not None:
             self._untold.append(_Untold(plan))
 
     def ended(self, request: Request, reason: FinishReason, error: str | None) -> None:
-        """A request ended; the next notice tells of it."""
+        """Note a request that ended; the policy hears of it with the next report."""
         if self._method is not None:
             self._ended.append(Ended(request.view, reason, error))
 
     def give_up(self, now_s: float) -> None:
-        """Nothing is done of the newest plan; told once the policy knows what became of those before it.
+        """Note that the newest plan is not carried out; the policy hears of it after the plans before it.
 
-        Raises: PluginError naming the policy, as everything here that tells it something.
+        Raises: PluginError naming the policy if its method raises, as every method does that reports to it.
         """
         if self._untold:
             self._untold[-1].is_given_up = True
             self._tell_given_up(now_s)
 
     def committed(self, plan: Plan, now_s: float, **facts: Any) -> None:
-        """A plan was carried out. facts: fields of CommittedStep."""
+        """Report a plan that was carried out. facts: fields of CommittedStep."""
         if self._method is not None:
             while self._untold.popleft().plan is not plan:
-                pass  # somebody else than the engine asked for it
+                pass  # a plan that a caller of Engine.plan asked for, and that no step was made of
             self._tell(CommittedStep(plan, is_carried_out=True, now_s=now_s, ended=self._take_ended(), **facts))
             self._tell_given_up(now_s)
 
     def tell_ended(self, now_s: float) -> None:
-        """Requests ended between steps."""
+        """Report the requests that ended between steps."""
         if self._ended:
             self._tell(CommittedStep(None, is_carried_out=False, now_s=now_s, ended=self._take_ended()))
 
     def broke_off(self, now_s: float) -> None:
-        """No plan that is still open will be carried out.
+        """Report that none of the plans that are still open will be carried out, since a step failed half-way.
 
-        An error that the policy raises on hearing it is dropped: the one that broke off is reported already.
+        An error that the policy raises on hearing it is dropped: the error of the step is reported already.
         """
         for untold in self._untold:
             untold.is_given_up = True
@@ -107,7 +107,7 @@ class PolicyFeedback:
 
 
 def prefilled(dispatched: Dispatched, kept: Sequence[Request]) -> list[Prefilled]:
-    """What a step computed of prompts. kept: the requests that keep a token of it, those that decoded first."""
+    """What a step computed of prompts, for the policy. kept: the requests that keep a token of it, decodes first."""
     if not dispatched.chunks:
         return []
     admitted = {request.id for request in dispatched.admitted}

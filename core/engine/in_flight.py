@@ -1,4 +1,4 @@
-"""A launched step, and what is said of it once it is committed."""
+"""A launched step, and the StepStats that are made of it once it is committed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PARTS = ("plan", "dispatch", "launch", "wait", "commit")
 class InFlight:
     """A launched step whose tokens are not known yet.
 
-    started is on the engine's clock; host_s: seconds of the parts of its step so far. num_context_tokens: that its
-    decodes read, if the policy wants to know.
+    started: when it was launched, on the engine's clock. host_s: seconds that its parts took on the host so far.
+    num_context_tokens: how many tokens its decodes read from the cache; 0 unless the policy wants to know.
     """
 
     plan: CheckedPlan
@@ -32,13 +32,13 @@ class InFlight:
     host_s: dict[str, float]
     num_context_tokens: int = 0
     tapped: tuple[IntArray, IntArray] | None = None
-    """Of each of its tokens, whose it is and where; None unless its hidden states are observed."""
+    """For each of its tokens, the request's id and the position; None unless observers get its hidden states."""
 
 
 def step_stats(
     launched: InFlight, num_generated_tokens: int, queue: RequestQueue, pool: BlockPool, watch: StepWatch, now_s: float
 ) -> StepStats:
-    """What a step did that has just been committed."""
+    """What a step did, for observers, once it is committed."""
     plan, dispatched, clock = launched.plan, launched.dispatched, watch.clock
     # launched.host_s comes last: it replaces the time of a plan ahead that was not launched.
     parts = {**watch.take(), **launched.host_s}

@@ -1,4 +1,4 @@
-"""Takes requests in: checks them, numbers them, and queues them once the grammar that they follow is there."""
+"""Takes requests in: checks them, gives them ids, and queues them, those with a grammar once it is compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hookline.core.sampling_params import SamplingParams
 
 
 class Intake:
-    """One per engine. structured_output: None has requests with structured outputs refused."""
+    """Takes in the requests of one engine. structured_output: None refuses requests for structured outputs."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Intake:
         return request.id
 
     def _enqueue(self, request: Request) -> None:
-        """Put a new request into the queue, once the grammar that its completion follows is there."""
+        """Put a new request into the queue, or hold it back until its grammar is compiled."""
         if request.constraint is None:
             self._queue.add(request)
             return
@@ -74,7 +74,7 @@ class Intake:
             self._queue.hold_back(request)
 
     def let_in_compiled(self, *, is_in_flight: bool) -> None:
-        """Queue the requests whose grammar has come, and end those whose grammar will not."""
+        """Queue the requests whose grammars are compiled, and end those whose grammars could not be compiled."""
         assert self._structured_output is not None
         is_idle = len(self._queue.compiling) == len(self._queue) and not is_in_flight
         refused = []

@@ -1,4 +1,4 @@
-"""What an engine tells its observers. What nobody hears costs a look at a flag."""
+"""What an engine tells its observers. A hook that no observer implements costs one test of a flag."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Listeners:
         )
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call everybody who implements a hook."""
+        """Call this hook of every observer that implements it."""
         if self.observers is not None:
             self.observers.notify(hook, **arguments)
 
     def notify_ends(self, outputs: Iterable[RequestOutput]) -> None:
-        """Tell of requests that ended."""
+        """Call on_request_end for each of these requests."""
         if self.observers is not None:
             for output in outputs:
                 self.observers.notify("on_request_end", output=output)

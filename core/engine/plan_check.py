@@ -1,7 +1,6 @@
 """Checks a scheduler's plan against the rules before any of it is carried out.
 
-Knows the requests and the ledger, and of the policy only its name. A plan that breaks a rule raises PlanError, and
-nothing has changed by then.
+A plan that breaks a rule raises PlanError, before any request or block has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hookline.core.util.arrays import IntArray, ints
 
 @dataclass(frozen=True)
 class CheckedPlan:
-    """A plan in terms of live requests.
+    """A plan that was checked, with requests in place of ids.
 
     prefill: (request, tokens to compute beyond what the cache holds). decode: entries of `core.requests.running_table`.
     asked: the plan as the policy returned it.
@@ -50,11 +49,14 @@ def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, 
 
 
 class _Checker:
+    """Checks one plan; each method raises PlanError, with the rule, the value and the limit."""
+
     def __init__(self, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> None:
         self.queue, self.ledger, self.limits, self.policy = queue, ledger, limits, policy
         self.seen: set[int] = set()
 
     def check(self, plan: Plan) -> CheckedPlan:
+        """Check all rules, in the order in which the plan would be carried out."""
         if not isinstance(plan, Plan):
             raise self.error(f"returned a {type(plan).__name__}, not a Plan")
         try:
@@ -72,7 +74,7 @@ class _Checker:
         return CheckedPlan(prefill, decode, preempt, plan)
 
     def part(self, named: Iterable[Any], part: str) -> list[Any]:
-        """What a part of the plan names, as far as there are requests to name: it may have no end."""
+        """The entries of a part of the plan, which may not be more than there are requests; it may be endless."""
         limit = len(self.queue)
         found = list(islice(named, limit + 1))
         if len(found) > limit:
@@ -80,9 +82,11 @@ class _Checker:
         return found
 
     def error(self, message: str) -> PlanError:
-        return PlanError(f"scheduler '{self.policy}' {message}; nothing of this plan was carried out")
+        """The error for a broken rule."""
+        return PlanError(f"scheduler '{self.policy}' {message}; no part of this plan was carried out")
 
     def request(self, id_: int, part: str) -> Request:
+        """The live request of this id, which the plan must name once only."""
         request = self.queue.live.get(id_)
         if request is None or id_ in self.queue.ending:
             raise self.error(f"names request {id_!r} in {part}, which is neither waiting nor running")
@@ -92,21 +96,25 @@ class _Checker:
         return request
 
     def preempted(self, id_: int) -> Request:
+        """A request that the plan preempts, which must be running."""
         request = self.request(id_, "preempt")
         if id_ not in self.queue.running:
             raise self.error(f"preempts request {id_}, which is not running")
         return request
 
     def decoding(self) -> IntArray:
-        """All requests that can decode and are not preempted.
+        """Table entries of all requests that can decode and that the plan does not preempt.
 
-        They are not noted as seen: a plan that names one of them in prefill as well is refused anyway.
+        They need not be noted as named: a plan with one of them in prefill is refused, since it is decoding.
         """
         entries = self.queue.decoding()
         return entries[~np.isin(self.queue.table.id_S[entries], list(self.seen))] if self.seen else entries
 
     def decodes(self, ids: Sequence[int]) -> IntArray:
-        """Table entries of the requests that the plan names; each is looked at by itself only if something is wrong."""
+        """Table entries of the requests that the plan decodes.
+
+        All are checked at once; only if something is wrong are they checked one by one, to name the one at fault.
+        """
         found = [request for request in map(self.queue.running.get, ids) if request is not None]
         entries = ints(request.entry for request in found)
         seen = self.seen.union(ids)
@@ -117,6 +125,7 @@ class _Checker:
         return entries
 
     def decoded(self, id_: int) -> Request:
+        """A request that the plan decodes, which must be running and have no known tokens left to compute."""
         request = self.request(id_, "decode")
         if id_ not in self.queue.running:
             raise self.error(f"decodes request {id_}, which is not running")
@@ -125,6 +134,7 @@ class _Checker:
         return request
 
     def prefilling(self, id_: int, num_tokens: int) -> tuple[Request, int]:
+        """A request that the plan prefills, with 1 to as many tokens as it has left to compute."""
         request = self.request(id_, "prefill")
         if id_ in self.queue.running and not request.is_prefilling:
             raise self.error(f"prefills request {id_}, which is decoding")
@@ -138,6 +148,7 @@ class _Checker:
     def check_limits(
         self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
     ) -> None:
+        """Check max_num_batched_tokens and max_num_seqs."""
         num_tokens = len(decode) + sum(num_tokens for _, num_tokens in prefill)
         if num_tokens > self.limits.max_num_batched_tokens:
             limit = self.limits.max_num_batched_tokens
@@ -150,6 +161,7 @@ class _Checker:
     def check_budget(
         self, prefill: Sequence[tuple[Request, int]], decode: IntArray, preempt: Sequence[Request]
     ) -> None:
+        """Take the plan's blocks from the ledger: there must be enough of them."""
         if not prefill and len(decode) * self.limits.max_blocks_per_token <= self.ledger.num_free:
             return
         for request in preempt:
@@ -159,11 +171,13 @@ class _Checker:
             self.take(request, min(num_tokens, self.ledger.num_uncomputed_tokens(request.view)))
 
     def take_decodes(self, decode: IntArray) -> None:
+        """Take the blocks of all decodes."""
         if not self.ledger.take_each(decode):
             for request in self.queue.table.requests(decode):  # one of them finds no block, and is named
                 self.take(request, 1)
 
     def take(self, request: Request, num_tokens: int) -> None:
+        """Take the blocks of some tokens of a request."""
         if not self.ledger.take(request.view, num_tokens):
             cost = self.ledger.cost(request.view, num_tokens)
             raise self.error(

@@ -1,4 +1,4 @@
-"""Asks the scheduler for plans, checks them, waits where they ask to, and finds out when a policy gets no further."""
+"""Asks the scheduler for plans, checks them, waits when a plan asks to, and finds out when a policy is stuck."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.request_queue import RequestQueue, Views
 
 MAX_FRUITLESS_PLANS = 1000
-"""Plans in a row that bring no request further than it ever was, after which a policy counts as stuck."""
+"""A policy is stuck after more plans than this in a row in which no request computes a token for the first time."""
 MAX_IDLE_S = 1.0
 """Longest single wait a plan can ask for."""
 
 
 class Planner:
-    """One policy and what it is shown.
+    """Asks one policy for plans. policy: its name; origin: the distribution that it comes from, for errors.
 
-    policy: its name; origin: whose it is, for errors. ledger: makes a fresh ledger of the pool as it is now.
+    ledger: makes a fresh ledger of the pool as it is now.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Planner:
         self._idle_s = 0.0
 
     def ask(self) -> tuple[Plan, CheckedPlan]:
-        """The policy's next plan, as it is and checked.
+        """The policy's next plan: as the policy returned it, and as it was checked.
 
-        Raises: PlanError naming the policy. PluginError if what it is told of that plan's end fails.
+        Raises: PlanError naming the policy. PluginError if the policy fails when it is told that its plan is refused.
         """
         queue, limits = self.queue, self.limits.plan
         budget, prefilling = self._ledger(), queue.prefilling()
@@ -72,13 +72,13 @@ class Planner:
             raise PlanError(f"{self._name} fails in plan: {with_place(error)}") from error
 
     def computes(self) -> None:
-        """The newest plan does something: waiting counts from here on."""
+        """Note that the newest plan does something, so that the time waited counts from zero again."""
         self._idle_s = 0.0
 
     def wait(self, idle_s: float) -> None:
-        """Wait as a plan that does nothing asks to.
+        """Wait for idle_s seconds, as a plan that does nothing asks to, but no longer than MAX_IDLE_S.
 
-        Raises: PlanError if it asks for nothing, or has waited for too long.
+        Raises: PlanError if the plan does not ask to wait, or if such plans have waited for engine.stall_timeout_s.
         """
         if not idle_s > 0:
             waiting, running = len(self.queue.waiting), len(self.queue.running)
@@ -91,9 +91,9 @@ class Planner:
         self._times.sleep(idle_s)
 
     def check_progress(self, *, got_further: bool) -> None:
-        """Let a policy preempt and recompute for a while, but not for ever.
+        """Count the plans in which requests only compute again what was lost by a preemption.
 
-        Raises: PlanError.
+        Raises: PlanError after MAX_FRUITLESS_PLANS of them in a row.
         """
         self._fruitless = 0 if got_further else self._fruitless + 1
         if self._fruitless > MAX_FRUITLESS_PLANS:

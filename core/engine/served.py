@@ -15,7 +15,7 @@ UNTAGGED = ""
 
 
 class ServedCounts:
-    """One per engine."""
+    """Tokens served by one engine, by tag and value."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, OrderedDict[str, ServedTokens]] = {}

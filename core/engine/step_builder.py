@@ -15,7 +15,7 @@ from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, float_bits, ints, no_ints
 
 Record = tuple[int, int, IntArray]
-"""Row of the request table, processor, values."""
+"""Arguments of a logits processor: the row of the request table, the processor's index, the values."""
 MaskOfChunks = np.ndarray[Any, np.dtype[np.bool_]]
 Chunk = tuple[Request, int, int]
 """A request, the position of the chunk's first token, and its length."""
@@ -37,7 +37,7 @@ class ArgumentWriter:
         """Running requests whose next draw depends on what the host makes of their last token."""
 
     def lose(self) -> None:
-        """A step was lost: whether its arguments are in their rows is not known, so all rows are set anew."""
+        """Set all rows anew, since a step was lost: it is not known whether its arguments reached the ranks."""
         self._loaded = [self._ever] * len(self._loaded)
 
     def forget(self, request: Request) -> None:
@@ -81,7 +81,7 @@ class ArgumentWriter:
             step.num_logprobs = next(size for size in NUM_LOGPROBS if size >= step.num_logprobs)
 
     def _records(self, request: Request) -> list[Record]:
-        """The request's own arguments, and defaults where the row still has those of its last owner."""
+        """The request's own arguments, and the defaults of processors that the row's last owner had arguments for."""
         own = request.records
         if request.followers is not None and request.followers.is_awaited:
             self.awaited.add(request.id)
@@ -96,16 +96,16 @@ class ArgumentWriter:
         return resets + [(request.row, index, values) for index, values in own]
 
     def _followed(self, request: Request) -> list[Record]:
-        """What followed a running request's last token; what is new is sent with all its records."""
+        """The arguments that a running request's processors have after its last token, if they follow its tokens."""
         if request.id not in self.awaited or request.followers is None or not request.num_output_tokens:
             return []
         return [(request.row, index, values) for index, values in request.followers.records]
 
 
 def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:
-    """(index, request, first position, number) of the prompt tokens whose probabilities these chunks give.
+    """The prompt tokens that these chunks score: (chunk's index, request, first position, number of tokens).
 
-    A chunk's hidden states give the probabilities of the tokens one position further on.
+    A chunk's hidden states give the log-probabilities of the tokens one position further on.
     """
     found = []
     for index, (request, start, length) in enumerate(chunks):
@@ -116,7 +116,7 @@ def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]
 
 
 def tokens_of(table: RunningTable, decode: IntArray, chunks: Sequence[Chunk]) -> tuple[IntArray, IntArray]:
-    """Of each token of a launched step, in the order of the ranks: its request's id, and its position."""
+    """For each token of a launched step, in the order in which ranks compute them: request id and position."""
     owners, places = [table.id_S[decode]], [table.num_computed_tokens_S[decode] - 1]
     for request, start, length in chunks:
         owners.append(np.full(length, request.id))
@@ -125,7 +125,7 @@ def tokens_of(table: RunningTable, decode: IntArray, chunks: Sequence[Chunk]) ->
 
 
 def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
-    """All tokens of newly admitted requests, which may have been generated before a preemption."""
+    """Fill in the known_* sections: all tokens of newly admitted requests, also those generated before a preemption."""
     if requests:
         step.known_rows = ints(request.row for request in requests)
         step.known_prompt_lens = ints(request.num_prompt_tokens for request in requests)
@@ -136,22 +136,22 @@ def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
 
 @dataclass
 class StepDraft:
-    """A step while its plan is carried out.
+    """What a step's message is made of, collected while its plan is carried out.
 
-    table: new entries of the block table, (row, column, block). chunks: (request, first position, number of tokens).
-    num_new_tokens: of each chunk, those never computed before. got_further: as of Dispatched.
+    table: new entries of the block table, (row, column, block). num_new_tokens: for each chunk, how many of its tokens
+    are computed for the first time. got_further: see Dispatched.
     """
 
     admitted: list[Request] = field(default_factory=list)
     table: list[tuple[int, int, int]] = field(default_factory=list)
-    chunks: list[tuple[Request, int, int]] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     got_further: bool = False
 
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A step, and the requests that it samples a token for."""
+    """A step's message, the requests that it samples a token for, and what is counted of it."""
 
     step: Step
     sampled: Sampled
@@ -163,26 +163,26 @@ class Dispatched:
     """Whether any request computes a token it never computed before."""
     chunks: Sequence[Chunk]
     num_new_tokens: Sequence[int]
-    """Of each chunk, those never computed before."""
+    """For each chunk, how many of its tokens are computed for the first time."""
     admitted: Sequence[Request]
     pooled: Sequence[Request] = ()
-    """Those whose vectors it computes, in the order of their chunks."""
+    """The requests whose vectors it computes, in the order of their chunks."""
 
 
 class StepWriter:
-    """Writes one step after another. arguments: of the logits processors."""
+    """Writes the messages of an engine's steps. arguments: writes those of the logits processors."""
 
     def __init__(self, table: RunningTable, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
         self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes
         self._decoding, self._shared_len = no_ints(), 0
 
     def lose(self) -> None:
-        """A step was lost: nothing of it may have reached the ranks."""
+        """Send again what a lost step brought, since it may not have reached the ranks."""
         self.arguments.lose()
         self._decoding, self._shared_len = no_ints(), 0
 
     def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:
-        """The step's message, and the requests that it samples for."""
+        """Write the message of a step. decode: table entries of the requests that decode."""
         table, computing, sampled = self.table, decode, decode
         pooled: Sequence[Request] = ()
         step = Step(decode_rows=table.row_S[decode])
@@ -221,7 +221,10 @@ class StepWriter:
         )
 
     def write_pooled(self, step: Step, draft: StepDraft, is_complete: MaskOfChunks) -> list[Request]:
-        """Fill in the pooled chunks, and take them out of those that a draw follows; returns whose last one it is."""
+        """Fill in the pooled chunks, and clear is_complete for them, since no draw follows them.
+
+        Returns the requests whose last chunk is among them.
+        """
         sections: list[int] = []
         ending = []
         for index, (request, start, _) in enumerate(draft.chunks):
@@ -245,7 +248,7 @@ class StepWriter:
         step.mask_tokens = np.concatenate(stops)
 
     def write_shared_prefix(self, step: Step, decode: IntArray) -> None:
-        """Look for a common prefix whenever other requests decode than in the last step that looked."""
+        """Fill in the prefix that the decodes share; looked for again only when other requests decode than before."""
         decoding = self.table.id_S[decode]
         if not np.array_equal(decoding, self._decoding):
             self._decoding = decoding
@@ -264,8 +267,8 @@ def write_table(step: Step, draft: StepDraft) -> None:
         step.table_rows, step.table_columns, step.table_blocks = np.array(draft.table, dtype=np.int64).T
 
 
-def write_chunks(step: Step, chunks: Sequence[tuple[Request, int, int]]) -> None:
-    """Fill in the prompt chunks: (request, first position, number of tokens)."""
+def write_chunks(step: Step, chunks: Sequence[Chunk]) -> None:
+    """Fill in the prompt chunks and their tokens."""
     step.chunk_rows = ints(request.row for request, _, _ in chunks)
     step.chunk_starts = ints(start for _, start, _ in chunks)
     step.chunk_lens = ints(num_tokens for _, _, num_tokens in chunks)

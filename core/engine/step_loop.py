@@ -1,7 +1,4 @@
-"""One step after the other: plan, launch, and commit the step before; what is done when one of these fails.
-
-Knows no model and no tensor; an Executor computes steps.
-"""
+"""One step after the other: plan, launch, and commit the step before; and what is done when one of these fails."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from hookline.core.step.timing import StepWatch
 
 
 class StepLoop:
-    """One per engine. executor: another one may take its place between steps.
+    """The step loop of one engine. executor: may be replaced between steps.
 
     overlaps: whether a step is launched before the one before it is committed. has_taps: whether hidden states are
     kept for observers.
@@ -63,8 +60,8 @@ class StepLoop:
             self.watch,
             times,
         )
-        self._lost_for_nobody = False
-        """Whether the last lost step ended nobody; if the next one does no better, it ends all its requests."""
+        self._lost_without_end = False
+        """Whether the last lost step ended no request; if the next one ends none either, all its requests end."""
 
     def time_steps(self) -> None:
         """See Engine.time_steps."""
@@ -75,7 +72,7 @@ class StepLoop:
     def advance(self) -> list[RequestOutput]:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
-        Returns the requests that ended by a commit. Raises: see Engine.step.
+        Returns the requests that a commit ended. Raises: see Engine.step.
         """
         before = self.in_flight
         if self._feedback.is_wanted and before is None:
@@ -110,7 +107,7 @@ class StepLoop:
             raise
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
-        """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
+        """The scheduler's next plan, checked. may_wait: whether to wait here if the plan asks to."""
         with self.watch.part("plan"):
             try:
                 plan, checked = self._planner.ask()
@@ -128,9 +125,9 @@ class StepLoop:
     def _plan_ahead(self) -> CheckedPlan | None:
         """The plan of the step after the one in flight; None if that one must be committed first.
 
-        Planning knows lengths and not values, so a preempted request, which computes its last token again, has to wait
-        for it. So does a request whose processors follow its tokens, and a policy that lacks blocks, since a request
-        about to end may hold them.
+        Plans are made before the last tokens' values are known. So the commit comes first if the plan preempts, since
+        a preempted request computes its last token again; if processors follow the tokens of a request; and if the plan
+        does nothing or is refused, since requests that are about to end may hold the blocks that it lacks.
         """
         if self._dispatcher.arguments.awaited or not (self._queue.waiting or self._queue.running):
             return None
@@ -144,7 +141,7 @@ class StepLoop:
         return None
 
     def _give_up(self) -> None:
-        """Nothing is done of the newest plan."""
+        """Tell the policy that its newest plan is not carried out."""
         try:
             self._feedback.give_up(self._times.now())
         except PluginError as error:
@@ -167,15 +164,15 @@ class StepLoop:
         return InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens, tapped)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
-        """Tokens that the decodes of a step read, if anybody wants to know."""
+        """Tokens that the decodes of a step read; 0 unless the policy wants to know."""
         if not self._feedback.is_wanted:
             return 0
         return int(self._queue.table.num_computed_tokens_S[plan.decode].sum())
 
     def _release(self, launched: InFlight) -> None:
-        """Give a launched step the masks that its draws wait for, all tokens before them being known by now.
+        """Give a launched step the masks that its draws wait for; all tokens before them must be known by now.
 
-        The device waits meanwhile, once its forward pass is over: nothing is done here that can be done later.
+        The device waits for this once its forward pass is over, so what can be done later is not done here.
         """
         assert self._structured_output is not None
         step, sampled = launched.dispatched.step, launched.dispatched.sampled
@@ -191,9 +188,9 @@ class StepLoop:
         launched.host_s["launch"] += self.watch.seconds.pop("release")
 
     def _collect(self, release: Callable[[], None] | None = None) -> list[RequestOutput]:
-        """Commit the step in flight. release: what the next step's draws wait for.
+        """Commit the step in flight. release: see Committer.commit.
 
-        Raises: LostStep if that fails; the step in flight is committed all the same.
+        Raises: LostStep if `release` fails; the step in flight is committed all the same.
         """
         launched = self.in_flight
         assert launched is not None, "no step is in flight"
@@ -209,7 +206,7 @@ class StepLoop:
         return outputs
 
     def _lose(self, plan: CheckedPlan, error: LostStep) -> list[RequestOutput]:
-        """A launched step was lost: end the requests that its fault concerns, and have the others compute it again.
+        """After a launched step was lost: end the requests at fault, and have the others compute their tokens again.
 
         Returns the requests that ended. Raises: the error, unless it concerns single requests.
         """
@@ -220,9 +217,9 @@ class StepLoop:
             self.watch.clock.clear()
         inside = [request for request in inside if request.id in self._queue.live]
         ending = concerned(error, inside)
-        if not ending and self._lost_for_nobody:
+        if not ending and self._lost_without_end:
             ending = inside
-        self._lost_for_nobody = not ending
+        self._lost_without_end = not ending
         text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
         ended = [self._endings.end(one, FinishReason.ERROR, f"request {one.id}: {text}") for one in ending]
         self._dispatcher.preempt(starting_again(error, inside, self._queue.running.values()))
@@ -245,7 +242,7 @@ class StepLoop:
             raise
 
     def _abandon(self, error: BaseException) -> None:
-        """A step broke off half-way: no request can go on."""
+        """End all requests after a step failed half-way."""
         self.in_flight = None
         if self.watch.clock is not None:
             self.watch.clock.clear()

@@ -1,4 +1,4 @@
-"""When requests end for the time they took: a heap, so that a step looks at the next one alone."""
+"""When requests exceed their timeout_s: a heap, so that each step looks at the next one to pass alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 MIN_DROPPED = 64
-"""Time limits of ended requests are dropped once this many more are kept than two for each live request."""
+"""Limits of ended requests are dropped once there are this many more than two for each live request."""
 
 
 class _Live(Container[int], Sized, Protocol):
@@ -15,7 +15,7 @@ class _Live(Container[int], Sized, Protocol):
 
 
 class TimeLimits:
-    """Each request's `timeout_s`, by when it is over. Truth says whether there is any."""
+    """The time limits of requests, the next one to pass first. As a truth value: whether there is any."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, float]] = []
@@ -25,14 +25,14 @@ class TimeLimits:
         return len(self._heap)
 
     def add(self, arrival_s: float, id_: int, timeout_s: float, live: _Live) -> None:
-        """Keep a request's limit; those of requests that are not live any more may be forgotten."""
+        """Add a request's limit; those of requests that are not live any more may be dropped."""
         if len(self._heap) > MIN_DROPPED + 2 * len(live):
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapify(self._heap)
         heappush(self._heap, (arrival_s + timeout_s, id_, timeout_s))
 
     def passed(self, now_s: float) -> list[tuple[int, float]]:
-        """The requests whose limits have passed, ended ones among them, and their timeout_s; each is told once."""
+        """Ids of requests whose limits have passed since the last call, with their timeout_s; some may have ended."""
         late = []
         while self._heap and self._heap[0][0] <= now_s:
             _, id_, timeout_s = heappop(self._heap)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class Times:
-    """One per engine, shared by its parts, so that both can be replaced for all of them at once."""
+    """The clock and the sleep of one engine, shared by its parts, so that they can be replaced for all at once."""
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
         """Seconds. All times of the engine are its."""
         self.sleep: Callable[[float], None] = time.sleep
-        """Waits for so many seconds."""
+        """Waits for a number of seconds."""
 
     def read(self) -> float:
-        """The time; for who is given a function once, and must follow when `now` is replaced."""
+        """The time, by whatever `now` is at present: for parts that keep this method."""
         return self.now()

@@ -1,6 +1,6 @@
-"""What a request must be to enter an engine, and the request that enters.
+"""Admission: a prompt and its parameters are checked against the engine's limits, and made into a request.
 
-Checks against the limits once, on arrival, so that nothing that can never be served is ever queued. Knows no queue.
+This happens once, on arrival, so that no request is queued that can never be served.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTHING_DRAWN = SamplingParams(temperature=0.0, max_tokens=1)
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What the engine holds requests to, once the memory is sized. Lengths in tokens."""
+    """What an engine can serve, known once its memory is sized. Lengths are in tokens."""
 
     plan: Limits
     vocab_size: int
@@ -46,14 +46,14 @@ class EngineLimits:
     poolers: Poolers = field(default_factory=Poolers)
     """The poolers that requests can use."""
     taps: tuple[int, ...] = ()
-    """Layers behind which observers see the hidden states."""
+    """Layers after which observers get the hidden states."""
     no_generation: str | None = None
-    """Why requests cannot generate tokens, if they cannot: the checkpoint has no head for it."""
+    """Why requests cannot generate tokens, e.g. since the checkpoint has no head for it; None if they can."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What SamplingParams leave open, as the checkpoint's generation_config.json says it."""
+    """Values for what SamplingParams leave open, from the checkpoint's generation_config.json."""
 
     num_cache_tokens: int | None = None
-    """Longest sequence that the whole pool can compute; None stands for all tokens of its blocks."""
+    """Longest sequence that fits the whole pool; None if that is as many tokens as its blocks hold."""
 
     @property
     def max_len(self) -> int:
@@ -75,14 +75,13 @@ def admit(
     like: Request | None = None,
     pooling: PoolingParams | None = None,
 ) -> Request:
-    """The request of a prompt; its max_tokens end where max_len does.
+    """Make the request of a prompt; max_tokens is cut so that it ends at max_len.
 
     like: another completion of the same prompt, which differs in its seed alone: what was made of its parameters
-    serves this one too.
-    pooling: the request ends with a vector when its prompt is computed; params are not looked at.
+    serves this one too. pooling: the request ends with a vector once its prompt is computed; params are ignored.
     Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
-    arguments that no logits processor takes; or if it asks for what only a front does: several completions, or stop
-    strings without a watcher that looks for them.
+    arguments that no logits processor takes; or if it asks for what the front end has to do: several completions, or
+    stop strings without a watcher that looks for them.
     """
     if pooling is not None:
         return _pooled(limits, id, prompt_token_ids, pooling, prompt=prompt, info=info, arrival_s=arrival_s)
@@ -130,14 +129,14 @@ def admit(
 def _pooled(
     limits: EngineLimits, id: int, prompt_token_ids: Sequence[int], pooling: PoolingParams, **options: Any
 ) -> Request:
-    """A request that ends when its prompt is computed. Raises: RequestError as `admit` does."""
+    """Make a request that ends with a vector when its prompt is computed. Raises: RequestError as `admit` does."""
     tokens = _checked_tokens(limits, prompt_token_ids, num_outputs=0)
     size, prepared = limits.plan.block_size, limits.poolers.prepare(pooling)
     return Request(id, tokens, NOTHING_DRAWN, max_tokens=0, block_size=size, seed=0, pooling=prepared, **options)
 
 
 def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
-    """Refuse what this vocabulary cannot give."""
+    """Refuse parameters that this vocabulary cannot satisfy."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and value > vocab_size:
@@ -156,9 +155,9 @@ def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: i
 
 
 def checked_timeout_s(timeout_s: float | None) -> float | None:
-    """A request's time limit in seconds, or None.
+    """A request's time limit as seconds, or None.
 
-    Raises: RequestError if it is neither.
+    Raises: RequestError if it is neither None nor a positive number.
     """
     if timeout_s is not None and not 0 < as_float(timeout_s) < math.inf:
         raise RequestError(f"timeout_s={shown(timeout_s)} must be a finite number of seconds above 0, or None")
@@ -184,7 +183,7 @@ def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> 
 
 
 def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int], *, num_outputs: int = 1) -> TokenArray:
-    """A prompt that leaves room for so many tokens."""
+    """The prompt's token ids, checked: within the vocabulary, and with room for `num_outputs` more tokens."""
     if len(prompt_token_ids) == 0:
         raise RequestError("the prompt is empty; at least one token is needed")
     if len(prompt_token_ids) > limits.max_len - num_outputs:

@@ -1,7 +1,7 @@
-"""A few threads that compile grammars beside the step loop, each in bounded time. Knows no request and no grammar.
+"""A few threads that compile grammars beside the step loop, each compile with a time limit.
 
 A compile that takes too long is given up at once, though its thread is lost until it returns: Python cannot end a
-thread, so what runs here has to bound itself.
+thread, so what runs here has to bound its own time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hookline.core.errors import PASSES
 
 
 class Job:
-    """One compile. Done once `result` or `error` is set."""
+    """One compile; it is done once `result` or `error` is set."""
 
     def __init__(self, work: Callable[[Job], Any]) -> None:
         self._work = work
@@ -32,7 +32,7 @@ class Job:
         self.started_s = time.monotonic()
 
     def run(self) -> None:
-        """Do the work and keep what comes of it."""
+        """Do the work, and set `result` or `error`."""
         try:
             self.result = self._work(self)
         except BaseException as error:
@@ -58,7 +58,7 @@ class CompilePool:
         self._running: dict[threading.Thread, Job] = {}
 
     def submit(self, work: Callable[[Job], Any]) -> Job:
-        """Queue some work; it gets its job, and calls `start_clock` when its time begins."""
+        """Queue some work, which is called with its job, and calls `start_clock` when its time limit begins to run."""
         job = Job(work)
         self._queue.put(job)
         if len(self._threads) < self.num_threads:
@@ -68,14 +68,14 @@ class CompilePool:
         return job
 
     def is_given_up(self, job: Job) -> bool:
-        """Whether it overran, or cannot begin because all threads are held up by others that did."""
+        """Whether a job took too long, or cannot begin because all threads are held up by jobs that did."""
         if job.is_done or job.started_s is not None:
             return job.overran(self.limit_s)
         held_up = sum(other.overran(self.limit_s) for other in list(self._running.values()))
         return held_up >= self.num_threads and time.monotonic() - job.queued_s > self.limit_s
 
     def close(self) -> None:
-        """Let the threads end when they are done with what they have."""
+        """Let each thread end after the job that it is at."""
         for _ in self._threads:
             self._queue.put(None)
         self._threads.clear()

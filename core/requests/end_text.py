@@ -22,7 +22,7 @@ def mask_of(allowed_V: np.ndarray[Any, np.dtype[np.bool_]], num_words: int) -> M
 
 
 class EndText:
-    """What is looked for, prepared once for a vocabulary: shared by all requests that wait for the same."""
+    """Finds one end text, or token, in completions: prepared once for a vocabulary, shared by all requests."""
 
     def __init__(self, after: str | int, vocabulary: GrammarVocabulary, num_words: int) -> None:
         self.token_id = after if isinstance(after, int) else None
@@ -36,7 +36,7 @@ class EndText:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of memory that this takes."""
         return int(self.masks_KW.nbytes)
 
     def _past(self, state: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

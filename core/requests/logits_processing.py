@@ -1,8 +1,8 @@
 """The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
 
-Validates on arrival, extra_args by their size first, and imports a processor's code when a request first uses it. Knows
-no tensors; `core.worker.runner.logits_pipeline` does the work on each rank. Both halves list the processors in the
-same order, so that an index names one.
+Arguments are validated on arrival, extra_args by their size first, and a processor's code is imported when a request
+first uses it. The device's half, on each rank, is `core.worker.runner.logits_pipeline`. Both halves list the processors
+in the same order, so that an index names one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray
 
 MAX_PROCESSORS = 62
-"""A step names the processors it runs in the bits of one int64."""
+"""Most processors of an engine: a step names those that it runs in the bits of one int64."""
 MAX_CACHED_KEYS_BYTES = 2**20
-"""Most memory for the keys of the arguments that are kept converted; when they reach it, all are forgotten."""
+"""Converted arguments are cached; when the cache's keys take this much memory, all of it is dropped."""
 MAX_CACHED_KEY_BYTES = 2**14
-"""Larger arguments are converted anew for each request."""
+"""Arguments whose key is larger are not cached, but converted for each request."""
 MAX_CHARACTERS = 65_536
 """Most characters of a request's extra_args: of all keys, texts and numbers together."""
 MAX_VALUES = 1024
@@ -39,11 +39,11 @@ MAX_DEPTH = 16
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request asks of the processors.
+    """What a request asks of the logits processors.
 
-    records: (processor, its arguments: one integer per column, then what it encoded). num_draws: (bit of the processor,
-    how many of the first draws it changes; None for all). reads_tokens: one of them does. bits: those of all of them.
-    ends: some change only the first draws.
+    records: (processor's index, its arguments: one integer per column, then what it encoded). num_draws: (bit of the
+    processor, how many of the first draws it changes; None for all). reads_tokens: whether one of them reads the
+    request's tokens. bits: those of all its processors. ends: whether some change only the first draws.
     """
 
     records: tuple[tuple[int, IntArray], ...] = ()
@@ -54,7 +54,7 @@ class Prepared:
     followers: tuple[Follower, ...] = ()
 
     def used(self, num_output_tokens: int) -> int:
-        """Bits of the processors that change the draw after this many output tokens."""
+        """Bits of the processors that change the next draw of a request with this many output tokens."""
         return sum(bit for bit, count in self.num_draws if count is None or num_output_tokens < count)
 
 
@@ -79,9 +79,9 @@ class Processing:
     def of(
         cls, entries: Iterable[Entry], facts: Facts | None = None, settings: Mapping[str, Option] | None = None
     ) -> Processing:
-        """The processors among some entries; those that do not fit the facts are refused when they are asked for.
+        """The processors among some plugin entries. One that does not fit the facts is refused when a request uses it.
 
-        settings: by name, the arguments of requests that do not say otherwise.
+        settings: default arguments of requests, by the processor's name.
         """
         wanted = sorted((one for one in entries if one.kind == PROCESSOR), key=lambda one: -one.priority)
         configs = {name: option.config for name, option in (settings or {}).items()}
@@ -93,9 +93,9 @@ class Processing:
         )
 
     def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
-        """What a request's parameters mean for the processors.
+        """Turn a request's parameters into arguments of processors.
 
-        Raises: RequestError for arguments that nothing takes or that the processor refuses, and for a processor that is
+        Raises: RequestError for arguments that no processor takes or that one refuses, and for a processor that is
         broken or does not fit.
         """
         if not params.processed_fields and not params.extra_args and not self._has_settings:
@@ -131,7 +131,7 @@ class Processing:
         return self.load_tokenizer()
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse what `prepare` refuses by name, type or value alone, before any engine is there."""
+        """Refuse what `prepare` would refuse by its name, type or value alone; needs no engine."""
         self._refuse_unknown(params)
         for index, stage in enumerate(self.stages):
             with stage.blaming:
@@ -159,7 +159,7 @@ class Processing:
         return stage.setting if given is None else self._build(index, stage, given)
 
     def _build(self, index: int, stage: Stage, given: Mapping[str, Any]) -> Any:
-        """Checked and converted; equal arguments once, since OmegaConf takes a millisecond."""
+        """Arguments, checked and converted; cached, since OmegaConf takes a millisecond."""
         key = (index, repr(given))
         if key in self._built:
             return self._built[key]
@@ -177,7 +177,7 @@ class Processing:
 
 
 def refuse_oversized(extra_args: Mapping[str, Any]) -> None:
-    """Look at extra_args before anything of them is converted, kept or shown, and no further than the limits reach.
+    """Check the size of extra_args before any part of them is converted, kept or shown; stops at the limits.
 
     Raises: RequestError naming the limit.
     """

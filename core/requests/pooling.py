@@ -1,7 +1,7 @@
 """The host's half of pooling: which pooler a request asks for, and what of it travels in a step.
 
-Imports a pooler's code when a request first asks for it. Knows no tensors; `core.worker.results.pooling` does the work
-on each rank. Both halves list the poolers in the same order, so that an index names one.
+A pooler's code is imported when a request first asks for it. The device's half, on each rank, is
+`core.worker.results.pooling`. Both halves list the poolers in the same order, so that an index names one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hookline.core.util.text import near_miss
 SHORT_FOR = ("", "token", "_token", "_tokens")
 """Endings of sentence-transformers' modes that may be left out."""
 BEGINS, ENDS, NORMALIZES = 1, 2, 4
-"""The flags: the chunk is a request's first, its last, and its vector is scaled to length 1."""
+"""Flags of a pooled chunk: it is the request's first, it is the last, and the vector is to be scaled to length 1."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """What a request asks for, resolved. num_dimensions: 0 for all."""
+    """What a pooled request asks for, resolved. num_dimensions: numbers of the vector to keep; 0 for all."""
 
     pooler: int
     reads_all_tokens: bool
@@ -35,14 +35,14 @@ class Pooling:
     num_dimensions: int
 
     def chunk(self, index: int, start: int, *, ends: bool) -> list[int] | None:
-        """What a step says of a chunk of the request that begins at this position; None if nothing is done with it."""
+        """The entry in a step's `pooled` for the request's chunk at this position; None if the pooler skips it."""
         if not (ends or self.reads_all_tokens):
             return None
         begins = start == 0 or not self.reads_all_tokens
         return [index, self.pooler, BEGINS * begins | ENDS * ends | NORMALIZES * self.normalizes, self.num_dimensions]
 
     def kept(self, vector: VectorArray) -> tuple[VectorArray | None, str | None]:
-        """The numbers of a vector that were asked for; or None, and what is wrong with it."""
+        """The numbers of a vector that were asked for, and None; or None, and what is wrong with the vector."""
         if not np.isfinite(vector).all():
             return (
                 None,
@@ -52,7 +52,7 @@ class Pooling:
 
 
 class Poolers:
-    """The poolers of an engine. chosen: that the configuration names; None leaves it to the checkpoint."""
+    """The poolers of an engine. chosen: the one that the configuration names; None leaves it to the checkpoint."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Poolers:
         raise RequestError(f"there is no pooler whose task is {task}")
 
     def prepare(self, params: PoolingParams) -> Pooling:
-        """What a request's parameters mean here.
+        """Resolve a request's parameters.
 
         Raises: RequestError for a pooler that is not there, does not fit or is broken, and for what it does not do.
         """

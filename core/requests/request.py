@@ -1,8 +1,8 @@
-"""A request's life on the host: its tokens, its blocks, and how far it got.
+"""A request on the host: its tokens, its blocks, and how far it got.
 
-Knows no torch, no scheduler and no tokenizer. Token ids live in one preallocated int32 array, so a prompt chunk or a
-block's content is a slice and never a conversion. The counts that change with each step live in an array too, which
-`core.requests.running_table` keeps beside those of the others while the request runs.
+Token ids live in one preallocated int32 array, so a prompt chunk or a block's content is a slice and never a
+conversion. The counts that change with each step live in an array too, which `core.requests.running_table` keeps beside
+those of the other requests while the request runs.
 """
 
 from __future__ import annotations
@@ -122,28 +122,28 @@ class Request:
     row = _Count()
     """Row of the request table on the device; -1 without one."""
     num_tokens = _Count()
-    """Counts a token from the launch of the step that draws it."""
+    """Tokens of prompt and completion; a token is counted once the step that draws it is launched."""
     num_known_tokens = _Count()
-    """Counts a token from its arrival on the host."""
+    """Tokens of prompt and completion that are known on the host."""
     num_computed_tokens = _Count()
     prefill_target = _Count()
-    """Known tokens that must be computed before the request can decode."""
+    """How many of the known tokens must be computed before the request can decode."""
     high_water = _Count()
     """Most tokens this request ever had computed."""
     num_block_tokens = _Count()
-    """Tokens that the request's blocks have places for."""
+    """Tokens that the request's blocks have room for."""
     num_cached_block_tokens = _Count()
-    """Tokens in blocks that were made cached, or that were found."""
+    """Tokens in those of its blocks that other requests can find."""
     min_len = _Count()
-    """Tokens before which no stop token may be sampled; 0 if there is no such bound."""
+    """Length from which on a stop token may be sampled; 0 if that is always allowed."""
     max_len = _Count()
-    """Tokens with which the request ends."""
+    """Length at which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether its tokens are looked at one by one: by a watcher, or by processors that follow them."""
+    """Whether a watcher, or processors that follow tokens, must see its tokens one by one."""
     last_token_us = _Count()
-    """When its latest token was known, in microseconds on the engine's clock; 0 before the first one, and kept only
-    while somebody observes the gaps between tokens."""
+    """When its latest token was known, in microseconds on the engine's clock; 0 before the first one. Kept only
+    while an observer asks for the gaps between tokens."""
     is_constrained = _Count()
     """Whether its draws wait for masks."""
 
@@ -230,12 +230,12 @@ class Request:
 
     @property
     def records(self) -> Sequence[tuple[int, IntArray]]:
-        """What its processors are given: see Prepared; of those that follow its tokens, as of the last one known."""
+        """The arguments of its processors, see Prepared; of those that follow tokens, after the last known one."""
         return self.prepared.records if self.followers is None else [*self.prepared.records, *self.followers.records]
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens sampled so far, whether or not the host knows them."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
@@ -245,11 +245,11 @@ class Request:
 
     @property
     def num_known_outputs(self) -> int:
-        """Generated tokens whose values are here."""
+        """Generated tokens that are known on the host."""
         return self.num_known_tokens - self.num_prompt_tokens
 
     def begin(self) -> RequestBegin:
-        """What observers are told of it."""
+        """What observers are told of the request when it begins, or has its first token."""
         info = self.info
         return RequestBegin(
             self.id,
@@ -263,7 +263,7 @@ class Request:
         )
 
     def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
-        """What the caller gets, without text, if it ends now."""
+        """The request's output, without text, if it ends now."""
         return RequestOutput(
             request_id=self.id,
             prompt=self.prompt,

@@ -1,4 +1,4 @@
-"""The requests an engine holds, waiting and running, in order. Knows no blocks, no tensors and no policy.
+"""The requests an engine holds, waiting and running, in order.
 
 Waiting requests queue first come first served; a preempted one returns to the head, in order of admission. From its
 admission until it ends or is preempted, a request has an entry in `table`.
@@ -18,10 +18,10 @@ from hookline.core.util.arrays import IntArray, ints
 
 
 class RequestQueue:
-    """Waiting and running requests, and those ending: their last token is sampled and not yet known.
+    """Requests by id: waiting, running, and ending, which are those whose last token is sampled but not known yet.
 
-    compiling: those that no policy sees yet, since their grammar is being compiled.
-    `live` holds all of them by id. All moves are O(1) per request.
+    compiling: requests that wait for their grammar; policies do not see them. live: all of these.
+    Moving a request takes O(1).
     """
 
     def __init__(self, max_num_seqs: int, max_len: int) -> None:
@@ -65,12 +65,12 @@ class RequestQueue:
         self._running_entries = None
 
     def end(self, request: Request) -> None:
-        """Take a running request out of the scheduler's sight until its last token arrives."""
+        """Move a running request to those ending, which policies do not see: its last token is sampled."""
         self.ending[request.id] = self.running.pop(request.id)
         self._running_entries = None
 
     def preempt(self, requests: Sequence[Request]) -> None:
-        """Send running requests back to the head of the queue; the one admitted first comes to stand first."""
+        """Move running requests back to the head of the queue, in the order in which they were admitted."""
         order = {id_: place for place, id_ in enumerate(self.running)}
         for request in sorted(requests, key=lambda request: order[request.id], reverse=True):
             del self.running[request.id]
@@ -82,7 +82,7 @@ class RequestQueue:
         self._running_entries = None
 
     def remove(self, request: Request) -> None:
-        """Forget a request, wherever it stands."""
+        """Forget a request, in whatever state it is."""
         del self.live[request.id]
         if self.waiting.pop(request.id, None) is not None:
             self._left(request)
@@ -93,24 +93,24 @@ class RequestQueue:
         self._running_entries = None
 
     def _left(self, request: Request) -> None:
-        """Take a request that waits no longer out of the counts."""
+        """Update the counts of waiting requests and tokens for one that has left the queue."""
         self.num_waiting_tokens -= request.num_prompt_tokens
         self.num_preempted_waiting -= request.num_preemptions > 0
 
     def running_entries(self) -> IntArray:
-        """Entries of the running requests, oldest first; nobody may write to it."""
+        """Table entries of the running requests, oldest first; not to be written to."""
         if self._running_entries is None:
             self._running_entries = ints(request.entry for request in self.running.values())
         return self._running_entries
 
     def decoding(self) -> IntArray:
-        """Entries of the running requests that are past their known tokens, oldest first; nobody may write to it."""
+        """Table entries of the running requests that can decode, oldest first; not to be written to."""
         entries = self.running_entries()
         is_ready = self.table.can_decode(entries)
         return entries if is_ready.all() else entries[is_ready]
 
     def count_step(self, num_decodes: int) -> None:
-        """Note, before a step changes anything, how many decode in it."""
+        """Note, before a step changes anything, how many requests decode in it: counts steps in which none does."""
         is_without = num_decodes == 0 and len(self.decoding()) > 0
         self.num_steps_without_decode = self.num_steps_without_decode + 1 if is_without else 0
 
@@ -122,7 +122,7 @@ class RequestQueue:
 
 
 class Views(Sequence[RequestView]):
-    """A read-only sequence of request views over a live mapping, made as far as somebody looks."""
+    """A read-only sequence of request views over a live mapping; each view is made when it is first read."""
 
     def __init__(self, requests: dict[int, Request]) -> None:
         self._requests = requests

@@ -1,8 +1,7 @@
 """The counts and tokens of the running requests in arrays, one entry each, so that a decode step advances all at once.
 
 A request reads and writes its own counts as attributes wherever they are: in an array of its own while it waits, and in
-its entry here from admission to its end. Knows no blocks, no policy and no tensors. Legend: S entries, N samples,
-L the longest sequence in tokens.
+its entry here from admission to its end. Legend: S entries, N samples, L the longest sequence in tokens.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ import numpy as np
 from hookline.core.requests.request import COUNTS, Request, TokenArray
 from hookline.core.util.arrays import BoolArray, FloatArray, IntArray
 
-NOBODY = -1
+NO_REQUEST = -1
 """The id of a free entry."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Whose next tokens a step draws, in the order of the draws: entries, and the ids that held them at the launch."""
+    """The requests whose next tokens a step draws, in the order of the draws: entries_N, and the ids in them at launch.
+
+    By the ids it is seen later whether an entry still has the same request.
+    """
 
     entries_N: IntArray
     ids_N: IntArray
 
 
 class RunningTable:
-    """`num_entries` columns of counts and rows of tokens.
+    """Counts and tokens of at most `num_entries` running requests.
 
-    Each count in `core.requests.request.COUNTS` is an array here under its name and `_S`. tokens_SL takes memory as far
-    as it is written to.
+    Each count in `core.requests.request.COUNTS` is an array here under its name and `_S`. Of tokens_SL only the pages
+    that were written to take memory.
     """
 
     def __init__(self, num_entries: int, max_len: int) -> None:
@@ -50,7 +52,7 @@ class RunningTable:
         """How many requests here draw by masks."""
         self.num_pooled = 0
         """How many requests here are pooled."""
-        self.id_S[:] = NOBODY
+        self.id_S[:] = NO_REQUEST
         self.tokens_SL: TokenArray = np.empty((num_entries, max_len), dtype=np.int32)
         self._requests: list[Request | None] = [None] * num_entries
         self._free = list(reversed(range(num_entries)))
@@ -77,7 +79,7 @@ class RunningTable:
             return
         request.counts, request.tokens = request.counts.copy(), request.tokens.copy()
         self._requests[entry], request.entry = None, -1
-        self.id_S[entry] = NOBODY
+        self.id_S[entry] = NO_REQUEST
         self._free.append(entry)
         self.num_constrained -= request.is_constrained
         self.num_pooled -= request.pooling is not None
@@ -91,11 +93,11 @@ class RunningTable:
             yield request
 
     def sampled(self, entries_N: IntArray) -> Sampled:
-        """Note that a step draws for these entries."""
+        """The requests in these entries, for which a step draws."""
         return Sampled(entries_N, self.id_S[entries_N])
 
     def still_there(self, sampled: Sampled) -> Sampled:
-        """Those of the sampled ones that have not left since."""
+        """Those of the sampled requests that are still in their entries."""
         is_here = self.id_S[sampled.entries_N] == sampled.ids_N
         return Sampled(sampled.entries_N[is_here], sampled.ids_N[is_here])
 
@@ -105,7 +107,7 @@ class RunningTable:
         return is_ready
 
     def commit(self, sampled: Sampled, tokens_N: IntArray) -> tuple[IntArray, IntArray]:
-        """Fill in the oldest unknown token of each; returns (entries, tokens) of those who have not left since."""
+        """Fill in each request's oldest unknown token; returns (entries, tokens) of those still in their entries."""
         assert len(sampled.entries_N) == len(tokens_N), (
             "an executor returned another number of tokens than it was to draw"
         )
@@ -114,13 +116,13 @@ class RunningTable:
         if not is_here.all():  # some were aborted, or their last token was one too many
             entries_N, tokens_N = entries_N[is_here], tokens_N[is_here]
         places = self.num_known_tokens_S[entries_N]
-        assert (places < self.num_tokens_S[entries_N]).all(), "a token arrives that nobody expects"
+        assert (places < self.num_tokens_S[entries_N]).all(), "a token arrives that no launched step counted"
         self.tokens_SL[entries_N, places] = tokens_N
         self.num_known_tokens_S[entries_N] = places + 1
         return entries_N, tokens_N
 
     def gaps_s(self, entries_N: IntArray, now_s: float) -> FloatArray:
-        """Note that these requests have a token now; returns the seconds since the one before of those that had one."""
+        """Note that these requests get a token now; returns the seconds since their last one, if they had one."""
         now_us = int(now_s * 1e6)
         last_N = self.last_token_us_S[entries_N]
         self.last_token_us_S[entries_N] = now_us
@@ -128,9 +130,9 @@ class RunningTable:
         return gaps_s
 
     def to_look_at(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None) -> IntArray:
-        """Places among committed tokens that are watched, or may end their request: its last, or a stop token.
+        """Indices of committed tokens whose requests are watched or may end: by max_len or by a stop token.
 
-        is_over_N: those that end it in any case.
+        is_over_N: tokens that end their requests in any case.
         """
         is_candidate = self.num_known_tokens_S[entries_N] >= self.max_len_S[entries_N]
         is_candidate |= self.is_watched_S[entries_N].astype(np.bool_)
@@ -140,7 +142,7 @@ class RunningTable:
         return np.flatnonzero(is_candidate)
 
     def _watch(self, request: Request, change: int) -> None:
-        """Keep `_num_stopping` up to date."""
+        """Count, for each stop token, the requests here that it may end. change: 1 if one comes, -1 if it leaves."""
         num_missing = int(request.stops_X.max(initial=-1)) + 2 - len(self._num_stopping)
         if num_missing > 0:
             self._num_stopping = np.pad(self._num_stopping, (0, num_missing))

@@ -1,6 +1,6 @@
 """Log-probabilities on the host: what a caller gets, and what a request keeps of the scored rows that arrive.
 
-The rows are those of `core.worker.runner.model_runner`. Knows no tensors. Legend: K alternatives, X = 2 + 2K.
+The rows are laid out as `core.worker.runner.model_runner` says. Legend: K alternatives, X = 2 + 2K.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Scores:
 
     @property
     def misses_prompt(self) -> bool:
-        """Whether prompt tokens are still to be scored, and so computed rather than found in the cache."""
+        """Whether prompt tokens are still to be scored; they must be computed then, and not be found in the cache."""
         return len(self._prompt) < self._num_missing
 
     def add(self, row_X: IntArray) -> None:
@@ -46,7 +46,10 @@ class Scores:
         return [_read(row, self.num_logprobs) for row in self._sampled[first:]]
 
     def prompt(self) -> list[TokenLogprob | None] | None:
-        """As `sampled`, of every prompt token; None for the first, and for those that an early end left out."""
+        """As `sampled`, of every prompt token; None for the first, and for those that were not computed before the end.
+
+        None if not asked for.
+        """
         if self.num_prompt_logprobs is None:
             return None
         rows = [self._prompt.get(position) for position in range(1, self._num_missing + 1)]

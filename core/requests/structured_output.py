@@ -1,7 +1,6 @@
 """Requests whose completion must have a form: their grammars, how far each is in it, and the masks of their draws.
 
-A grammar is compiled beside the step loop, while its request waits where no policy sees it, and kept for others. Knows
-back ends by their contract alone, and no tensors.
+A grammar is compiled in a thread beside the step loop, while policies do not see its request, and kept for later ones.
 Legend: N requests, W int32 words of a mask.
 """
 
@@ -26,15 +25,15 @@ from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.arrays import MaskArray, num_mask_words
 
 COMPILE_S = 2.0
-"""Longest compile of a grammar."""
+"""Longest time in seconds that a grammar may take to compile."""
 COMPILE_THREADS = 2
 """Grammars that are compiled at once."""
 CACHE_BYTES = 256 * 2**20
-"""Most memory for compiled grammars that are kept for later requests, as their back ends state it."""
+"""Most memory for compiled grammars that are kept for later requests, by the sizes that their back ends state."""
 PREPARE_S = 60.0
-"""Longest that a start waits for the back end."""
+"""Longest time in seconds that a start waits for the back end."""
 IDLE_S = 0.005
-"""Longest wait for a grammar when there is nothing else to do."""
+"""Longest single wait in seconds for a grammar when there is nothing else to do."""
 _PLACE = "sampling.structured_outputs"
 _log = logging.getLogger("hookline")
 
@@ -49,7 +48,7 @@ class GrammarChoice:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What requests of one form share. error: why it cannot be compiled."""
+    """A grammar that requests share, once it is compiled. error: why it cannot be compiled."""
 
     grammar: Grammar | None = None
     end_text: EndText | None = None
@@ -58,8 +57,9 @@ class Compiled:
 
 
 class Constraint:
-    """How far one request is. matcher: None until its grammar is compiled. fault: why the request has to end.
+    """How far one request is in its grammar.
 
+    matcher: None until the grammar is compiled. fault: why the request has to end.
     end: the reason, once it is known that the request ends with its last token; nothing is drawn for it then.
     """
 
@@ -85,7 +85,10 @@ class Constraint:
         self.further_stops = list(words.items())
 
     def take(self, token_id: int) -> FinishReason | None:
-        """Go on by the token that was drawn; says whether the request ends with it. Never raises a plugin's error."""
+        """Advance by the token that was drawn; returns why the request ends with it, or None if it goes on.
+
+        Raises: what the back end raises.
+        """
         assert self.matcher is not None
         if self.end_text is not None:
             state = self.end_text.follow(self._state, token_id)
@@ -107,7 +110,7 @@ class Constraint:
         return FinishReason.STOP if is_over else None
 
     def fill(self, mask_W: MaskArray) -> None:
-        """The mask of the next draw; the words are zero before."""
+        """Write the mask of the next draw into mask_W, whose words are zero."""
         assert self.matcher is not None
         if self.end_text is not None:
             mask_W[:] = self.end_text.masks_KW[self._state]
@@ -115,7 +118,7 @@ class Constraint:
             self.matcher.fill(mask_W)
 
     def fill_stops(self, mask_W: MaskArray) -> None:
-        """Allow the request's own stop ids exactly where the text is complete."""
+        """Allow the request's own stop ids if the text is complete here, and forbid them otherwise."""
         assert self.matcher is not None
         is_complete = self.end_text is None and self.matcher.is_accepting
         for word, bits in self.further_stops:
@@ -125,7 +128,7 @@ class Constraint:
 
 @dataclass
 class _Waiting:
-    """A compile that requests wait for."""
+    """A compile, and the requests that wait for it."""
 
     job: Job
     ids: dict[int, Constraint]
@@ -184,25 +187,25 @@ class StructuredOutput:
             _log.debug("no grammar back end was made ahead: %s", error)
 
     def wait_until_prepared(self) -> None:
-        """Wait for what `prepare` began, though not for ever."""
+        """Wait until the back end that `prepare` began to make is there, for at most PREPARE_S."""
         if self._preparing is not None:
             self._preparing.join(PREPARE_S)
             self._preparing = None
 
     @property
     def is_preparing(self) -> bool:
-        """Whether there is something to wait for."""
+        """Whether `prepare` began to make the back end, and `wait_until_prepared` has not been called since."""
         return self._preparing is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the back end is made, so that a first request need not wait for that."""
+        """Whether the back end is made, so that the first request need not wait for it."""
         return self._backend is not None
 
     def open(self, id_: int, constraint: Constraint) -> bool:
-        """Give a new request its matcher, or have its grammar compiled; False if it has to wait for that.
+        """Give a new request its matcher, or have its grammar compiled; returns False if the request has to wait.
 
-        Raises: RequestError if there is no back end, or if the grammar is known to be of no use.
+        Raises: RequestError if there is no back end, or if the grammar is known not to compile.
         """
         if self._choice is None:
             self._choice = self._choose()
@@ -219,12 +222,15 @@ class StructuredOutput:
         return False
 
     def forget(self, id_: int) -> None:
-        """The request ended while it waited."""
+        """Stop waiting for the grammar of a request, since it ended."""
         for waiting in self._waiting.values():
             waiting.ids.pop(id_, None)
 
     def opened(self, *, is_idle: bool = False) -> Iterator[tuple[int, str]]:
-        """Requests that wait no longer, with an error that ends them or "". is_idle: there is time to wait for one."""
+        """Requests whose grammars are ready, with "", or cannot be compiled, with the error that ends the request.
+
+        is_idle: whether to wait a little for one, since there is nothing else to do.
+        """
         done = self._pool.something_is_done
         if is_idle:
             done.wait(IDLE_S)
@@ -241,7 +247,7 @@ class StructuredOutput:
                 yield id_, self._begin(constraint, compiled)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads that compile."""
         self._pool.close()
 
     def _begin(self, constraint: Constraint, compiled: Compiled) -> str:
@@ -258,7 +264,7 @@ class StructuredOutput:
         return ""
 
     def _compile(self, wanted: StructuredOutputs, job: Job) -> Compiled:
-        """In a thread of the pool."""
+        """Compile a grammar; called in a thread of the pool."""
         backend, vocabulary = self._ready_backend()
         job.start_clock()
         after, end_text = wanted.after, None
@@ -271,7 +277,7 @@ class StructuredOutput:
         return Compiled(grammar, end_text, num_bytes)
 
     def _ready_backend(self) -> tuple[GrammarBackend, GrammarVocabulary]:
-        """The back end, made by `prepare` or the first compile."""
+        """The back end; made here if `prepare` has not made it."""
         with self._making:
             if self._backend is None or self._vocabulary is None:
                 assert self._choice is not None
@@ -283,7 +289,7 @@ class StructuredOutput:
         return self._backend, self._vocabulary
 
     def _keep(self, key: Any, job: Job) -> Compiled:
-        """What a compile brought, kept for later requests; those used last stay longest."""
+        """The outcome of a compile, kept for later requests; those unused for longest are dropped first."""
         if job.error is not None:
             kind = key[0]
             is_theirs = not isinstance(job.error, RequestError)
@@ -312,7 +318,7 @@ class StructuredOutput:
     # ---------------------------------------------------------------------------------------------------- in the steps
 
     def take(self, constraint: Constraint, token_id: int) -> None:
-        """`Constraint.take`, whose result becomes its `end`; what a plugin raises ends this request alone."""
+        """`Constraint.take`, which sets its `end`; an error of a plugin ends this request alone."""
         try:
             constraint.end = constraint.take(token_id)
             if constraint.fault is not None and self._choice is not None:
@@ -324,9 +330,9 @@ class StructuredOutput:
             constraint.end = FinishReason.ERROR
 
     def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> None:
-        """The masks of these requests' next draws. A row of None, or of one that ends or fails, allows nothing.
+        """Write the masks of these requests' next draws. The row of None, or of a request that ends, allows no token.
 
-        One that fails has a fault afterwards.
+        So does that of a request whose grammar fails; its constraint then has a fault.
         """
         masks_NW[:] = 0
         going_on = [(row, one) for row, one in enumerate(constraints) if one is not None and one.end is None]
@@ -339,7 +345,7 @@ class StructuredOutput:
         self._clear_padding(masks_NW)
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
-        """Let the back end fill all rows; False if it cannot, or failed for one of them."""
+        """Let the back end fill all rows in one call; returns False if it cannot, or failed for one of them."""
         assert self._backend is not None
         if len(constraints) < 2 or not is_offered(self._backend.fill):
             return False
@@ -365,13 +371,13 @@ class StructuredOutput:
             constraint.fault = self._fault_in("fill", constraint, error)
 
     def _fault_in(self, method: str, constraint: Constraint, error: BaseException) -> str:
-        """Why a request ends: its own grammar, which the back end says in a RequestError, or the back end."""
+        """Why a request ends after an error: a RequestError blames its grammar, any other error the back end."""
         if isinstance(error, RequestError):
             return f"{_PLACE}.{constraint.wanted.kind}: {error}"
         return self._blame(method, error)
 
     def _clear_padding(self, masks_NW: MaskArray) -> None:
-        """Forbid what the tokenizer does not know: rows of the model's vocabulary that only fill it up."""
+        """Forbid the token ids that pad the model's vocabulary beyond the tokenizer's."""
         word, bit = divmod(self._num_known, 32)
         if bit:
             masks_NW[:, word] &= np.int32((1 << bit) - 1)

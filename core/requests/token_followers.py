@@ -1,7 +1,4 @@
-"""The processors that follow one request's tokens on the host: their state, and what they make of each token.
-
-Requests that use none of them have no such object.
-"""
+"""The logits processors that follow one request's tokens on the host: their state, and what each token changes."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from hookline.core.util.arrays import IntArray
 
 @dataclass(frozen=True)
 class Follower:
-    """One processor of a request, and what the request asked of it. index: its place among the processors."""
+    """One processor that follows a request's tokens, and its arguments. index: of the processor among the engine's."""
 
     index: int
     stage: Stage
@@ -25,8 +22,9 @@ class Follower:
 
 
 class TokenFollowers:
-    """Of one request. is_awaited: a draw depends on the token before it.
+    """The followers of one request; requests without any have no such object.
 
+    is_awaited: whether a draw depends on the token before it.
     Raises: PluginError or RequestError, what a processor's `start` raises.
     """
 
@@ -38,7 +36,7 @@ class TokenFollowers:
         self._encode()
 
     def see(self, token_id: int, logprob: float | None) -> str | None:
-        """Show all of them a token; returns the first text with which one of them ends the request.
+        """Show all followers a token; returns the text with which the first of them ends the request, or None.
 
         Raises: PluginError naming the processor that failed.
         """

@@ -1,6 +1,6 @@
-"""When steps begin and end on the device: by CUDA events that nobody waits for, and on a CPU by the host's own clock.
+"""When steps begin and end on the device: by CUDA events, without waiting for them, and on a CPU by the host's clock.
 
-Knows neither steps nor requests; steps are told apart by their order.
+Steps are told apart by their order alone.
 """
 
 from __future__ import annotations

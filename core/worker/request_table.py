@@ -1,7 +1,7 @@
-"""Per-request state on the device, in rows that stay put, and the batch a step makes of them.
+"""What the device keeps of each running request, one row each, and the batch that a step makes of these rows.
 
 The last token, the length and the block table of a request never travel back to the host between steps: a step names
-rows, and everything a decode needs is gathered from them. Knows no requests and no model.
+rows, and everything a decode needs is gathered from them.
 Legend: R rows of the table, B requests of a step, D of them decoding, T tokens, N draws, M blocks of a table row.
 """
 
@@ -22,9 +22,9 @@ from hookline.core.step.message import SECTIONS, Step, pack, split
 class RequestTable:
     """One row per running request, and one more that only padding uses: it writes to the scratch block.
 
-    max_blocks: columns of a group's part of the block table. windows: of the groups of layers that have blocks of their
-    own; their parts lie side by side. states: of layers that keep one, zeroed for each request that is admitted.
-    is_by_layer: see CacheGroups.
+    max_blocks: columns of the block table for each group of layers that has blocks of its own; the groups' columns lie
+    side by side. windows: one for each group, None for full attention. states: of the layers that keep one, zeroed for
+    each request that is admitted. is_by_layer: see CacheGroups.
     Shapes: last_token_R int64, length_R int32 (tokens known, the last one not yet in the cache), temperature_R float32,
     seed_R int64, block_table_RM int32, shared_len_R int32 (tokens of a prefix shared with other rows). host_length_R
     mirrors length_R on the host.
@@ -108,10 +108,13 @@ class RequestTable:
                 [self.host_length_R[step.decode_rows], step.chunk_starts + step.chunk_lens]
             ).astype(np.int32),
         )
-        return self.grouped(batch, rows_B, batch_rows_T)
+        batch = self.grouped(batch, rows_B, batch_rows_T)
+        if step.shared_len:
+            batch.shared_lens_B = self.shared_len_R.index_select(0, views["decode_rows"])
+        return batch
 
     def grouped(self, batch: Batch, rows_B: Tensor, batch_rows_T: Tensor | None) -> Batch:
-        """The batch of the first group, with those of the others; just the batch, if all layers are alike.
+        """The batch of the first group of layers, with those of the others; the batch itself if all layers are alike.
 
         rows_B: of the table. batch_rows_T: the row of the batch that each token belongs to; None: token t to row t.
         Device: no host sync; graph-safe.
@@ -143,15 +146,15 @@ class RequestTable:
         self.lengthen(sampled)
 
     def lengthen(self, sampled: SampleRows) -> None:
-        """Count a sampled token in each of these rows, whatever it is. Device: no host sync; graph-safe."""
+        """Count a sampled token in each of these rows; its value is not needed. Device: no host sync; graph-safe."""
         self.length_R[sampled.rows_N] = (sampled.params.position_N + 1).to(torch.int32)
 
     def reset_padding(self) -> None:
-        """Have the padding row hold one token again, whatever a step drew for it. Device: graph-safe."""
+        """Set the padding row's length back to one token, after a step that drew for it. Device: graph-safe."""
         self.length_R[self.padding_row : self.padding_row + 1].fill_(1)
 
     def mirror(self, step: Step) -> None:
-        """Bring host_length_R up to what a launched step leaves on the device."""
+        """Update host_length_R to the lengths that a launched step leaves on the device."""
         self.host_length_R[step.decode_rows] += 1
         chunks = step.sampled_chunks
         self.host_length_R[step.chunk_rows[chunks]] = step.chunk_starts[chunks] + step.chunk_lens[chunks] + 1
@@ -170,6 +173,10 @@ class RequestTable:
             tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N).long() - 1
         return SampleRows(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
 
+    def decode_draws(self, rows_N: Tensor) -> SampleRows:
+        """One draw for each of these rows, which all decode. Device: no host sync; graph-safe."""
+        return SampleRows(rows_N, None, self.sampling(rows_N, self.length_R.index_select(0, rows_N).long()))
+
     def sampling(self, rows_N: Tensor, position_N: Tensor, *, all_greedy: bool = False) -> SamplingBatch:
         """The sampling parameters of these rows, for draws at these positions. Device: no host sync; graph-safe."""
         temperature_N, seed_N = (values_R.index_select(0, rows_N) for values_R in (self.temperature_R, self.seed_R))
@@ -185,7 +192,9 @@ class GroupedBatch(Batch):
 
 
 class LayerStates:
-    """The states of the layers that keep one: tensors by layer and name, (R, *shape), views of few large ones.
+    """The recurrent states of the layers that keep one: tensors (R, *shape) by layer and name.
+
+    States of one shape and dtype lie in one large tensor, so that clearing a row takes few launches.
 
     layers: of each such layer, the shape of one request's part and the dtype, by name.
     """
@@ -209,11 +218,11 @@ class LayerStates:
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """All of the memory."""
+        """The large tensors, which hold all of the memory."""
         return self._stacks
 
     def clear(self, rows_N: Tensor) -> None:
-        """Zeros, in all layers, for the requests of these rows. Device: no host sync."""
+        """Zero the states of these rows in all layers. Device: no host sync."""
         for stack in self._stacks:
             stack.index_fill_(1, rows_N, 0)
 
@@ -228,7 +237,10 @@ class DeviceStep:
 
 @dataclass(frozen=True)
 class SampleRows:
-    """The draws of a step. token_indices_N: which of the step's T tokens, int64; None if every one of them."""
+    """The draws of a step: the table's row of each, and its sampling parameters.
+
+    token_indices_N: the token of the step's T that each draw follows, int64; None if every token is followed by one.
+    """
 
     rows_N: Tensor
     token_indices_N: Tensor | None
@@ -241,7 +253,7 @@ def slot_mapping(block_table_BM: Tensor, batch_rows_T: Tensor | None, positions_
 
 
 def slot_mappings(tables_GBM: Tensor, batch_rows_T: Tensor | None, positions_T: Tensor, block_size: int) -> Tensor:
-    """The same for G groups of layers at once: (G, T)."""
+    """`slot_mapping` for G groups of layers at once: (G, T)."""
     column_T = positions_T // block_size
     if batch_rows_T is None:
         block_GT = tables_GBM.gather(2, column_T.view(1, -1, 1).expand(len(tables_GBM), -1, 1)).squeeze(2)

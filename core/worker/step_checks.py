@@ -1,8 +1,8 @@
 """Whether models, kernels, samplers and processors return what their contracts say.
 
-All is looked at once per kind of step: in the first eager one, and in the run before the first capture. Of later eager
-steps only the form of draws is, which the host knows; looking at values waits for the device. Legend: as in
-core/contracts.
+Everything is checked once per kind of step: in the first eager one, and in the run before the first capture. In later
+eager steps only the shapes and dtypes of draws are checked, which the host knows; looking at values waits for the
+device. Legend: as in core/contracts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Form = Callable[..., Sequence[Sequence[int]]]
 
 
 class StepChecks:
-    """Raises StepFault naming who broke a contract, and in which method. names: by kind."""
+    """Raises StepFault naming the plugin that broke its contract, and the method. names: of the plugins, by kind."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         self._names = names or {}
 
     def fault(self, kind: str, method: str, what: str) -> StepFault:
-        """The error for what somebody did in a method."""
+        """The error that blames the plugin of a kind for what one of its methods did."""
         return StepFault(f"{self._names.get(kind, f'the {kind}')} breaks its contract in {method}: {what}")
 
     def form(self, kind: str, method: str, found: Any, shape: Sequence[int], *dtypes: torch.dtype) -> None:
-        """Hold what was returned against its shape, and its dtype if any are named."""
+        """Check the shape of what was returned, and its dtype if any are given."""
         if fault := form_fault(found, shape, dtypes):
             raise self.fault(kind, method, fault)
 
     def hidden(self, hidden_XD: Any, *num_rows: int) -> None:
-        """What a model's forward returned: one row for each token, or for each wanted one."""
+        """Check what a model's forward returned: one row for each token, or for each wanted one."""
         is_rows = isinstance(hidden_XD, Tensor) and hidden_XD.ndim == 2 and len(hidden_XD) in num_rows
         if not is_rows or not hidden_XD.is_floating_point():
             rows = " or ".join(str(count) for count in dict.fromkeys(num_rows))
@@ -48,7 +48,7 @@ class StepChecks:
             )
 
     def logits(self, logits_NV: Any, num_rows: int, num_columns: int) -> None:
-        """What a model's logits returned; there may be more columns than the vocabulary has tokens."""
+        """Check what a model's logits returned; there may be more columns than the vocabulary has tokens."""
         is_wide = isinstance(logits_NV, Tensor) and logits_NV.ndim == 2 and logits_NV.shape[1] >= num_columns
         if not is_wide or len(logits_NV) != num_rows or not logits_NV.is_floating_point():
             wanted = f"({num_rows}, {num_columns})"
@@ -56,7 +56,7 @@ class StepChecks:
 
     @contextmanager
     def sampling(self, method: str, logits_NV: Tensor) -> Iterator[None]:
-        """Around a sampler's call: it leaves the logits as they are."""
+        """Around a sampler's call: check that it leaves the logits as they are."""
         before_NV = logits_NV[:ROWS_LOOKED_AT].clone()
         yield
         after_NV = logits_NV[:ROWS_LOOKED_AT]
@@ -64,26 +64,26 @@ class StepChecks:
             raise self.fault("sampler", method, "it wrote to the logits")
 
     def tokens(self, method: str, tokens_N: Any, num_rows: int, vocab_size: int) -> None:
-        """What a sampler drew: one token of the vocabulary for each row."""
+        """Check what a sampler drew: one token of the vocabulary for each row."""
         self.form("sampler", method, tokens_N, (num_rows,), torch.int64)
         self._inside("sampler", method, tokens_N, "token id", "the vocabulary", 0, vocab_size)
 
     def shard(self, found: Any, num_rows: int, first: int, end: int) -> None:
-        """What `sample_shard` drew: a score and a token of the shard, from `first` to before `end`, for each row."""
+        """Check what `sample_shard` drew: for each row a score and a token of the shard, `first` <= token < `end`."""
         scores_N, tokens_N = self.shard_form(found, num_rows)
         if bool(scores_N.isnan().any()):
             raise self.fault("sampler", "sample_shard", "a score is NaN")
         self._inside("sampler", "sample_shard", tokens_N, "token id", "the shard", first, end)
 
     def shard_form(self, found: Any, num_rows: int) -> tuple[Tensor, Tensor]:
-        """The scores and tokens that `sample_shard` returned, by their form alone."""
+        """The scores and tokens that `sample_shard` returned, of which only shapes and dtypes are checked."""
         scores_N, tokens_N = self.parts("sampler", "sample_shard", found, 2)
         self.form("sampler", "sample_shard", scores_N, (num_rows,), torch.float32)
         self.form("sampler", "sample_shard", tokens_N, (num_rows,), torch.int64)
         return scores_N, tokens_N
 
     def scores(self, scored_NX: Any, tokens_N: Tensor, num_logprobs: int, vocab_size: int) -> None:
-        """What a sampler's `score` returned: as `core.worker.runner.model_runner.scored` lays it out."""
+        """Check what a sampler's `score` returned: rows as `core.worker.runner.model_runner.scored` makes them."""
         self.form("sampler", "score", scored_NX, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
         if not torch.equal(scored_NX[:, 0], tokens_N):
             raise self.fault("sampler", "score", "its first column is not the tokens that it was given")
@@ -91,7 +91,7 @@ class StepChecks:
         self._inside("sampler", "score", ids_NK, "token id", "the vocabulary", 0, vocab_size)
 
     def parts(self, kind: str, method: str, found: Any, count: int) -> Sequence[Any]:
-        """What was returned, as so many results."""
+        """What a method returned, as a sequence of `count` results."""
         parts = found if isinstance(found, tuple | list) else (found,)
         if len(parts) != count:
             raise self.fault(kind, method, f"it returned {described(found)}, not {count} tensors")
@@ -106,9 +106,9 @@ class StepChecks:
 
     @contextmanager
     def kernels(self, kernels: Kernels) -> Iterator[None]:
-        """Around a model's forward: what its kernels return has the shapes and the dtype of what they are given.
+        """Around a model's forward: check that what its kernels return has the right shapes and dtypes.
 
-        Kernels that a model or a layer took from the object beforehand are not seen.
+        Methods that a model or a layer took from the kernels object beforehand are not checked.
         """
         if not hasattr(kernels, "__dict__"):
             yield
@@ -144,7 +144,7 @@ class StepChecks:
 
 
 def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] = ()) -> str:
-    """What is wrong with the form of a result, in a few words; empty if nothing is."""
+    """What is wrong with the shape or dtype of a result, in a few words; empty if nothing is."""
     if isinstance(found, Tensor) and found.shape == Size(shape) and (not dtypes or found.dtype in dtypes):
         return ""
     dtype = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
@@ -152,7 +152,7 @@ def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] =
 
 
 def described(found: Any) -> str:
-    """A result by its form."""
+    """A result in an error message: shape and dtype of a tensor, type and value of anything else."""
     if isinstance(found, Tensor):
         return f"shape {tuple(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
     return f"{type(found).__name__} {shown(found)}"
@@ -191,6 +191,6 @@ FORMS: dict[str, Form] = {
 }
 """Shapes of what kernels return, by method, from what they are given."""
 DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.float32, torch.float32)}
-"""Of those whose results have other dtypes than their first argument."""
+"""Dtypes of the results that do not have their first argument's."""
 _BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm")
-"""What a class may leave out and has nevertheless."""
+"""Optional operations that every class of kernels has, since their base class computes them by others."""

@@ -1,7 +1,7 @@
-"""One rank: launches steps, by graphs where one holds the step, and collects their tokens; sizes what they take.
+"""One rank on its device: it launches steps, as CUDA graphs where one fits the step, and collects their tokens.
 
-Computes steps and knows nothing of requests, policies or text. Launching never waits for the device; collecting does.
-Legend: as in core/worker/request_table.py.
+Requests, policies and text stay with the engine; a worker is given steps and returns integers. Launching never waits
+for the device; collecting does. Legend: as in core/worker/request_table.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
 
 
 class States(Protocol):
-    """The hidden states of a step behind layers, on their way to the host."""
+    """The hidden states that a step had after some of the layers, on their way to the host."""
 
     def wait(self) -> dict[int, VectorArray]:
         """Wait for them; see Executor.collect_states."""
@@ -58,7 +58,7 @@ class Tokens(Protocol):
 
     @property
     def has_arrived(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether `wait` would return at once."""
         ...
 
     def wait(self) -> IntArray:
@@ -68,8 +68,10 @@ class Tokens(Protocol):
 
 @dataclass
 class Handle:
-    """A launched step. tokens: None while its draws wait for masks. vectors: None if it pools nothing. states:
-    None if nobody asked for hidden states.
+    """A launched step.
+
+    tokens: None while its draws wait for masks. vectors: None if it pools nothing. states: None unless hidden states
+    were asked for.
     """
 
     tokens: Tokens | None
@@ -78,16 +80,16 @@ class Handle:
 
 
 class Worker(SizedExecutor):
-    """The executor of a single rank: a ModelRunner, its graphs, and the way of its tokens to the host.
+    """The executor of a single rank: a ModelRunner, its CUDA graphs, and the transfer of tokens to the host.
 
-    blaming: entered around each step, to say whose code failed in it.
+    blaming: a context around each step, which turns an error into one that names the plugin whose code failed.
     """
 
     def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
         self.runner, self.table = runner, runner.table
         self.blaming = nullcontext() if blaming is None else blaming
         self._checked: set[tuple[object, ...]] = set()
-        """Kinds of eager steps that were looked at once: with decodes, chunks, masks, and what their draws need."""
+        """Kinds of eager steps whose results were checked once: with decodes, chunks, masks, and what draws need."""
         self.failure: str | None = None
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
@@ -99,9 +101,9 @@ class Worker(SizedExecutor):
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
         self._vectors: Vectors | None = None
-        """Those of the step computed last."""
+        """The pooled vectors of the step computed last."""
         self._states: States | None = None
-        """Likewise."""
+        """The hidden states of the step computed last, if any were asked for."""
 
     @property
     def progress(self) -> int:
@@ -120,7 +122,7 @@ class Worker(SizedExecutor):
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
-        """Compute the largest step the limits allow, into the scratch block: for measuring its memory."""
+        """Compute the largest step that the limits allow, so that its memory can be measured; writes to scratch."""
         hidden_TD = self.runner.forward(self._largest_batch(spec))
         if self.runner.tap is not None:
             self.runner.tap.take()
@@ -153,7 +155,10 @@ class Worker(SizedExecutor):
 
     @torch.inference_mode()
     def profile_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
-        """Compute what the largest graphs hold, with padding rows alone; graphs share their memory."""
+        """Compute eagerly what the largest graphs will hold, with padding rows alone, so that memory can be measured.
+
+        The largest are enough, since all graphs share their memory.
+        """
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self.runner, (), spec.max_model_len).step(rows_G)
         prompts = PromptGraphs(self.runner, (), spec.max_model_len)
@@ -230,7 +235,7 @@ class Worker(SizedExecutor):
         """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
 
         None if they wait for masks: `finish` gives them.
-        Raises: StepFault naming the plugin whose code failed, StepCapacityError; nothing of the step is kept then.
+        Raises: StepFault naming the plugin whose code failed, or StepCapacityError; no result of the step is kept then.
         EngineError if an earlier step left the device unable to compute.
         """
         if self.failure is not None:
@@ -241,7 +246,7 @@ class Worker(SizedExecutor):
 
     @contextmanager
     def _telling(self, step: Step) -> Iterator[None]:
-        """Around a step or a half of it: what it raises says who failed, and what the step was."""
+        """Around a step or a half of it: its errors say whose code failed, and how large the step was."""
         try:
             with self.blaming:
                 yield
@@ -265,7 +270,10 @@ class Worker(SizedExecutor):
             self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
     def finish(self, num_rows: int) -> Tensor | None:
-        """The sampled tokens of the step computed last, which waited for so many masks; they are in `mask_rows`."""
+        """Draw the tokens of the step computed last, which waited for masks: the first `num_rows` of `mask_rows`.
+
+        Returns what `compute` returns for other steps. Raises: as `compute` does.
+        """
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
         with self._telling(waiting.device_step.step):
@@ -285,7 +293,7 @@ class Worker(SizedExecutor):
         return results_N
 
     def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
-        """The first half of a step whose draws wait for masks."""
+        """Compute the first half of a step whose draws wait for masks: up to its hidden states."""
         step, views = device_step.step, device_step.views
         if self.graphs is not None and self.graphs.can_replay(step, extras):
             if self.masked_decodes is None:
@@ -320,7 +328,7 @@ class Worker(SizedExecutor):
         return self._compute_eagerly(device_step, extras)
 
     def _compute_eagerly(self, device_step: DeviceStep, extras: Extras) -> Tensor:
-        """A step that no graph holds."""
+        """Compute a step for which there is no graph."""
         step = device_step.step
         with self._looking_once(step, extras):
             sampled, hidden_TD = self._forward_step(device_step)
@@ -346,8 +354,6 @@ class Worker(SizedExecutor):
         step = device_step.step
         self.runner.begin()
         batch = self.table.batch(device_step)
-        if step.shared_len:
-            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         sampled = self.table.sample_rows(device_step, batch)
         scores_prompts = len(step.scored_chunks) > 0
         if len(step.pooled):
@@ -417,7 +423,7 @@ class Worker(SizedExecutor):
         return () if handle.vectors is None else handle.vectors.wait()
 
     def collect_states(self, handle: Handle) -> Mapping[int, VectorArray]:
-        """See Executor; none if nobody asked for hidden states."""
+        """See Executor; empty unless hidden states were asked for."""
         return {} if handle.states is None else handle.states.wait()
 
     def synchronize(self) -> None:
@@ -426,7 +432,7 @@ class Worker(SizedExecutor):
             torch.cuda.synchronize(self.table.device)
 
     def close(self) -> None:
-        """Drop the cache, the weights, the graphs and what processors keep; their memory is free when this returns."""
+        """Drop the cache, the weights, the graphs and the processors' state; their memory is free when this returns."""
         self.late.end()
         self.graphs = None
         self.prompt_graphs = None

@@ -1,16 +1,61 @@
-"""Records what a function launches as a CUDA graph."""
+"""Captures what a function launches on the GPU as a CUDA graph, and keeps the graphs that only some steps need."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
+
+MAX_EXTRA_GRAPHS = 64
+"""Most graphs of one ExtraGraphs. Each keeps some 20 MiB, and requests combine processors freely."""
+Key = TypeVar("Key", bound=Hashable)
+Captured = TypeVar("Captured")
+
+
+class ExtraGraphs(Generic[Key, Captured]):
+    """Graphs that only some steps need, by their kind: captured when a step first needs one.
+
+    The graph that was not used for longest makes room for a new one, and all are dropped when a logits processor was
+    made anew, since they captured the old one.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner, self._generation = runner, 0
+        self._graphs: OrderedDict[Key, Captured] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __iter__(self) -> Iterator[Key]:
+        """The kinds of graphs that there are now."""
+        return iter(self._graphs)
+
+    def get(self, key: Key, capture: Callable[[], Captured]) -> Captured:
+        """The graph of this kind, which `capture` makes if there is none."""
+        pipeline = self._runner.pipeline
+        if pipeline is not None and pipeline.generation != self._generation:
+            self._await_replays()
+            self._generation = pipeline.generation
+            self._graphs.clear()
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_EXTRA_GRAPHS:
+                self._await_replays()
+                self._graphs.popitem(last=False)
+            self._graphs[key] = capture()
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _await_replays(self) -> None:
+        """Wait for the device: the last replay of a graph that is to be dropped may still be running."""
+        torch.cuda.synchronize(self._runner.table.device)
 
 
 def record(
@@ -18,8 +63,9 @@ def record(
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A graph of what `step` launches, and the tensor that each replay writes.
 
-    first: around the run before the capture.
-    Raises: what `step` raises; the capture is ended then, and nothing is left of it.
+    step: called twice, once to warm up and once inside the capture. pool: the memory pool of the graph. first: a
+    context around the first of these calls.
+    Raises: what `step` raises; the capture is ended then, and the current stream is as before.
     """
     started = time.perf_counter()
     # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Batch
 from hookline.core.step.message import Step
-from hookline.core.worker.graphs.cuda_graph import record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hookline")
 GIB = 1 << 30
-MAX_EXTRA_GRAPHS = 64
-"""Most graphs that sample with processors or scores. Each keeps some 20 MiB, and requests combine processors freely."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class _Graph:
 
 @torch.inference_mode()
 def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
-    """Capture all of them into one memory pool, and log what it took."""
+    """Capture all graphs into one memory pool; log how long it took and how much memory."""
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = torch.cuda.graph_pool_handle()
@@ -63,10 +60,9 @@ class DecodeGraphs:
     ) -> None:
         self.runner, self.sizes, self.max_model_len = runner, list(sizes), max_model_len
         self._graphs: dict[tuple[int, bool], _Graph] = {}
-        self._extra_graphs: OrderedDict[tuple[int, bool, Extras], _Graph] = OrderedDict()
+        self._extra_graphs: ExtraGraphs[tuple[int, bool, Extras], _Graph] = ExtraGraphs(runner)
         self._kinds: set[tuple[bool, Extras]] = set()
-        """Kinds of graphs before whose first capture the plugins' results were looked at."""
-        self._generation = 0
+        """Kinds of graphs for which the plugins' results were checked, before the first capture of the kind."""
         self._shares = shares_prefixes
         self.pool: Any = None
 
@@ -78,23 +74,13 @@ class DecodeGraphs:
                 self._graphs[size, is_shared] = self._record(size, is_shared, PLAIN)
         return len(self._graphs)
 
-    def _extra_graph(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
-        """A graph for draws that are more than plain: an earlier one, or a new one in place of the longest unused."""
-        key, pipeline = (size, is_shared, extras), self.runner.pipeline
-        if pipeline is not None and pipeline.generation != self._generation:
-            torch.cuda.synchronize(self.runner.table.device)
-            self._generation = pipeline.generation
-            self._extra_graphs.clear()
-        if key not in self._extra_graphs:
-            started = time.perf_counter()
-            if len(self._extra_graphs) >= MAX_EXTRA_GRAPHS:
-                torch.cuda.synchronize(self.runner.table.device)  # its last replay may still be running
-                self._extra_graphs.popitem(last=False)
-            self._extra_graphs[key] = self._record(*key)
-            seconds = time.perf_counter() - started
-            logger.info("captured a decode graph of %d rows for %s in %.1f s", size, extras, seconds)
-        self._extra_graphs.move_to_end(key)
-        return self._extra_graphs[key]
+    def _record_extra(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
+        """Capture a graph for draws that need more than plain sampling."""
+        started = time.perf_counter()
+        graph = self._record(size, is_shared, extras)
+        seconds = time.perf_counter() - started
+        logger.info("captured a decode graph of %d rows for %s in %.1f s", size, extras, seconds)
+        return graph
 
     def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
         device = self.runner.table.device
@@ -106,21 +92,25 @@ class DecodeGraphs:
         return _Graph(graph, rows_G, tokens_G)
 
     def can_replay(self, step: Step, extras: Extras) -> bool:
-        """Whether a graph can run this step: decodes alone, no token forbidden, and processors that may be captured."""
+        """Whether a graph fits this step: decodes alone, no token forbidden, and processors that may be captured."""
         if len(step.chunk_rows) or len(step.mask_rows):
             return False
         pipeline = self.runner.pipeline
         return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
 
     def launch(self, rows_D: Tensor, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
-        """Replay the smallest graph that holds these rows; returns their tokens or rows, valid until the next launch.
+        """Replay the smallest graph that has room for these rows; returns their tokens, or their scored rows.
 
-        extras: what the draws need; its graph is captured when a step first needs it.
-        is_shared: rows share a prefix, as shared_len_R of the table says.
+        They are valid until the next launch. extras: what the draws need besides plain sampling; a graph for it is
+        captured when a step first needs it. is_shared: some rows share a prefix, as the table's shared_len_R says.
         """
         count = rows_D.shape[0]
-        size = self.sizes[np.searchsorted(self.sizes, count)]
-        graph = self._graphs[size, is_shared] if extras == PLAIN else self._extra_graph(size, is_shared, extras)
+        size = self.sizes[int(np.searchsorted(self.sizes, count))]
+        if extras == PLAIN:
+            graph = self._graphs[size, is_shared]
+        else:
+            key = (size, is_shared, extras)
+            graph = self._extra_graphs.get(key, lambda: self._record_extra(*key))
         graph.rows_G[:count].copy_(rows_D)
         graph.rows_G[count:].fill_(self.runner.table.padding_row)
         self.runner.begin()
@@ -128,13 +118,11 @@ class DecodeGraphs:
         return graph.tokens_G[:count]
 
     def step(self, rows_G: Tensor, is_shared: bool = False, extras: Extras = PLAIN) -> Tensor:
-        """One decode step of these rows: everything a graph holds. Returns what goes to the host."""
+        """One decode step of these rows: everything that a graph captures. Returns what goes to the host."""
         runner, table = self.runner, self.runner.table
-        batch = decode_batch(table, rows_G, self.max_model_len)
-        if is_shared:
-            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
+        batch = decode_batch(table, rows_G, self.max_model_len, is_shared=is_shared)
         hidden_GD = runner.forward(batch)
-        sampled = decode_sample_rows(table, rows_G, batch)
+        sampled = SampleRows(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))
         if extras == PLAIN:
             results_G = tokens_G = runner.sample(hidden_GD, sampled)
         else:
@@ -146,8 +134,11 @@ class DecodeGraphs:
         return results_G
 
 
-def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> Batch:
-    """The batch of a pure decode step, made on the device alone."""
+def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int, *, is_shared: bool = False) -> Batch:
+    """The batch of a pure decode step, made from the table on the device alone.
+
+    is_shared: some rows share a prefix, as the table's shared_len_R says.
+    """
     size = rows_G.shape[0]
     token_ids_G, positions_G, context_G = table.newest(rows_G)
     block_table_GM = table.group_tables[0].index_select(0, rows_G)
@@ -163,9 +154,7 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int) -> B
         max_context_len=max_context_len,
         query_starts_host=np.arange(size + 1, dtype=np.int32),
     )
-    return table.grouped(batch, rows_G, None)
-
-
-def decode_sample_rows(table: RequestTable, rows_G: Tensor, batch: Batch) -> SampleRows:
-    """The SampleRows of a decode batch: one token for every row."""
-    return SampleRows(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))
+    batch = table.grouped(batch, rows_G, None)
+    if is_shared:
+        batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
+    return batch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.worker.graphs.cuda_graph import record
-from hookline.core.worker.graphs.decode_graphs import MAX_EXTRA_GRAPHS, decode_batch
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
+from hookline.core.worker.graphs.decode_graphs import decode_batch
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.runner.model_runner import Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
@@ -30,10 +29,10 @@ logger = logging.getLogger("hookline")
 
 @dataclass(frozen=True)
 class WaitingStep:
-    """A step that was computed up to its hidden states.
+    """A step that was computed up to its hidden states, and whose draws wait for masks.
 
-    hidden_TD: those of all its tokens if prompt tokens are scored, else of the draws. graphs: what holds the step; then
-    the hidden states are the graph's own.
+    hidden_TD: of all its tokens if prompt tokens are scored, else of the draws. graphs: those that compute the step,
+    if there are any; they keep the hidden states, and sampled and hidden_TD are None.
     """
 
     device_step: DeviceStep
@@ -63,7 +62,7 @@ class MaskedGraphs:
         )  # behind the draws of the step before, which read it
 
     def finish(self, num_draws: int) -> Tensor:
-        """Draw; returns the tokens or rows, valid until the next step."""
+        """Draw; returns the tokens, or scored rows, valid until the next step."""
         self.draw.replay()
         return self.tokens_G[:num_draws]
 
@@ -73,24 +72,12 @@ class MaskedDecodes:
 
     def __init__(self, runner: ModelRunner, masks: TokenMasks, sizes: Sequence[int], max_model_len: int) -> None:
         self.runner, self.masks, self.sizes, self.max_model_len = runner, masks, list(sizes), max_model_len
-        self._graphs: OrderedDict[tuple[int, bool, Extras], MaskedGraphs] = OrderedDict()
-        self._generation = 0
+        self._graphs: ExtraGraphs[tuple[int, bool, Extras], MaskedGraphs] = ExtraGraphs(runner)
 
     def graphs(self, num_rows: int, extras: Extras, *, is_shared: bool, pool: Any) -> MaskedGraphs:
-        """The smallest pair that holds so many rows: an earlier one, or a new one in place of the longest unused."""
-        pipeline = self.runner.pipeline
-        if pipeline is not None and pipeline.generation != self._generation:
-            torch.cuda.synchronize(self.runner.table.device)
-            self._generation = pipeline.generation
-            self._graphs.clear()
+        """The smallest pair of graphs with room for this many rows, captured now if there is none yet."""
         key = (self.sizes[int(np.searchsorted(self.sizes, num_rows))], is_shared, extras)
-        if key not in self._graphs:
-            if len(self._graphs) >= MAX_EXTRA_GRAPHS:
-                torch.cuda.synchronize(self.runner.table.device)  # its last replay may still be running
-                self._graphs.popitem(last=False)
-            self._graphs[key] = self._record(*key, pool)
-        self._graphs.move_to_end(key)
-        return self._graphs[key]
+        return self._graphs.get(key, lambda: self._record(*key, pool))
 
     def _record(self, size: int, is_shared: bool, extras: Extras, pool: Any) -> MaskedGraphs:
         started, table = time.perf_counter(), self.runner.table
@@ -105,21 +92,15 @@ class MaskedDecodes:
         return MaskedGraphs(forward, draw, rows_G, index_G, tokens_G)
 
     def forward(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
-        """Hidden states of a decode step of these rows: the first half."""
-        table = self.runner.table
-        batch = decode_batch(table, rows_G, self.max_model_len)
-        if is_shared:
-            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
-        return self.runner.forward(batch)
+        """The first half: the hidden states of a decode step of these rows."""
+        return self.runner.forward(decode_batch(self.runner.table, rows_G, self.max_model_len, is_shared=is_shared))
 
     def draw(self, rows_G: Tensor, hidden_GD: Tensor, index_G: Tensor, extras: Extras) -> Tensor:
-        """The second half: what goes to the host, written into the table too."""
+        """The second half: draw, and write the tokens into the table. Returns what goes to the host."""
         table = self.runner.table
-        _, _, context_G = table.newest(rows_G)
-        sampled = SampleRows(rows_G, None, table.sampling(rows_G, context_G.long()))
+        sampled = table.decode_draws(rows_G)
         forbid = partial(self.masks.forbid, index_N=index_G)
         results_G = self.runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len, forbid=forbid)
-        table.last_token_R[rows_G] = results_G if results_G.ndim == 1 else results_G[:, 0]
-        table.length_R[rows_G] = context_G + 1
+        table.write_back(sampled, results_G if results_G.ndim == 1 else results_G[:, 0])
         table.reset_padding()
         return results_G

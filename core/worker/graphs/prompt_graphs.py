@@ -1,4 +1,5 @@
-"""Small steps with prompts as CUDA graphs, one for each of a few shapes: single launches outlast the work.
+"""Small steps with prompts as CUDA graphs, one for each of a few shapes: launching them kernel by kernel takes longer
+than computing them.
 
 A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
 and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
@@ -51,13 +52,13 @@ class Inputs:
 
     @classmethod
     def of(cls, inputs_X: Tensor, shape: PromptShape) -> Inputs:
-        """Views of the flat array."""
+        """The inputs as views of one flat array; see `flat`."""
         num_tokens, num_draws = shape.num_tokens, shape.num_decodes + shape.num_rows
         lengths = [*[num_tokens] * 3, *[num_draws] * 3, *[num_draws + 1] * 2, num_draws + 2]
         return cls(*torch.split(inputs_X, lengths))
 
     def flat(self) -> IntArray:
-        """All of them in one array."""
+        """All fields in one array, one after the other."""
         return np.concatenate([getattr(self, one.name) for one in fields(self)])
 
 
@@ -69,7 +70,7 @@ class _Graph:
 
 
 class PromptGraphs:
-    """Captured steps with prompts, one for each of these shapes; a step takes the first that holds it."""
+    """Captured steps with prompts, one for each of these shapes; a step takes the first that has room for it."""
 
     def __init__(self, runner: ModelRunner, shapes: Sequence[PromptShape], max_model_len: int) -> None:
         self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
@@ -85,7 +86,9 @@ class PromptGraphs:
         return len(self._graphs)
 
     def shape(self, step: Step) -> PromptShape | None:
-        """The shape of the graph that can run this step, if any: prompts few and short enough, and plainly sampled."""
+        """The shape of the graph that fits this step; None if its prompts are too many or too long, or if its draws
+        need more than plain sampling.
+        """
         if (
             not len(step.chunk_rows)
             or len(step.mask_rows)
@@ -97,7 +100,7 @@ class PromptGraphs:
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 
     def launch(self, step: Step, shape: PromptShape) -> Tensor:
-        """Replay a graph that holds this step; returns its tokens, valid until the next launch.
+        """Replay the graph of this shape for a step that fits it; returns its tokens, valid until the next launch.
 
         To be called before `RequestTable.mirror` of this step.
         """
@@ -112,7 +115,7 @@ class PromptGraphs:
         return torch.from_numpy(lay_out(step, shape, self.runner.table).flat())
 
     def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
-        """One step with prompts: everything a graph holds."""
+        """One step with prompts: everything that a graph captures. Returns its tokens."""
         runner, table = self.runner, self.runner.table
         inputs = Inputs.of(inputs_X, shape)
         batch = prompt_batch(table, inputs, shape.num_decodes, self.max_model_len)

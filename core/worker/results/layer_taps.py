@@ -1,4 +1,4 @@
-"""The hidden states of a step behind the layers that somebody asked for. Legend: T tokens of a step, D hidden."""
+"""The hidden states that a step has after the layers of engine.taps, for observers. Legend: T tokens, D hidden."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LayerTaps:
         self._states: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, stream: Callable[[], Tensor]) -> None:
-        """Keep what the stream holds behind a layer: later ones may write over it."""
+        """Keep a copy of the stream after a layer, since later layers may write over it."""
         if layer in self._layers:
             self._states[layer] = stream().to(torch.float32, copy=True)
 
@@ -33,7 +33,7 @@ class LayerTaps:
         return SentStates({layer: send_apart(state_TD) for layer, state_TD in self.taken().items()})
 
     def taken(self) -> dict[int, Tensor]:
-        """`take`, on the device."""
+        """The states of the step that was just computed, on the device, by layer. Raises: as `take` does."""
         states, self._states = self._states, {}
         if missing := sorted(self._layers.difference(states)):
             raise StepFault(
@@ -45,7 +45,7 @@ class LayerTaps:
 
 @dataclass(frozen=True)
 class SentStates:
-    """States on their way, by layer."""
+    """Hidden states on their way to the host, by layer."""
 
     parts: Mapping[int, TransferredTokens]
 

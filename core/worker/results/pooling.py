@@ -1,14 +1,14 @@
 """The device's half of pooling: hidden states of prompts into vectors, by the poolers of plugins.
 
-Knows no requests: a step names chunks, rows of the request table and poolers by index. A step without pooled chunks
-never comes here. Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
+A step names chunks, rows of the request table and poolers by index; one without pooled chunks never comes here.
+Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from hookline.core.plugin.blame import with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray, VectorArray
-from hookline.core.worker.results.token_transfer import send_apart
+from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.step_checks import form_fault
 
 
@@ -36,10 +36,11 @@ class PoolerMaker:
 
 @dataclass(frozen=True)
 class Group:
-    """The pooled chunks of a step that one pooler is for. On the host.
+    """The pooled chunks of a step that one pooler takes, as arrays on the host.
 
     chunks, rows, starts, lens: of each chunk, its index among the step's, its request's row, the position of its first
-    token and its length. flags, sizes: see core.requests.pooling. tokens: its places among the step's tokens.
+    token and its length. flags, sizes: see core.requests.pooling. tokens: where the chunks' tokens stand among the
+    step's.
     """
 
     pooler: int
@@ -53,30 +54,22 @@ class Group:
 
 
 DeviceVectors = Sequence[tuple[Tensor, IntArray]]
-"""Vectors of each pooler, (P, F), and of each, the index of its chunk among the step's."""
-
-
-class Rows(Protocol):
-    """Rows on their way to the host."""
-
-    def wait(self) -> IntArray:
-        """Wait for them; float32 may be seen as integers of as many bytes."""
-        ...
+"""For each pooler, its vectors (P, F), and for each of these the index of its chunk among the step's."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors on their way to the host. places: of each, where it stands among those of the step."""
+    """Vectors on their way to the host. parts: those of each pooler, with the indices of their chunks."""
 
     parts: Sequence[tuple[Rows, IntArray]]
 
     @classmethod
     def sent(cls, vectors: DeviceVectors) -> Vectors:
-        """Start copying them."""
+        """Start copying vectors to the host."""
         return cls([(send_apart(vectors_PF), chunks) for vectors_PF, chunks in vectors])
 
     def wait(self) -> Sequence[VectorArray]:
-        """Wait for them; in the order of their chunks."""
+        """Wait for the vectors; returns them in the order of their chunks."""
         found: dict[int, VectorArray] = {}
         for part, places in self.parts:
             found |= dict(zip(places.tolist(), part.wait().view(np.float32), strict=True))
@@ -84,7 +77,7 @@ class Vectors:
 
 
 class PooledStates:
-    """The poolers that were asked for, and what they keep for each row of the request table."""
+    """The poolers that requests use, each made on first use, and their state for each row of the request table."""
 
     def __init__(self, makers: Sequence[PoolerMaker], num_rows: int, device: torch.device) -> None:
         self._makers, self._num_rows, self._device = makers, num_rows, device
@@ -174,7 +167,7 @@ class PooledStates:
         return self._poolers[index]
 
     def _formed(self, method: str, group: Group, found: Any, num_rows: int, width: int | None = None) -> Tensor:
-        """What a pooler returned, if it has its form. width: None if any is right."""
+        """What a pooler returned, if its shape and dtype are right. width: None if any number of columns is right."""
         if width is None:
             width = found.shape[1] if isinstance(found, Tensor) and found.ndim == 2 else 1
         if fault := form_fault(found, (num_rows, width), [torch.float32]):

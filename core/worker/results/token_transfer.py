@@ -1,12 +1,12 @@
 """Sampled tokens on their way to the host: one asynchronous copy per step into a ring of pinned buffers.
 
-Knows neither steps nor requests. On a CPU there is nothing to wait for, and the tokens are simply kept.
+On a CPU there is nothing to copy or to wait for, and the tokens are simply kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ from hookline.core.util.arrays import IntArray
 
 RING = 4
 """Buffers of the ring; the engine has at most two steps in flight."""
+
+
+class Rows(Protocol):
+    """Rows of numbers on their way to the host."""
+
+    def wait(self) -> IntArray:
+        """Wait for them; float32 values come as their bits, in an array to be viewed as float32."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,13 @@ class TransferredTokens:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether `wait` would return at once."""
         return self.event is None or bool(self.event.query())
 
     def wait(self) -> IntArray:
         """Wait for the copy and return the tokens; the only place where the host waits for the device.
 
-        On a GPU they lie in the ring, which comes round after RING steps.
+        On a GPU they lie in a buffer of the ring, which is written to again after RING steps.
         """
         if self.event is not None:
             self.event.synchronize()
@@ -53,7 +61,7 @@ class TokenTransfer:
             ]
 
     def send(self, tokens_N: Tensor) -> TransferredTokens:
-        """Start copying tokens to the host; they must stay as they are until the device has got to it."""
+        """Start copying tokens to the host; they must not change before the device has carried out the copy."""
         if not self._buffers:
             return TransferredTokens(tokens_N)
         if tokens_N.ndim > 1:
@@ -67,8 +75,9 @@ class TokenTransfer:
 
 
 def send_apart(rows_NX: Tensor) -> TransferredTokens:
-    """Start copying rows of any size to the host, such as scored ones: few enough steps have them that each may have a
-    buffer of its own.
+    """Start copying rows of any size to the host, such as scored ones, into a buffer of their own.
+
+    Few steps have such rows, so they need no ring.
     """
     if not rows_NX.is_cuda:
         return TransferredTokens(rows_NX)

@@ -28,7 +28,7 @@ class PagedAttention:
     progress: list[int] = field(default_factory=lambda: [0])
     """One number: calls so far."""
     tap: Any = None
-    """See core.layers.tapped; None if nobody asked for hidden states."""
+    """See core.layers.tapped; None unless hidden states were asked for."""
     stream_TD: Tensor | None = None
     """See core.layers.stage_input; None if the model begins with its embedding."""
 
@@ -120,8 +120,8 @@ def grouped_attention(
     progress: list[int],
     layer_states: LayerStates | None,
 ) -> GroupedAttention:
-    """Prepare a step's batches, and bind them."""
-    assert isinstance(batch, GroupedBatch), "the request table knows of no groups"
+    """Let the kernels prepare the batches of a step's groups, and bind the two."""
+    assert isinstance(batch, GroupedBatch), "the request table was made for a single group"
     batches = [batch, *batch.others]
     prepared: dict[int | None, Batch] = {}
     for one in batches:

@@ -1,7 +1,7 @@
 """A rank's half of the logits processors: their per-row arguments on the device, and the logits they change.
 
-Knows no request and no processor by name; `core.requests.logits_processing` says on the host which ones a step
-runs. Nothing is allocated before a request uses a processor.
+Steps name processors by index; `core.requests.logits_processing` decides on the host which ones a step runs. Nothing is
+allocated before a request uses a processor.
 Legend: R rows of the request table, N rows of a step, V vocabulary, L tokens of a request.
 """
 
@@ -38,7 +38,7 @@ class Processor:
         self.ints_IR = columns_CR[len(self.float_names) :].contiguous()
 
     def load(self, row: int, values_X: Tensor) -> None:
-        """Keep the arguments of the request that owns the row from now on; no values mean the defaults."""
+        """Store the arguments of the request that owns the row from now on; without values, the defaults."""
         num_floats, num_columns = len(self.float_names), len(self.defaults)
         if num_columns:
             given_C = values_X[:num_columns] if len(values_X) else torch.from_numpy(self.defaults).to(values_X.device)
@@ -67,7 +67,7 @@ class Pipeline:
         self.stages, self.spec, self._load_tokenizer = stages, spec, load_tokenizer
         self._processors: dict[int, Processor] = {}
         self.generation = 0
-        """Changes when a processor is made anew: graphs that hold the old one are of no use."""
+        """Changes when a processor is made anew: graphs that captured the old one must not be replayed."""
 
     @cached_property
     def _tokenizer(self) -> TokenTexts | None:
@@ -85,8 +85,9 @@ class Pipeline:
         return torch.zeros(self.spec.num_rows, dtype=torch.int64, device=self.spec.device)
 
     def processor(self, index: int, rows: Sequence[int] = ()) -> Processor:
-        """One of them; made on first use, for these rows, and never inside a graph's capture.
+        """The processor of this index, made on first use; that never happens inside a graph's capture.
 
+        rows: of the requests that end if it cannot be made; without any, all that use it end.
         Raises: RequestFault if it cannot be made.
         """
         if index not in self._processors:
@@ -106,19 +107,19 @@ class Pipeline:
         return RequestFault(message, rows=rows, processors=0 if rows else 1 << index)
 
     def running(self, processors: int) -> list[Processor]:
-        """Those whose bits are set."""
+        """The processors whose bits are set, in the order they run."""
         return [self.processor(index) for index in range(len(self.stages)) if processors >> index & 1]
 
     def reads_tokens(self, processors: int) -> bool:
-        """Whether any of them needs its rows' tokens."""
+        """Whether any of the processors whose bits are set reads its rows' tokens."""
         return any(one.stage.reads_tokens for one in self.running(processors))
 
     def is_graph_safe(self, processors: int) -> bool:
-        """Whether all of them may be captured."""
+        """Whether all processors whose bits are set may be captured in a CUDA graph."""
         return all(one.stage.entry.needs.graph_safe for one in self.running(processors))
 
     def receive(self, step: Step, views: Any) -> None:
-        """Keep what a step brings for its new rows; `views` are its sections on the device."""
+        """Store the arguments and known tokens that a step brings. views: the step's sections on the device."""
         starts = np.concatenate([[0], np.cumsum(step.processor_lens)])
         for place, (row, index) in enumerate(zip(step.processor_rows, step.processor_ids, strict=True)):
             self._load(int(row), int(index), views["processor_values"][starts[place] : starts[place + 1]])
@@ -180,7 +181,7 @@ class Pipeline:
         return logits_NV
 
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:
-        """Keep the sampled tokens where the next draw's processors read them. Device: no host sync; graph-safe."""
+        """Store the sampled tokens where processors of the next draw read them. Device: no host sync; graph-safe."""
         if self.reads_tokens(processors):
             self.tokens_RL[rows_N, params.position_N] = tokens_N.to(torch.int32)
 

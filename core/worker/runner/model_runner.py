@@ -1,6 +1,6 @@
 """From a batch to tokens: the model's forward, its logits, and the sampling of tokens from them.
 
-Knows neither graphs nor the host's side of a step; the worker and its graphs compute with a `ModelRunner`.
+`core.worker.worker` and the CUDA graphs compute with a `ModelRunner`, which itself is the same with and without graphs.
 Legend: T tokens of a step, D hidden, N draws, V vocabulary, K alternatives, X = 2 + 2K integers of a scored token: its
 id, the bits of its float32 log-probability, the ids of the K most likely tokens and the bits of theirs.
 """
@@ -30,14 +30,15 @@ from hookline.core.worker.step_checks import StepChecks
 
 _UNCHECKED: AbstractContextManager[None] = nullcontext()
 ROWS_AT_ONCE = 256
-"""Prompt tokens whose logits are held at a time."""
+"""Most prompt tokens whose logits are in memory at a time, when prompts are scored."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a step's draws need beyond plain sampling; a captured graph is made for one such value.
+    """What a step's draws need beyond plain sampling; each CUDA graph is captured for one such value.
 
-    processors: their bits. num_logprobs: alternatives to score, -1 for no scores at all.
+    processors: bits of the logits processors that run. num_logprobs: alternatives to score for each drawn token; 0
+    scores the token alone, -1 nothing.
     """
 
     processors: int = 0
@@ -50,22 +51,22 @@ PLAIN = Extras()
 class ModelRunner:
     """What a rank computes with: its model, kernels and sampler, its request table and its part of the KV cache.
 
-    kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch. groups: of layers that keep unlike
-    things, whose places are in place of layers then; None if all keep every token. first_layer: of the model's that
-    this rank has, if it is cut into stages.
+    kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch. groups: if the layers' caches
+    differ, how layers share blocks; the second dimension of kv_cache then counts the places of a block (see
+    core/kv_cache/groups.py). first_layer: the first of the model's layers that this rank has; 0 without stages.
     clock: set when steps are timed.
     """
 
     progress: list[int]
-    """One number, which changes with each layer."""
+    """One number, which changes with each layer, so that another thread sees that a step gets further."""
     tap: LayerTaps | None = None
-    """Set where hidden states behind layers were asked for."""
+    """Set if hidden states after some layers were asked for."""
     pooled_states: PooledStates | None = None
-    """Set where requests can be pooled."""
+    """Set if requests can be pooled."""
     groups: CacheGroups | None = None
-    """Set if layers keep unlike things."""
+    """Set if the layers' caches differ."""
     is_checking = False
-    """Whether what plugins return in this step is looked at; see `checking`."""
+    """Whether what plugins return in this step is checked; see `checking`."""
 
     def __init__(
         self,
@@ -102,9 +103,9 @@ class ModelRunner:
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
-        """Drop the cache, states, weights, the kernels' scratch and what processors keep, whoever still refers to them.
+        """Free the cache, states, weights, the kernels' scratch and the processors' state, even if still referred to.
 
-        A step that broke off leaves views of the cache in its traceback, for as long as somebody keeps the error.
+        The traceback of a step that failed refers to views of the cache for as long as the error is kept.
         """
         self.pipeline = self.pooled_states = None
         try:
@@ -118,15 +119,15 @@ class ModelRunner:
                 self.__dict__.pop(name, None)
 
     def begin(self) -> None:
-        """Mark, if steps are timed, that a step's own work begins: what follows is the model's."""
+        """If steps are timed, mark that what is launched from now on is the model's own work."""
         if self.clock is not None:
             self.clock.begin()
 
     def forward(self, batch: Batch, tokens_N: Tensor | None = None, stream_TD: Tensor | None = None) -> Tensor:
-        """Hidden states (N, D) of these of a batch's tokens; of all, if none are named.
+        """Run the model; returns hidden states (N, D) of the batch's tokens that tokens_N names, or of all if None.
 
-        stream_TD: the residual stream behind the stage before, if there is one; it may be overwritten.
-        A model may compute only these in its last layer; a step that samples nothing computes one row in vain.
+        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten.
+        A model may skip the other tokens in its last layer. If tokens_N is empty, one row is computed for nothing.
         """
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap is not None):
@@ -146,7 +147,7 @@ class ModelRunner:
         return hidden_TD[: len(tokens_N)] if is_narrow else hidden_TD.index_select(0, tokens_N)
 
     def _attend(self, batch: Batch, rows_N: Tensor | None) -> PagedAttention | GroupedAttention:
-        """What the model's forward is given, prepared."""
+        """The `attend` that the model's forward is given, with the kernels prepared for the batch."""
         kernels, groups = self.kernels, self.groups
         if groups is not None:
             return grouped_attention(kernels, self.kv_layers, groups, batch, rows_N, self.progress, self.table.states)
@@ -192,7 +193,7 @@ class ModelRunner:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Inside, all that plugins return is held against their contracts, which waits for the device."""
+        """While inside, all that plugins return is checked against their contracts, which waits for the device."""
         self.is_checking = True
         try:
             yield

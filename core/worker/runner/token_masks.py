@@ -1,7 +1,7 @@
 """The masks of a step's draws on their way to the device, and the logits with what they forbid.
 
 One buffer on the host and one on the device, both at fixed addresses, so that captured graphs read them; allocated when
-a step first needs them. Knows no grammar.
+a step first needs them. What the masks hold comes from the host: core/requests/structured_output.py.
 Legend: N draws, V vocabulary, R rows of the request table, W int32 words of a mask (bit t % 32 of word t // 32 is token
 t), X = 4 W bytes.
 """
@@ -28,7 +28,7 @@ class TokenMasks:
 
     @property
     def host_rows(self) -> MaskArray:
-        """The host's buffer. Nobody may write to it while a copy that `send` started is not over."""
+        """The host's buffer. It must not be written to before the copy that `send` started last has ended."""
         rows: MaskArray = self._host_RW.numpy()
         return rows
 
@@ -49,9 +49,9 @@ class TokenMasks:
         return index_N
 
     def write_index(self, index_G: Tensor, num_draws: int, masked_draws_K: Tensor) -> None:
-        """The same into a tensor that a graph reads, which may have further rows. masked_draws_K: in ascending order.
+        """Write `index` into a tensor that a graph reads, which may have further rows. masked_draws_K: ascending.
 
-        Mostly all draws of a step have masks, or few: the first takes one operation.
+        Mostly either all draws of a step have masks or few have; if all have, one copy is enough.
         """
         num_masked = len(masked_draws_K)
         num_written = num_masked if num_masked == num_draws else 0

@@ -1,7 +1,7 @@
 """A stage's part of decode micro-batches as CUDA graphs: its layers, and on the last stage the drawing.
 
-What comes from and goes to other stages stays outside: a graph reads a buffer that was received into, and what it wrote
-is copied before it is sent. Legend: G rows of a graph, D hidden.
+Sending and receiving stay outside of graphs: a graph reads its stream from a buffer that was received into, and what it
+wrote is copied before it is sent. Legend: G rows of a graph, D hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hookline.core.contracts import Stage
 from hookline.core.step.message import Step
 from hookline.core.worker.graphs.cuda_graph import record
 from hookline.core.worker.graphs.decode_graphs import GIB, decode_batch
-from hookline.core.worker.request_table import SampleRows
 from hookline.core.worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("hookline")
@@ -30,7 +29,7 @@ logger = logging.getLogger("hookline")
 
 @dataclass(frozen=True)
 class _Graph:
-    """draw, tokens_G: of the last stage alone."""
+    """The captured layers and their output. draw, tokens_G: None except on the last stage."""
 
     forward: torch.cuda.CUDAGraph
     rows_G: Tensor
@@ -78,10 +77,7 @@ class StageGraphs:
     def _record(self, size: int, is_shared: bool, pool: Any) -> _Graph:
         device = self.runner.table.device
         rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
-
-        def checking() -> Any:
-            return nullcontext() if self._graphs else self.runner.checking()  # sizes are not kinds
-
+        checking: Any = nullcontext if self._graphs else self.runner.checking  # one size stands for all
         forward, hidden_GD = record(partial(self.forward_step, rows_G, is_shared), pool, device, checking())
         if not self.stage.is_last:
             return _Graph(forward, rows_G, hidden_GD)
@@ -89,15 +85,18 @@ class StageGraphs:
         return _Graph(forward, rows_G, hidden_GD, draw, tokens_G)
 
     def can_replay(self, step: Step) -> bool:
-        """Whether a graph holds a micro-batch's part of this stage: of decodes alone."""
+        """Whether a graph can compute this micro-batch: if it consists of decodes alone."""
         return not len(step.chunk_rows)
 
     def stream_of(self, num_rows: int) -> Tensor | None:
-        """Where to receive the stream of so many rows; None on the first stage."""
+        """Where to receive the residual stream of this many rows; None on the first stage."""
         return None if self.stream_GD is None else self.stream_GD[:num_rows]
 
     def forward(self, rows_D: Tensor, *, is_shared: bool) -> Tensor:
-        """Replay the layers for these rows, whose stream is in `stream_GD`; valid until the next replay."""
+        """Replay the layers for these rows, whose stream is in `stream_GD`; returns their hidden states.
+
+        These are valid until the next replay.
+        """
         count = rows_D.shape[0]
         graph = self._latest = self._graphs[self.sizes[int(np.searchsorted(self.sizes, count))], is_shared]
         graph.rows_G[:count].copy_(rows_D)
@@ -106,26 +105,22 @@ class StageGraphs:
         return graph.hidden_GD[:count]
 
     def draw(self, count: int) -> Tensor:
-        """Draw plainly from what `forward` gave last; valid until the next replay."""
+        """Sample plainly from the hidden states that `forward` gave last; tokens are valid until the next replay."""
         graph = self._latest
         assert graph is not None and graph.draw is not None and graph.tokens_G is not None
         graph.draw.replay()
         return graph.tokens_G[:count]
 
     def forward_step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
-        """The layers of a decode step of these rows: what a graph holds."""
-        table = self.runner.table
-        batch = decode_batch(table, rows_G, self.max_model_len)
-        if is_shared:
-            batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
+        """The layers of a decode step of these rows: what a graph of layers captures."""
+        batch = decode_batch(self.runner.table, rows_G, self.max_model_len, is_shared=is_shared)
         stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)]
         return self.runner.forward(batch, stream_TD=stream_GD)
 
     def draw_step(self, rows_G: Tensor, hidden_GD: Tensor) -> Tensor:
-        """The drawing, and the tokens into the table: what the other graph of the last stage holds."""
+        """Sample, and write the tokens into the table: what a graph of draws captures. Returns the tokens."""
         table = self.runner.table
-        _, _, context_G = table.newest(rows_G)
-        sampled = SampleRows(rows_G, None, table.sampling(rows_G, context_G.long()))
+        sampled = table.decode_draws(rows_G)
         tokens_G = self.runner.sample(hidden_GD, sampled)
         table.write_back(sampled, tokens_G)
         table.reset_padding()

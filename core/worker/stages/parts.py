@@ -1,4 +1,4 @@
-"""One micro-batch on one stage of a model: its stream received, its layers computed, and on the last stage its draws.
+"""One micro-batch on one stage of a model: its stream is received, its layers are computed, the last stage draws.
 
 Legend: as in core/worker/request_table.py; D hidden.
 """
@@ -30,16 +30,16 @@ class Links(PoolingLinks, Protocol):
     """What connects a rank with other stages; see `core.distributed.stage_links.StageLinks`."""
 
     def end_part(self) -> None:
-        """Tell those who watch that a micro-batch was computed."""
+        """Note, for the monitor of the ranks, that a micro-batch was computed."""
         ...
 
 
 @dataclass(frozen=True)
 class ComputedPart:
-    """A micro-batch up to its hidden states: those of its draws, or of all its tokens if prompt tokens are scored.
+    """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens if it scores a prompt's.
 
-    sampled: None if graphs computed it, which needs no more than the rows that decode. graphs: what the draws
-    can be replayed by, see StageGraphs; None if they cannot. pooled: of the last stage.
+    sampled: None if a graph computed it, which needs only the rows that decode. graphs: those that can replay the
+    draws; None if they are computed eagerly. pooled: on the last stage.
     """
 
     part: MicroBatch
@@ -59,9 +59,9 @@ class ComputedPart:
 
 
 class PartWorker(Worker):
-    """A `Worker` of one stage, as far as single micro-batches go: `StageWorker` makes steps of them.
+    """What a `Worker` of one stage does with a single micro-batch; `StageWorker` puts steps together from them.
 
-    Arguments: see there.
+    Arguments: as for StageWorker.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PartWorker(Worker):
     def _forward(
         self, part: MicroBatch, device_step: DeviceStep, graphs: StageGraphs | None, *, is_alone: bool = False
     ) -> ComputedPart:
-        """The stage's layers. is_alone: there is nothing to be received."""
+        """Compute the stage's layers. is_alone: other stages send nothing; zeros take the place of their stream."""
         step = part.step
         if self.returned is not None:
             self.returned.await_rows(step.decode_rows)
@@ -102,10 +102,8 @@ class PartWorker(Worker):
         return ComputedPart(part, device_step, None, hidden_ND, graphs)
 
     def _forward_eagerly(self, part: MicroBatch, device_step: DeviceStep, stream_TD: Tensor | None) -> ComputedPart:
-        """The layers of a micro-batch that no graph holds."""
+        """Compute the layers of a micro-batch for which there is no graph."""
         step, batch = part.step, self.table.batch(device_step)
-        if step.shared_len:
-            batch.shared_lens_B = self.table.shared_len_R.index_select(0, device_step.views["decode_rows"])
         sampled = self.table.sample_rows(device_step, batch)
         if self.stage.is_last and len(step.pooled):
             hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD)
@@ -115,16 +113,16 @@ class PartWorker(Worker):
         return ComputedPart(part, device_step, sampled, hidden_ND, None)
 
     def _pool(self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None) -> tuple[Tensor, Pooled]:
-        """On the last stage, the hidden states of a micro-batch with pooled chunks, and what came of these."""
+        """On the last stage: the hidden states of a micro-batch with pooled chunks, and their vectors or a fault."""
         assert stream_TD is not None, "the last stage receives a stream"
         try:
             hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD)
-        except RequestFault as fault:  # the others have to be told before anything is broken off
+        except RequestFault as fault:  # the other stages have to be told before this one raises it
             return stream_TD[:0], Pooled(fault=fault)
         return hidden_ND, Pooled(vectors)
 
     def _draw(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> Tensor:
-        """The results of a micro-batch, as `Worker` has those of a step; its tokens are in the table afterwards."""
+        """Draw, and write the tokens into the table; returns a micro-batch's results as `Worker` does a step's."""
         step, views, rows_N = one.part.step, one.device_step.views, one.rows_N
         if one.graphs is not None and extras == PLAIN and not masked and not len(step.mask_rows):
             return one.graphs.draw(len(rows_N)).clone()
@@ -132,9 +130,7 @@ class PartWorker(Worker):
         if masked:
             index_N = self.masks.index(step.num_sampled, views["masked_draws"], torch.from_numpy(one.part.masks))
             forbid = partial(self.masks.forbid, index_N=index_N)
-        sampled = one.sampled
-        if sampled is None:
-            sampled = SampleRows(rows_N, None, self.table.sampling(rows_N, self.table.newest(rows_N)[2].long()))
+        sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled
         with self._looking_once(step, extras):
             results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
         self._write_back(sampled, results_NX)

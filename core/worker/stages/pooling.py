@@ -26,7 +26,7 @@ class Links(StageLink, BackLink, Protocol):
     """See `core.distributed.stage_links.StageLinks`."""
 
     def on_host(self, x: Tensor) -> Tensor:
-        """Wait for what was received."""
+        """A received tensor on the host, once it is there."""
         ...
 
 
@@ -42,7 +42,7 @@ NOTHING_POOLED = Pooled()
 
 
 class StagePooling:
-    """One stage's part of it."""
+    """One stage's part in ending a step that pools."""
 
     def __init__(self, stage: Stage, links: Links, device: torch.device) -> None:
         self._stage, self._links, self._device = stage, links, device
@@ -50,7 +50,7 @@ class StagePooling:
     def end_step(
         self, parts: Sequence[MicroBatch], pooled: Sequence[Pooled], returned: ReturnedTokens | None
     ) -> Vectors | None:
-        """The vectors of a step whose micro-batches are computed, on the first stage; they may be under way.
+        """End a step whose micro-batches are computed; the first stage returns its vectors, on their way to the host.
 
         pooled: of each micro-batch, on the last stage.
         Raises: RequestFault, on every rank the same, if a pooler failed for some of its requests.
@@ -83,7 +83,7 @@ class StagePooling:
         self._links.send_back(words)
 
     def _hear(self, returned: ReturnedTokens | None) -> Any:
-        """What the last stage says: from it on the first stage, which hands it on."""
+        """What the last stage said. The first stage gets it from the last one, and each hands it on to the next."""
         length_1 = torch.empty(1, dtype=torch.int64, device=self._device)
         self._receive(length_1, is_first=returned is not None)
         words = torch.empty(int(self._links.on_host(length_1)[0]), dtype=torch.uint8, device=self._device)

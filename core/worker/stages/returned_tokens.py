@@ -1,4 +1,4 @@
-"""What comes back from the last stage of a model to the first one: tokens, into the request table, and all to the host.
+"""What the last stage of a model sends to the first: tokens for its request table, and all results for the host.
 
 The first stage's next step starts from these tokens. A receive is posted as soon as a step is launched, and its tokens
 are written into the table just before the micro-batch that needs them, so no stage waits for a whole step.
@@ -22,7 +22,7 @@ from hookline.core.worker.request_table import RequestTable
 
 
 class BackLink(Protocol):
-    """The last stage's end of it is `core.distributed.stage_links`."""
+    """How the first stage receives from the last one; see `core.distributed.stage_links.StageLinks`."""
 
     def receive_back(self, x: Tensor) -> Callable[[], None]:
         """Post a receive; the call returned waits for it, on the current stream or on a CPU's host."""
@@ -33,23 +33,24 @@ class StageLink(Protocol):
     """What a stage sends and receives by; see `core.distributed.stage_links.StageLinks`."""
 
     def send(self, x: Tensor) -> None:
-        """To the next stage."""
+        """Send to the next stage."""
         ...
 
     def receive(self, x: Tensor) -> None:
-        """From the stage before."""
+        """Receive from the stage before."""
         ...
 
     def send_back(self, x: Tensor) -> None:
-        """From the last stage to the first."""
+        """Send from the last stage to the first."""
         ...
 
 
 @dataclass
 class Arrival:
-    """The results of a micro-batch, or other rows.
+    """The results of a micro-batch, or other rows, that the first stage receives.
 
-    rows_N: of the request table, those of its draws. arrive: see BackLink.
+    rows_N: of each draw, the row of the request table that its token belongs to; empty if the rows bring no tokens.
+    arrive: waits for them; see BackLink.receive_back.
     """
 
     results_NX: Tensor
@@ -60,13 +61,13 @@ class Arrival:
     has_come: bool = False
 
     def join(self) -> None:
-        """Have the current stream wait, or on a CPU this thread."""
+        """Let the current stream, or on a CPU this thread, wait for the rows."""
         if not self.has_come:
             self.arrive()
             self.has_come = not self.results_NX.is_cuda  # there, each stream waits by itself
 
     def write(self, table: RequestTable) -> None:
-        """Keep the tokens where the next step reads them."""
+        """Write the tokens into the table, where the next step reads them."""
         self.join()
         count = len(self.rows_N)
         if count:
@@ -75,11 +76,11 @@ class Arrival:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether `wait` has nothing to wait for; on a CPU nobody knows, and it is said to."""
+        """Whether `wait` would return at once. Always true on a CPU, where that cannot be found out."""
         return self.event is None or bool(self.event.query())
 
     def wait(self) -> IntArray:
-        """Wait for the results; the host's own."""
+        """Wait for the results; returns them on the host."""
         if self.event is None:
             self.join()
             found: IntArray = self.results_NX.numpy()
@@ -108,7 +109,7 @@ class StepResults:
 
 
 class ReturnedTokens:
-    """The first stage's end of the way back. is_host: whether this rank's host collects the results, too."""
+    """Receives on the first stage what the last one sends. is_host: whether this rank's host collects the results."""
 
     def __init__(self, table: RequestTable, link: BackLink, *, is_host: bool) -> None:
         self._table, self._link, self._is_host = table, link, is_host
@@ -121,12 +122,12 @@ class ReturnedTokens:
         self._aside: Any = torch.cuda.Stream(table.device) if is_cuda else None  # type: ignore[no-untyped-call]
 
     def begin_step(self) -> None:
-        """Write the tokens of all steps before the last one, which the host has seen already."""
+        """Write the tokens of all steps but the last one; the host has collected those already."""
         self._write_until(self._num_before_last)
         self._num_before_last = self._num_posted
 
     def await_rows(self, rows: IntArray) -> None:
-        """Write what these rows' next tokens need, and what was drawn before it."""
+        """Write the tokens that these rows compute next, and all that were drawn before them."""
         self._write_until(int(self._newest_R[rows].max(initial=0)))
 
     def expect(self, parts: Sequence[MicroBatch], rows: Sequence[Tensor], num_columns: int) -> StepResults:
@@ -146,7 +147,7 @@ class ReturnedTokens:
         return arrival
 
     def receive(self, results_NX: Tensor, rows_N: Tensor | None = None) -> Arrival:
-        """Post a receive of rows, for the host; whose tokens they bring, if they do."""
+        """Post a receive into results_NX. rows_N: the table's rows whose tokens it brings; None if it brings none."""
         if rows_N is None:
             rows_N = results_NX.new_empty(0, dtype=torch.int64)
         arrival = Arrival(results_NX, rows_N, self._link.receive_back(results_NX))

@@ -1,14 +1,13 @@
-"""Hidden states that somebody asked for, of a model that is cut into stages, on their way to the first stage's host.
+"""Hidden states for observers, of a model that is cut into stages, on their way to the first stage's host.
 
-They go the way of the residual stream: each stage sends on what it got and its own, and the last one sends all back.
-The first one's own stay there. Legend: T tokens of a micro-batch, D hidden.
+They go the way of the residual stream: each stage sends the next one what it received and its own, and the last one
+sends all of them to the first, whose own stay there. Legend: T tokens of a micro-batch, D hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,16 +17,8 @@ from hookline.core.contracts import Stage
 from hookline.core.step.micro_batches import MicroBatch, token_places
 from hookline.core.util.arrays import IntArray, VectorArray
 from hookline.core.worker.results.layer_taps import LayerTaps
-from hookline.core.worker.results.token_transfer import send_apart
+from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StageLink
-
-
-class Rows(Protocol):
-    """Rows on their way to the host."""
-
-    def wait(self) -> IntArray:
-        """Wait for them; float32 may be seen as integers of as many bytes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,10 +42,10 @@ class StageStates:
 
 
 class StageTaps:
-    """One stage's part of it.
+    """One stage's part in passing on hidden states.
 
-    own: of the stage's layers; None if nobody asked for one of them. before: the layers whose states come from the
-    stage before. behind: those of further stages than the first, which come back to it.
+    own: taps of the stage's own layers; None if none of them is asked for. before: the layers whose states come from
+    the stage before. behind: the layers of all stages but the first, whose states the last stage sends to it.
     """
 
     def __init__(
@@ -72,7 +63,7 @@ class StageTaps:
         self._kept: list[dict[int, Tensor]] = []
 
     def begin_step(self) -> None:
-        """Drop what a step left that broke off."""
+        """Drop what is left of a step that failed half-way."""
         self._kept = []
 
     def end_part(self, num_tokens: int) -> None:
@@ -90,7 +81,7 @@ class StageTaps:
             self._links.send(states[layer])
 
     def end_step(self, parts: Sequence[MicroBatch], returned: ReturnedTokens | None) -> StageStates | None:
-        """On the last stage, send the states of all micro-batches back; on the first one, what is awaited."""
+        """On the last stage, send the states of all micro-batches to the first; there, return them as they arrive."""
         kept, self._kept = self._kept, []
         if self._stage.is_last:
             for states in kept:

@@ -34,7 +34,7 @@ from hookline.core.worker.worker import Handle
 class StageWorker(PartWorker):
     """`Worker` for one stage of several. hidden_size: D. is_host: whether this rank's host collects the results.
 
-    taps: None if nobody asked for hidden states.
+    links: to the ranks of the other stages. taps: None unless hidden states were asked for.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StageWorker(PartWorker):
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
-        """See Worker; the stage's part of it, without the others."""
+        """See Worker; this stage computes its part alone, without receiving or sending."""
         batch = self._largest_batch(spec)
         stream_TD = self._stream(batch.num_tokens)
         hidden_TD = self.runner.forward(batch, stream_TD=None if stream_TD is None else stream_TD.zero_())
@@ -97,10 +97,9 @@ class StageWorker(PartWorker):
 
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
-        """See Worker; the stage's part of it, without the others."""
+        """See Worker; this stage computes its part alone, without receiving or sending."""
         row = self.table.padding_row
-        steps = [*eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes)]
-        for step in steps:
+        for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
             self._warm_up_part(self.table.receive(step), None)
         for step in graph_steps(spec, self.stage_graphs.sizes if self.stage_graphs is not None else (), row):
             self._warm_up_part(self.table.receive(step), self.stage_graphs)
@@ -156,7 +155,7 @@ class StageWorker(PartWorker):
             self._states = self.taps.end_step(parts, self.returned)
 
     def _extras(self, step: Step) -> Extras:
-        """What all draws of a step need beside their tokens."""
+        """What the draws of a step need beyond plain sampling."""
         return Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
 
     def _begin_step(self) -> None:
@@ -168,7 +167,7 @@ class StageWorker(PartWorker):
             self.returned.begin_step()
 
     def _received(self, step: Step, parts: Sequence[MicroBatch]) -> list[DeviceStep]:
-        """The micro-batches on the device, in the request table and with the logits processors."""
+        """The micro-batches on the device; the request table and the logits processors have taken what they bring."""
         device_steps = [self.table.receive(part.step) for part in parts]
         if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             # On all stages and before anything is sent: what fails for one request fails on every rank.
@@ -177,13 +176,13 @@ class StageWorker(PartWorker):
         return device_steps
 
     def _go_on(self, one: ComputedPart, extras: Extras, *, waits: bool) -> None:
-        """Keep what a computed micro-batch leaves. waits: its draws do."""
+        """Finish a computed micro-batch, unless its draws wait, and mirror its lengths on the host."""
         if not waits:
             self._end_part(one, extras)
         self.table.mirror(one.part.step)
 
     def finish(self, num_rows: int) -> None:
-        """See Worker: the last stage draws, and all go on."""
+        """See Worker: the last stage draws, and the others count what it draws."""
         computed, self._waiting_parts = self._waiting_parts, []
         assert computed, "no step waits for masks"
         step = computed[0].part.step
@@ -200,7 +199,10 @@ class StageWorker(PartWorker):
     def _forward_and_send(
         self, part: MicroBatch, device_step: DeviceStep, extras: Extras, *, waits: bool
     ) -> ComputedPart:
-        """A micro-batch up to its hidden states, which go to the next stage. waits: its draws come after the others."""
+        """Compute a micro-batch up to its hidden states and send them to the next stage.
+
+        waits: its draws come after those of all micro-batches were computed, so the hidden states must outlive them.
+        """
         graphs = self.stage_graphs
         if graphs is not None and not graphs.can_replay(part.step):
             graphs = None
@@ -215,7 +217,7 @@ class StageWorker(PartWorker):
         return one
 
     def _end_part(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> None:
-        """Count the tokens that a micro-batch draws; on the last stage draw them, and send them back."""
+        """Count the tokens that a micro-batch draws; on the last stage draw them, and send them to the first."""
         if not self.stage.is_last:
             if one.sampled is not None:
                 self.table.lengthen(one.sampled)
@@ -230,7 +232,7 @@ class StageWorker(PartWorker):
             self.links.send_back(results_NX)
 
     def _expect(self, computed: Sequence[ComputedPart], extras: Extras) -> None:
-        """On the first stage, post the receives of what the last one draws."""
+        """On the first stage, post the receives for what the last one draws."""
         if self.returned is not None:
             num_columns = 0 if extras.num_logprobs < 0 else 2 + 2 * extras.num_logprobs
             parts, rows = [one.part for one in computed], [one.rows_N for one in computed]

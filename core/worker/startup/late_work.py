@@ -1,9 +1,8 @@
-"""What is compiled, loaded or captured after an engine was ready, while requests wait: counted, and named in the log.
+"""Counts and logs what is compiled, loaded or captured only after an engine was ready, while requests wait for it.
 
-Every such wait is a fault of the warm-up (core/worker/startup/warm_up.py), or of a request that asked for something
-rare. Costs nothing while nothing of the kind happens: the hooks are called by the compilers and loaders themselves.
-Hooks are the process's, so an engine's counts begin when it is ready, and two engines of one process count each
-other's.
+Each such wait means that the warm-up (core/worker/startup/warm_up.py) missed a step, or that a request asked for
+something rare. The compilers and loaders call our hooks themselves, so counting costs a running engine no time. Hooks
+belong to the process: engines that share a process count each other's waits.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ function compiled by torch.compile."""
 
 
 class LateWork:
-    """Counts since `begin`, by kind; `seconds` likewise. Before that nothing is counted.
+    """counts, seconds: how often something was done late, and how long it took, by kind, since `begin` was called.
 
-    is_late: whether each is a warning; if not, an engine is starting, and wants to know what of it its start is.
-    ahead: variants of kernels, see `variant_of`, that some other process compiled for this one.
+    is_late: whether each is logged as a warning; False while an engine starts, to measure what compiling and loading
+    contribute to the start. ahead: variants of kernels, see `variant_of`, that another process compiled for this one.
     """
 
     def __init__(self, *, is_late: bool = True, ahead: Collection[str] = ()) -> None:
         self.is_late, self._ahead = is_late, ahead
         self._twice: Counter[str] = Counter()
-        """Kernels that were compiled all the same, by name."""
+        """How often each kernel was compiled although it is among `ahead`, by name."""
         self._twice_s = 0.0
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._lock = Lock()
 
     def begin(self) -> None:
-        """The engine is ready: what comes from now on is late."""
+        """Start counting: the engine is ready, so what is compiled, loaded or captured from now on is late."""
         _install()
         _LISTENING.add(self)
 
     def end(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         _LISTENING.discard(self)
 
     def add(self, kind: str, seconds: float, variant: str = "") -> None:
-        """Something of this kind was done late. variant: of the kernel that was compiled."""
+        """Count something that was done late. variant: of the kernel that was compiled, see `variant_of`."""
         with self._lock:
             self.counts[kind] += 1
             self.seconds[kind] += seconds
@@ -84,12 +83,12 @@ _TOLD = {
     TRACED: "torch.compile compiled a function",
 }
 _LISTENING: WeakSet[LateWork] = WeakSet()
-"""Engines of this process that are ready and still there; empty while none is, and then every hook returns at once."""
+"""Those of this process that count at present; while there are none, every hook returns at once."""
 _MICRO = 1e-6
 
 
 def note(kind: str, what: str, seconds: float, variant: str = "") -> None:
-    """Tell every engine that is ready of something that was done late; the log hears of it once."""
+    """Count something that was done late for every engine that is ready, and log it once."""
     listening = tuple(_LISTENING)
     for one in listening:
         one.add(kind, seconds, variant)
@@ -98,11 +97,11 @@ def note(kind: str, what: str, seconds: float, variant: str = "") -> None:
 
 
 _HOOKED: set[str] = set()
-"""Modules whose hooks are ours already; a process's hooks are never taken out again."""
+"""Modules that our hooks are in; they stay until the process ends."""
 
 
 def _install() -> None:
-    """Hook into the compilers that are in use: those whose modules were imported before the engine was ready."""
+    """Put our hooks into the compilers that are in use, which are those that were imported by now."""
     for name, hook in (("triton", _hook_triton), ("torch._dynamo", _hook_dynamo)):
         if name in sys.modules and name not in _HOOKED:
             _HOOKED.add(name)
@@ -110,7 +109,7 @@ def _install() -> None:
 
 
 def variant_of(source: Any, metadata: Mapping[str, Any]) -> str:
-    """A kernel's name and what it is compiled for, as a digest: as in Triton's own key, but without the kernel's code.
+    """A kernel's name with a digest of what it is compiled for: Triton's own key but for the kernel's code.
 
     source, metadata: as Triton's compilation listener is given them.
     """
@@ -121,7 +120,7 @@ def variant_of(source: Any, metadata: Mapping[str, Any]) -> str:
 
 
 def _named(source: Any) -> str:
-    """A kernel with what it is compiled for: its constants, and of its arguments which are known to be multiples."""
+    """A kernel's name with its constants and with the arguments that are not known to be multiples of 16."""
     try:
         names = source.fn.arg_names
         constants = [f"{names[place[0]]}={value}" for place, value in source.constants.items()]
@@ -140,7 +139,7 @@ def _hook_triton() -> None:
 
     before, started = knobs.compilation.listener, dict[str, float]()
 
-    def listen(*, src: Any, times: Any, metadata: Mapping[str, Any], cache_hit: bool, **others: Any) -> None:
+    def _listen(*, src: Any, times: Any, metadata: Mapping[str, Any], cache_hit: bool, **others: Any) -> None:
         if before is not None:
             before(src=src, times=times, metadata=metadata, cache_hit=cache_hit, **others)
         if _LISTENING and cache_hit:
@@ -148,17 +147,17 @@ def _hook_triton() -> None:
         elif _LISTENING:
             note(COMPILED, _named(src), times.total * _MICRO, variant_of(src, metadata))
 
-    def load_starts(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
+    def _load_starts(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
         started[hash] = time.perf_counter()
 
-    def load_ends(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
+    def _load_ends(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
         begun = started.pop(hash, None)
         if _LISTENING and begun is not None:
             note(LOADED, name, time.perf_counter() - begun)
 
-    knobs.compilation.listener = listen
-    knobs.runtime.kernel_load_start_hook.add(load_starts)
-    knobs.runtime.kernel_load_end_hook.add(load_ends)
+    knobs.compilation.listener = _listen
+    knobs.runtime.kernel_load_start_hook.add(_load_starts)
+    knobs.runtime.kernel_load_end_hook.add(_load_ends)
 
 
 def _hook_dynamo() -> None:
@@ -166,10 +165,10 @@ def _hook_dynamo() -> None:
 
     started: list[float] = []
 
-    def ends(*_: Any) -> None:
+    def _ends(*_: Any) -> None:
         begun = started.pop() if started else time.perf_counter()
         if _LISTENING:
             note(TRACED, "a function", time.perf_counter() - begun)
 
     callback_handler.register_start_callback(lambda *_: started.append(time.perf_counter()))
-    callback_handler.register_end_callback(ends)
+    callback_handler.register_end_callback(_ends)

@@ -1,6 +1,6 @@
-"""How many KV-cache blocks fit: from a stated budget on a CPU, from what is left after the largest step on a GPU.
+"""How many KV-cache blocks fit: on a CPU from a stated budget, on a GPU from the memory left after the largest step.
 
-Knows sizes and devices, not requests. Every refusal holds the arithmetic and the key to change.
+Every refusal shows the arithmetic and the key to change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
 def count_blocks(
     engine: EngineConfig, num_layers: int, spec: AttentionSpec, rehearsals: Sequence[Callable[[], None]]
 ) -> int:
-    """Blocks of the pool: engine.num_blocks if set, else what the device's memory allows.
+    """Blocks of the pool: engine.num_blocks if set, else as many as the device's memory allows.
 
-    rehearsals: compute the largest steps the limits allow; on a GPU the sum of their peaks is left free, since a
-    captured graph keeps its memory while other steps run. num_layers: that a block has room for; if there are none,
-    blocks take no memory, and there are enough for the longest requests.
+    num_layers: how many layers a block has room for; with none, blocks take no memory, and there are enough for the
+    longest requests. rehearsals: each computes a largest step that the limits allow; on a GPU the sum of their peaks is
+    left free, since a captured graph keeps its memory while other steps run.
     Raises: CapacityError if not even a request of two blocks fits.
     """
     if engine.num_blocks is not None:
@@ -100,7 +100,7 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
 
 
 def release(tensors: Iterable[Tensor]) -> None:
-    """Give the GPU memory of these back, even if there are other views of it; nobody may compute with them any more."""
+    """Free the GPU memory of these tensors, even if other views of it exist; none may be computed with afterwards."""
     for tensor in tensors:
         if tensor.is_cuda and tensor.untyped_storage().nbytes():
             tensor.untyped_storage().resize_(0)

@@ -1,7 +1,7 @@
-"""The steps that a rank computes before it is ready, so that none of a request's steps compiles or loads a kernel.
+"""The steps that a rank computes before it is ready, so that no later step has to compile or load a kernel first.
 
-They take the way of real steps and are of padding rows alone, which write to the scratch block. What kernels choose by,
-they say themselves (Kernels.own_row_counts, Kernels.step_shapes).
+They are computed as real steps are, with padding rows alone, which write to the scratch block. For which numbers of
+rows and shapes of steps kernels differ, the kernels say: Kernels.own_row_counts, Kernels.step_shapes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from hookline.core.contracts import AttentionSpec, Kernels, StepShape
 from hookline.core.step.message import Step
 
 MOST_COMMON_TOKENS = 4096
-"""Prompt tokens of the largest common step; larger ones take the same kernels, and the largest was computed before."""
+"""Prompt tokens of the largest common step; larger ones run the same kernels, and the largest was computed before."""
 
 
 def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shares_prefixes: bool) -> Iterator[Step]:
-    """Steps to compute without graphs, each once: real ones of such sizes may have what no graph holds."""
+    """Steps to compute eagerly, each once: real steps of their sizes may have draws that no graph was captured for."""
     shapes = [
         *common_shapes(spec),
         *(row_shape(spec, count) for count in kernels.own_row_counts),
@@ -33,7 +33,7 @@ def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shar
 
 
 def graph_steps(spec: AttentionSpec, sizes: Iterable[int], padding_row: int) -> Iterator[Step]:
-    """Steps that graphs of so many decodes hold: the first replay of a graph brings it onto the device."""
+    """A step for each captured size: the first replay of a graph loads it onto the device."""
     for size in sizes:
         yield padding_step(spec, StepShape(num_decodes=size, context_len=1), padding_row)
 
@@ -49,7 +49,7 @@ def common_shapes(spec: AttentionSpec) -> Iterator[StepShape]:
 
 
 def row_shape(spec: AttentionSpec, num_rows: int) -> StepShape:
-    """A step of so many tokens, and of as many draws if so many requests can run."""
+    """A step of `num_rows` tokens with a draw for each, or with max_num_seqs draws if that is less."""
     num_decodes = min(num_rows, spec.max_num_seqs) - 1
     return StepShape(num_decodes=num_decodes, num_tokens=num_rows - num_decodes)
 

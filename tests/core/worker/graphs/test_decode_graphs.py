@@ -45,7 +45,7 @@ def test_a_graph_with_extras_is_captured_when_it_is_first_needed(graphs):
 
 
 def test_the_longest_unused_graph_with_extras_makes_room(graphs, monkeypatch):
-    monkeypatch.setattr("hookline.core.worker.graphs.decode_graphs.MAX_EXTRA_GRAPHS", 2)
+    monkeypatch.setattr("hookline.core.worker.graphs.cuda_graph.MAX_EXTRA_GRAPHS", 2)
     one, two, three = (Extras(processors=number) for number in (1, 2, 3))
     for extras in (one, two, one, three, one, two):
         graphs.launch(torch.tensor([5]), extras)
