@@ -1,6 +1,7 @@
 """model=auto: which model serves a checkpoint, found out by its config.json before anything is built.
 
-Looks at names and registrations; a plugin is imported only to ask whether it opens a file that core cannot read.
+Model plugins are compared by what they registered; one is imported only to ask whether it opens a file that core cannot
+read.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _log = logging.getLogger("hookline")
 
 
 def with_model(config: Config, host: PluginHost) -> tuple[Config, Checkpoint | None]:
-    """The configuration with a model in the place of model=auto, and its checkpoint if that was looked at; the log says
-    which and why.
+    """The configuration with a model in place of model=auto, and its checkpoint if that was opened for it.
+
+    Which model it is, and why, is logged.
 
     Raises: CheckpointError if the checkpoint cannot be had; PluginError if no model claims it, or two do.
     """

@@ -10,9 +10,9 @@ from hookline.core.plugin.registry import KINDS, Option
 
 
 def config_tree(config: Config, kernels: str) -> dict[str, Any]:
-    """The configuration as the plain tree that `config.settings.validate` reads again in another process; no observers.
+    """The configuration, without observers, as the plain tree that another process reads by `config.settings.validate`.
 
-    kernels: the entry that was chosen, since one process chooses for all.
+    kernels: the name of the kernels that were chosen, since one process chooses for all ranks.
     """
     options: dict[str, Option] = {kind: getattr(config, kind) for kind in KINDS}
     tree: dict[str, Any] = {kind: _option(option) for kind, option in options.items()}

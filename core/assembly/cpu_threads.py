@@ -1,6 +1,6 @@
-"""How many CPU threads compute: torch has one number for the whole process, and its default is every core.
+"""How many CPU threads compute: torch has one number for the whole process, by default all cores.
 
-A small model waits for its threads more than it computes, all the more where others use the same cores.
+A small model takes longer to synchronise many threads than to compute, all the more if other processes use the cores.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from hookline.core.assembly.resolve import ResolvedConfig
 
 SMALL_HIDDEN_SIZE = 1024
-"""Models below this hidden size compute on one thread: their matrices are too small to share out."""
+"""Models below this hidden size compute on one thread: their matrices are too small to be worth splitting."""
 _log = logging.getLogger("hookline")
 
 
 def num_cpu_threads(resolved: ResolvedConfig, *, is_command: bool) -> int | None:
-    """Threads of all ranks together; None leaves torch's number alone. engine.cpu_threads states the rule.
+    """Threads of all ranks together; None leaves torch's number as it is. engine.cpu_threads states the rule.
 
-    is_command: the process is ours, so nobody else set its number.
+    is_command: whether the process is one of our commands, in which no other code has set the number.
     """
     asked, num_ranks = resolved.config.engine.cpu_threads, resolved.ranks.num_all
     if resolved.device.type != "cpu":

@@ -1,6 +1,6 @@
-"""From a validated configuration to an engine: resolve, start the ranks, put the scheduler and the pool around them.
+"""From a validated configuration to an engine: resolve it, start the ranks, make scheduler, block pool and engine.
 
-The only place where all kinds of plugins meet. What does not fit was refused by `core.assembly.resolve` before this.
+The only place where all kinds of plugins meet. Plugins that do not fit are refused by `core.assembly.resolve`.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
 MIN_LEN = 2
-"""Tokens of the shortest request: one of a prompt and one of its completion."""
+"""Tokens of the shortest request: one of its prompt and one of its completion."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """An engine, and what it was made of."""
+    """An engine, and what its configuration was resolved to."""
 
     engine: Engine
     resolved: ResolvedConfig
     phases: StartPhases
-    """What the start took so far."""
+    """How long the parts of the start took so far."""
 
 
 def build_engine(
@@ -67,9 +67,11 @@ def build_engine(
     checkpoint: Checkpoint | None = None,
     on_resolved: Callable[[ResolvedConfig, StructuredOutput], None] | None = None,
 ) -> Built:
-    """Make the engine a configuration describes, which names its model. is_command: the process is ours, and so is its
-    number of threads. checkpoint: the model's, if it was looked at before. on_resolved: called with what is known
-    before the weights are loaded, and with the engine's grammars.
+    """Make the engine that a configuration describes. The configuration must name a model, not model=auto.
+
+    is_command: whether the process is one of our commands, so that we may set its number of threads. checkpoint: the
+    model's, if it was opened already. on_resolved: called before the weights are loaded, with the resolved
+    configuration and the engine's grammars.
 
     Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
     """
@@ -104,7 +106,7 @@ def build_executor(
     poolers: Sequence[Entry] = (),
     reservation: RayReservation | None = None,
 ) -> SizedExecutor:
-    """What computes the steps: this process, a group of which it is rank 0, or ranks in processes of their own."""
+    """Make what computes the steps: this process, a group with this process as rank 0, or ranks in other processes."""
     if reservation is not None or resolved.config.engine.rank_0 == "apart":
         return start_all_ranks(resolved, timeouts(resolved), phases, reservation)
     start = build_worker if resolved.ranks.num_all == 1 else start_ranks
@@ -112,16 +114,16 @@ def build_executor(
 
 
 def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
-    """The grammars of an engine: which back end it has is looked for when a request first needs one."""
+    """The grammars of an engine. Their back end is chosen when a request first needs one."""
 
-    def choose() -> GrammarChoice:
+    def _choose() -> GrammarChoice:
         return GrammarChoice(*choose_grammars(host, resolved.config.grammars))
 
-    return StructuredOutput(choose, resolved.spec.vocab_size)
+    return StructuredOutput(_choose, resolved.spec.vocab_size)
 
 
 def eos_token_ids(resolved: ResolvedConfig) -> frozenset[int]:
-    """The checkpoint's end-of-sequence tokens that can be drawn."""
+    """Those of the checkpoint's end-of-sequence tokens that are in the model's vocabulary."""
     return frozenset(one for one in resolved.checkpoint.eos_token_ids if one < resolved.spec.vocab_size)
 
 
@@ -133,7 +135,10 @@ def assemble(
     structured_output: StructuredOutput | None = None,
     poolers: Poolers | None = None,
 ) -> Engine:
-    """The engine around its executor."""
+    """Make the engine over its executor.
+
+    Raises: CapacityError if the KV cache has no room for a request of MIN_LEN tokens.
+    """
     attention, config, groups = resolved.attention, resolved.config, resolved.groups
     plan = Limits(
         max_num_seqs=attention.max_num_seqs,
@@ -196,9 +201,9 @@ def start_ranks(
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
 ) -> MultiprocExecutor:
-    """Start the further ranks, build our own worker beside them, and wait until all are ready.
+    """Start the other ranks, build this process's worker meanwhile, and wait until all are ready.
 
-    Raises: RankError naming the rank that failed; whatever `build_worker` raises for this one.
+    Raises: RankError naming the rank that failed; what `build_worker` raises if this process failed.
     """
     phases = phases or StartPhases()
     links = LocalLinks(resolved.ranks.num_all, MAIN, task_of(resolved), timeouts(resolved))
@@ -228,11 +233,11 @@ def start_ranks(
 
 
 def timeouts(resolved: ResolvedConfig) -> Timeouts:
-    """How long ranks may take.
+    """The time limits that ranks are watched by.
 
-    Several GPUs' marks come often, so all ranks get no longer than one alone; on a CPU, a large step may silence them
-    all, and one GPU alone has no marks. A stage is silent for as long as it computes a micro-batch, and the others wait
-    meanwhile.
+    Several GPUs show progress often, by marks between collectives, so all of them together get no longer than a single
+    late one. On a CPU a large step may go without progress on all ranks, and a single GPU has no marks, so these get
+    STEP_TIMEOUTS times as long. So does a stage, which shows none while it computes a micro-batch.
     """
     engine = resolved.config.engine
     has_marks = resolved.device.type == "cuda" and resolved.ranks.num_all > 1

@@ -1,6 +1,6 @@
-"""Kernels compiled in processes of their own while an engine's weights load: started, waited for, and not done twice.
+"""Has an engine's kernels compiled in other processes while its weights load, once for each model and card.
 
-Knows no kernel: what is launched and how it is compiled is `core.prebuild`'s, which runs in a child process.
+A child process runs `core.prebuild`, which finds out the kernels and compiles them.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.util.child_python import python_command
 
 CHILD = "hookline.core.prebuild.child:main"
-"""What the child process runs; it is a layer above this one, so it is named and not imported."""
+"""What the child process runs. It is named and not imported, since it stands above this package."""
 PATIENCE_S = 300.0
 MOST_TOLD = 300
-"""Characters of what a failed child said."""
+"""Most characters of a failed child's error that are shown."""
 logger = logging.getLogger("hookline")
 
 
 @dataclass
 class KernelBuild:
-    """A child process that compiles. stamp: the file that says that it is done, once it is."""
+    """A child process that compiles. stamp: the file that is written once it is done."""
 
     process: subprocess.Popen[str]
     stamp: Path
 
     def wait(self) -> str | None:
-        """Wait for it; what it came to, in a few words. If it fails the engine compiles what it needs by itself.
+        """Wait for the child; returns a summary in one line, or None if it failed: the engine then compiles by itself.
 
-        A failure is remembered, too: the next start does not wait for it again.
+        A failure is stamped, too, so that the next start does not wait for it again.
         """
         why = f"nothing came of it in {PATIENCE_S:.0f} s"
         try:
@@ -62,15 +62,15 @@ class KernelBuild:
         return f"{found['num_compiled']} of {found['num_kernels']} kernels compiled ahead in {found['seconds']:.1f} s"
 
     def end(self) -> None:
-        """Kill it, if it runs."""
+        """Kill the child if it still runs."""
         self.process.kill()
         self.process.communicate()
 
 
 def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | None:
-    """Begin to compile what this engine will launch; None if there is nothing to do, or nothing to do it with.
+    """Begin to compile what this engine will launch; None if that is done already, or cannot be done here.
 
-    stamp: what `stamp_ahead` gives.
+    stamp: what `stamp_ahead` returned.
     """
     if stamp is None or stamp.exists():
         return None
@@ -88,7 +88,7 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
 
 
 def stamp_ahead(resolved: ResolvedConfig) -> Path | None:
-    """See `stamp_of`, on this card; None if no kernels of such an engine are compiled in other processes."""
+    """`stamp_of` for this engine's card; None if its kernels are not compiled in other processes."""
     if resolved.device.type != "cuda" or "triton" not in resolved.kernels.needs.packages or resolved.ranks.num_all > 1:
         return None
     if not resolved.config.engine.compile_ahead or find_spec("triton") is None:
@@ -97,7 +97,7 @@ def stamp_ahead(resolved: ResolvedConfig) -> Path | None:
 
 
 def variants_ahead(stamp: Path | None) -> frozenset[str]:
-    """What other processes have compiled by the time of this stamp, as `late_work.variant_of` names it."""
+    """The kernels that other processes compiled when this stamp was written, as `late_work.variant_of` names them."""
     if stamp is None:
         return frozenset()
     try:
@@ -117,7 +117,7 @@ def card_facts(device: torch.device) -> dict[str, Any]:
 
 
 def code_versions(resolved: ResolvedConfig) -> dict[str, str]:
-    """Versions of what compiles, and of the files that kernels are in."""
+    """Versions of the compilers, and a digest of the files that kernels are in."""
     found = {}
     for name in ("torch", "triton", "hookline"):
         try:
@@ -132,7 +132,7 @@ def code_versions(resolved: ResolvedConfig) -> dict[str, str]:
 
 
 def code_files(module: str) -> list[Path]:
-    """The files of the package that a module lies in, packages inside it included; a module in none is one file."""
+    """All files of the package that a module is in, sub-packages included; its own file if it is in no package."""
     spec = find_spec(module)
     if spec is None or not spec.origin:
         return []
@@ -140,9 +140,9 @@ def code_files(module: str) -> list[Path]:
 
 
 def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
-    """The file that says that the kernels of such a model on such a card are in Triton's cache; it lies there, too.
+    """The file, in Triton's cache, which records that this model's kernels for this card were compiled.
 
-    Limits of the engine are not among what it goes by: few variants hang on them.
+    Its name is a digest of what the kernels depend on. The engine's limits are left out: few variants depend on them.
     """
     attention, sampler = resolved.attention, resolved.config.sampler
     facts = {
@@ -158,7 +158,7 @@ def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
 
 
 def mark_done(stamp: Path, found: Mapping[str, Any]) -> None:
-    """Write the stamp; a folder that cannot be written to is no reason not to start."""
+    """Write the stamp; if the folder cannot be written to, go on without it."""
     try:
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.write_text(json.dumps(found))

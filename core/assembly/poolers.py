@@ -1,4 +1,4 @@
-"""The poolers of an engine: which there are, what the checkpoint says of them, and how a rank makes one."""
+"""The poolers of an engine: those that are installed, the checkpoint's own settings, and how a rank makes one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 
 
 def make_poolers(resolved: ResolvedConfig, entries: Iterable[Entry]) -> Poolers:
-    """What requests can ask for."""
+    """The poolers that requests can use."""
     chosen, checkpoint = resolved.config.pooler.entry, resolved.checkpoint
     return Poolers(
         entries,
@@ -50,7 +50,7 @@ def pooler_makers(resolved: ResolvedConfig, entries: Sequence[Entry], runner: Mo
 
 
 def _make(resolved: ResolvedConfig, entry: Entry, spec: PoolerSpec) -> Pooler:
-    """The chosen entry has the configuration's fields, the others their defaults."""
+    """Make a pooler: the chosen one with the configuration's values, any other with its defaults."""
     option = resolved.config.pooler
     is_chosen = option.entry is not None and option.entry.name == entry.name
     config = option.config if is_chosen else entry.config() if entry.config is not None else None

@@ -1,4 +1,4 @@
-"""The process of one rank: what the engine's process tells it, and how it builds its plugin host and worker."""
+"""The process of one rank: the task that the engine's process sends it, and how it builds its worker from that."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hookline.core.worker.worker import Worker
 MAIN = f"{__name__}:main"
 """What a rank's process runs."""
 BUILD = f"{__name__}:build"
-"""What makes a rank of a process that runs already."""
+"""What turns a process that already runs, as an actor of Ray, into a rank."""
 
 
 def task_of(resolved: ResolvedConfig) -> dict[str, Any]:
-    """What a rank builds its worker from, as plain data."""
+    """The task from which a rank builds its worker, as plain data."""
     return {"config": config_tree(resolved.config, resolved.kernels.name), "plugins": resolved.plugins}
 
 
 def main() -> NoReturn:
-    """Run one rank over the inherited sockets whose numbers are the arguments; never returns."""
+    """Run one rank over inherited sockets, whose file descriptors are the arguments; never returns."""
     run_rank([int(one) for one in sys.argv[1:]], build)
 
 
@@ -64,12 +64,14 @@ def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Wo
 
 @dataclass
 class _Layers:
-    """Progress of a rank that meets no others, as heartbeat.Marks: the layers that it launched."""
+    """Progress of a single rank, which has no collectives, as heartbeat.Marks: the layers that it launched."""
 
     worker: Worker
 
     def mark(self) -> None:
+        """See Marks; not needed, since the worker counts its layers."""
         return
 
     def num_reached(self) -> int:
+        """See Marks."""
         return self.worker.progress

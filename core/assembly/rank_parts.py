@@ -1,7 +1,7 @@
-"""What one rank's worker is made of: its runner with table, cache and logits processors, its taps and its blame.
+"""Puts one rank's worker together: its runner with request table, cache and logits processors, and its taps.
 
-A rank is put together several times with other numbers of blocks while its memory is measured, so what does not depend
-on these is made once.
+While its memory is measured a worker is made several times, with other numbers of blocks; what does not depend on these
+is made once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RankParts:
         self._states = make_states(resolved)
 
     def worker(self, num_blocks: int) -> Worker:
-        """The rank with so many blocks of its KV cache."""
+        """Make the worker with a KV cache of `num_blocks` blocks."""
         resolved, runner = self._resolved, self._runner(num_blocks)
         links = resolved.ranks.links
         if links is None:
@@ -105,14 +105,14 @@ class RankParts:
         return Pipeline(self._processing.stages, processor_spec(self._resolved), token_texts_of_rank)
 
     def _tap(self) -> LayerTaps | None:
-        """Of the layers of this stage that are tapped; None if there is none."""
+        """Taps of the layers of engine.taps that this stage has; None if it has none of them."""
         layers = self._resolved.stage.layers(self._resolved.spec.num_layers)
         own = [layer for layer in self._resolved.config.engine.taps or () if layer in layers]
         return LayerTaps(own) if own else None
 
 
 def make_stage_taps(resolved: ResolvedConfig, links: Any, own: LayerTaps | None) -> StageTaps:
-    """How hidden states behind layers get from this rank's stage to the first one."""
+    """What sends the hidden states for engine.taps from this rank's stage on to the first one."""
     num_layers, stage = resolved.spec.num_layers, resolved.stage
     firsts = stage_of(resolved.config, resolved.spec, 0).layers(num_layers)
     behind = [layer for layer in resolved.config.engine.taps or () if layer not in firsts]
@@ -122,7 +122,7 @@ def make_stage_taps(resolved: ResolvedConfig, links: Any, own: LayerTaps | None)
 
 
 def make_states(resolved: ResolvedConfig) -> LayerStates | None:
-    """The states of the layers that keep one, on this rank; None if it has no such layer.
+    """The recurrent states of this rank's layers; None if none of its layers keeps one.
 
     Raises: ConfigError if one cannot be split among the ranks.
     """
@@ -150,15 +150,15 @@ def _state_form(
 
 
 def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
-    """Says whose code failed in a step, and what else took part: wrong results of one may only show in another."""
+    """Makes errors in steps name the plugin whose code failed, and those that took part, which may be the cause."""
     entries = entries_in_steps(resolved)
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
-    everybody = [*entries, *(stage.entry for stage in processing.stages)]
-    return Blaming(everybody, f"during a step with {part}", kind=StepFault)
+    all_entries = [*entries, *(stage.entry for stage in processing.stages)]
+    return Blaming(all_entries, f"during a step with {part}", kind=StepFault)
 
 
 def entries_in_steps(resolved: ResolvedConfig) -> list[Entry]:
-    """Whose code every step runs."""
+    """The plugin entries whose code runs in every step."""
     return [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
 
 

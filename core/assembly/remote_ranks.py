@@ -1,4 +1,4 @@
-"""Starts ranks that are all elsewhere, in child processes or actors of Ray, and puts the executor over them."""
+"""Starts ranks that are all in other processes, children or actors of Ray, and makes the executor over them."""
 
 from __future__ import annotations
 

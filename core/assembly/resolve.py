@@ -1,6 +1,7 @@
-"""Everything that is decided before a weight is loaded: checkpoint, device, dtype, kernels, sizes, and what fits.
+"""Resolves a configuration before a weight is loaded: checkpoint, device, dtype, kernels, sizes.
 
-Compares needs with facts and refuses early. Allocates nothing.
+What plugins need is compared with the facts of this machine and model, and refused here if it does not fit. No memory
+is allocated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hookline.core.step.captured import captured_prompt_tokens
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """What an engine will be made of."""
+    """A configuration with all that it left open decided: what an engine is made of."""
 
     config: Config
     checkpoint: Checkpoint
@@ -36,13 +37,13 @@ class ResolvedConfig:
     kernels: Entry
     ranks: LocalRanks
     facts: Facts
-    """What the needs of all entries were compared with."""
+    """The facts that the needs of all plugins were compared with."""
     plugins: tuple[str, ...]
-    """What this process sees of plugins (PluginHost.description); those of the other ranks must see the same."""
+    """The plugins that this process finds (PluginHost.description); the other ranks' processes must find the same."""
 
     @property
     def stage(self) -> Stage:
-        """Which layers this rank has."""
+        """The stage of this rank, which says what layers it has."""
         return stage_of(self.config, self.spec, self.ranks.stage)
 
     @property
@@ -52,12 +53,12 @@ class ResolvedConfig:
 
     @property
     def device(self) -> torch.device:
-        """Where everything lives."""
+        """The device of this rank."""
         return self.attention.device
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether steps are captured as CUDA graphs: decodes at least."""
+        """Whether decode steps are captured as CUDA graphs; steps with prompts may be, too."""
         graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
         wants_graphs = self.config.engine.cuda_graphs and not self.config.engine.taps
         return wants_graphs and self.device.type == "cuda" and graph_safe
@@ -77,12 +78,12 @@ class ResolvedConfig:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether requests find what earlier ones computed; a state is of all tokens before it, and kept for none."""
+        """Whether requests find the prefixes that earlier ones computed; recurrent states are not kept for that."""
         return self.config.engine.prefix_caching and not self.groups.has_states
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether the kernels are told which decodes share a prefix; it is read in another order than by one alone."""
+        """Whether kernels are told which decodes share a prefix. Not if batch-invariant: it changes the order of sums."""
         if self.config.engine.batch_invariant:
             return False
         return self.kernels.needs.shared_prefix and self.caches_prefixes and self.groups.is_plain
@@ -96,7 +97,7 @@ class ResolvedConfig:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes, if that is not for `resolve` to find out here."""
+    """Where a rank computes, if it is in a process on another machine."""
 
     device: torch.device
     compute_capability: tuple[int, int] | None = None
@@ -108,7 +109,7 @@ def resolve(
 ) -> ResolvedConfig:
     """Decide what a configuration means on this machine, for one of its ranks.
 
-    place: where that one computes; None looks here. checkpoint: if it is at hand already.
+    place: where that rank computes; None: on this machine. checkpoint: the model's, if it was opened already.
 
     Raises: PluginError, ConfigError or CheckpointError with the reason and the fix.
     """
@@ -144,7 +145,7 @@ def resolve(
 
 
 def chosen(option: Option) -> Entry:
-    """The entry of an option that names one."""
+    """The plugin entry that an option names; it must name one."""
     assert option.entry is not None, f"{option.name} names no entry"
     return option.entry
 
@@ -168,9 +169,9 @@ def place_here(name: str, ranks: LocalRanks = ALONE) -> Place:
 
 
 def pick_device(name: str, ranks: LocalRanks = ALONE) -> torch.device:
-    """The device a name means; "auto" is the first GPU if there is one. Each further rank has the GPU after.
+    """The device that a name means for a rank; "auto" is a GPU if there is one. Rank r has the r-th GPU from it on.
 
-    Raises: ConfigError if one of them is not there.
+    Raises: ConfigError if there is no such device for one of the ranks.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -202,7 +203,7 @@ def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> str:
 def attention_spec(
     config: Config, spec: ModelSpec, ranks: LocalRanks, facts: Facts, device: torch.device, kernels: Entry
 ) -> AttentionSpec:
-    """Attention sizes of one rank."""
+    """The sizes and limits of attention on one rank."""
     engine = config.engine
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
     return AttentionSpec(

@@ -23,11 +23,11 @@ def stage_of(config: Config, spec: ModelSpec, index: int) -> Stage:
 
 
 def layer_counts(pp: int, num_layers: int, stated: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Layers of each stage: as stated, else as equal as they get, where the first ones have one more.
+    """The number of layers of each stage: as stated, else as equal as possible, with one more on the first ones.
 
-    The last stage has the head besides, which takes a GPU as long as some layers do; the first has the embedding, which
-    takes it no time.
-    Raises: ConfigError if there are too few, or if what was stated does not fit.
+    The last stage also has the head, which takes a GPU as long as some layers do; the first has the embedding, which
+    takes next to no time.
+    Raises: ConfigError if there are fewer layers than stages, or if the stated numbers do not fit.
     """
     if stated is not None:
         if len(stated) != pp or sum(stated) != num_layers:

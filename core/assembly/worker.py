@@ -1,6 +1,6 @@
-"""Builds one rank's worker: load its part of the model, size the memory, allocate, capture.
+"""Builds one rank's worker: loads its part of the model, sizes its memory, allocates the KV cache, captures graphs.
 
-The same for the only rank and for each of several; knows no processes.
+It is the same for a single rank and for each of several.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from hookline.core.worker.startup.memory import GIB, count_blocks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
-"""The logits in their own dtype and in float32, counts of tokens, and float32 scratch for scores."""
+"""Bytes that draws with processors or scores take for each logit: it in its own dtype and in float32, counts of tokens,
+and float32 scratch for scores."""
 
 _NO_HOST_MEMORY = (
     "this machine's memory does not suffice while starting; lower engine.max_num_seqs, engine.max_model_len or "
@@ -44,10 +45,10 @@ def build_worker(
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
 ) -> Worker:
-    """The worker of the rank that `resolved` is about; the other ranks have to build theirs at the same time.
+    """Build the worker of the rank that `resolved` is for; the other ranks have to build theirs at the same time.
 
-    processing: the logits processors that are installed, the same on every rank; poolers: likewise. phases: told what
-    the start takes.
+    processing: the logits processors that are installed, the same on every rank; poolers: likewise. phases: notes how
+    long the parts of the start take.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
@@ -81,7 +82,7 @@ def build_worker(
 
 
 def make_kernels(resolved: ResolvedConfig) -> Kernels:
-    """The kernels object of this rank."""
+    """Make the kernels object of this rank."""
     config = resolved.config.kernels.config
     if config is None and resolved.kernels.config is not None:
         config = resolved.kernels.config()
@@ -90,7 +91,7 @@ def make_kernels(resolved: ResolvedConfig) -> Kernels:
 
 
 def summing_ranks(resolved: ResolvedConfig, kernels: Kernels) -> LocalRanks:
-    """The ranks with the fastest ways of summing up, or with the one whose sums do not depend on the rows."""
+    """The ranks with the fastest collectives they have; if batch-invariant, with sums independent of other rows."""
     if resolved.attention.batch_invariant:
         return in_order(resolved.ranks)
     ranks = with_exchange(resolved.ranks, kernels, resolved.attention, resolved.spec.hidden_size)
@@ -98,7 +99,7 @@ def summing_ranks(resolved: ResolvedConfig, kernels: Kernels) -> LocalRanks:
 
 
 def runtime_of(resolved: ResolvedConfig, kernels: Kernels) -> Runtime:
-    """What this rank's model is built with."""
+    """The Runtime that this rank's model is built with."""
     sizes = resolved.attention
     return Runtime(
         resolved.device,
@@ -112,7 +113,7 @@ def runtime_of(resolved: ResolvedConfig, kernels: Kernels) -> Runtime:
 
 
 def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
-    """The model with its weights, from the checkpoint or at random."""
+    """Build this rank's model and load its weights from the checkpoint, or draw them at random."""
     option, checkpoint = resolved.config.model, resolved.checkpoint
     with torch.inference_mode():
         if option.config.weights != "random":
@@ -140,7 +141,7 @@ def make_worker(
     poolers: Sequence[Entry] = (),
     ahead: Collection[str] = (),
 ) -> Worker:
-    """Size the KV cache, put the rank together, capture its graphs and warm it up. ahead: as for LateWork."""
+    """Size the KV cache, make the worker, capture its graphs and warm it up. ahead: see LateWork."""
     phases, parts = phases or StartPhases(), RankParts(resolved, model, kernels, processing, poolers)
     shapes = _prompt_shapes(resolved)
     compiled = LateWork(is_late=False, ahead=ahead)
@@ -163,16 +164,16 @@ def make_worker(
 
 
 def _prompt_shapes(resolved: ResolvedConfig) -> list[PromptShape]:
-    """Of the steps with prompts that are captured."""
+    """The shapes of steps with prompts for which graphs are captured."""
     sizes = resolved.attention
     limits = sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len
     return prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
 
 
 def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[PromptShape]) -> int:
-    """The blocks that this rank has memory for beside its largest steps, which are tried out."""
+    """How many blocks this rank has memory for besides its largest steps, which are computed to find out."""
     if resolved.groups.num_places and not resolved.num_places:
-        return MAX_COUNT  # a stage without keys and values: the others say how many there are
+        return MAX_COUNT  # a stage without keys and values: other stages decide how many blocks there are
     attention = resolved.attention
     rehearsals = [lambda: parts.worker(1).profile_run(attention)]
     if resolved.uses_graphs:
@@ -182,13 +183,13 @@ def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[Pro
 
 
 def _profile_extra_sampling(resolved: ResolvedConfig) -> None:
-    """Hold what graphs with logits processors and scores take, which are captured only when a request needs them."""
+    """Allocate as much as graphs with logits processors and scores take, which are captured when first needed."""
     num_logits = resolved.attention.max_num_seqs * resolved.spec.vocab_size
     torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=resolved.device)
 
 
 def _smallest(resolved: ResolvedConfig, num_blocks: int) -> int:
-    """The least of all ranks' numbers of blocks."""
+    """The smallest of all ranks' numbers of blocks."""
     ranks, links = resolved.ranks, resolved.ranks.links
     num_blocks = ranks.smallest(num_blocks)
     return num_blocks if links is None else links.smallest(num_blocks)

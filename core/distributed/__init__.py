@@ -1,1 +1,1 @@
-"""Tensors between ranks: groups, partitions, collectives, signs of life."""
+"""Tensors between ranks: groups, partitions, collectives, and the heartbeats by which a lost rank is noticed."""

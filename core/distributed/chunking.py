@@ -1,7 +1,7 @@
 """The rows of a step: which of them are wanted, and how they are cut into chunks.
 
-While one chunk's product is summed over the ranks, the next chunk's is computed. What computes each
-row by itself may take the chunks one by one; attention needs all rows. Knows no ranks.
+While one chunk's product is summed over the ranks, the next chunk's is computed. Layers that compute each row by itself
+may take the chunks one by one; attention needs all rows.
 Legend: T tokens, N rows wanted, D features.
 """
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 ROW_TILE = 256
-"""Chunks are multiples of this many rows, as products are computed in tiles of as many."""
+"""Chunks are multiples of this many rows, since matrix products are computed in tiles of as many."""
 MOST_CHUNKS = 4
 LEAST_ROWS = 4096
-"""Fewer rows are not cut: the launches and products of small chunks cost what hidden sums save (docs/log.md)."""
+"""Fewer rows are not cut: small chunks cost as much in launches and slower products as hiding the sums saves
+(docs/log.md)."""
 
 
 def sensible_chunks(num_rows: int) -> int:
@@ -39,6 +40,6 @@ def cut_like(x_TD: Tensor, chunks: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def whole(chunks: Iterable[Tensor]) -> Tensor:
-    """All rows in one tensor; a single chunk as it is."""
+    """All chunks in one tensor; a single chunk is returned as it is."""
     parts = list(chunks)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

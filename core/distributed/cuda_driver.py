@@ -1,6 +1,6 @@
 """The few calls of the CUDA driver that torch does not offer, in torch's current context and on its current stream.
 
-Memory that other processes can open; copies and signals between GPUs. Addresses are plain numbers.
+They allocate memory that other processes can open, and copy and signal between GPUs. Addresses are plain numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GIB = 1 << 30
 
 
 class Driver:
-    """One process's view of the driver. Raises: HooklineError where a call fails, with its name and code."""
+    """Calls of the CUDA driver. Raises: HooklineError if one fails, with its name and error code."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -43,20 +43,20 @@ class Driver:
         return address.value
 
     def handle(self, address: int) -> bytes:
-        """What another process needs to open this memory."""
+        """The bytes by which another process can `open` this memory."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """The address of another process's memory here; 0 if it cannot be reached."""
+        """Open another process's memory; returns its address in this process, or 0 if it cannot be reached."""
         address = ctypes.c_uint64()
         found = _Handle.from_buffer_copy(handle)
         code = self._cuda.cuIpcOpenMemHandle_v2(ctypes.byref(address), found, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return 0 if code else address.value
 
     def close(self, address: int) -> None:
-        """Close another process's memory."""
+        """Close memory that `open` returned."""
         if address:
             self._cuda.cuIpcCloseMemHandle(ctypes.c_uint64(address))
 
@@ -65,22 +65,22 @@ class Driver:
         self._cuda.cuMemFree_v2(ctypes.c_uint64(address))
 
     def copy(self, to: int, source: int, num_bytes: int) -> None:
-        """Copy between GPUs by a copy engine."""
+        """Copy between GPUs, or within one, by a copy engine."""
         size = ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), size, _stream())
 
     def signal(self, address: int, value: int) -> None:
-        """Write a 32-bit word in any GPU's memory, after all that the stream was given before."""
+        """Write a 32-bit word into any GPU's memory, once all earlier work of the stream is done."""
         no_flags = ctypes.c_uint(0)
         self._call("cuStreamWriteValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), no_flags)
 
     def wait(self, address: int, value: int) -> None:
-        """Let the stream wait until a 32-bit word of our own memory is at least the value."""
+        """Let the stream wait until a 32-bit word of this GPU's memory is at least the value."""
         at_least = ctypes.c_uint(_AT_LEAST)
         self._call("cuStreamWaitValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), at_least)
 
     def fill(self, address: int, value: int, num_words: int) -> None:
-        """Fill with a 32-bit value; never raises."""
+        """Fill memory with a 32-bit value; never raises."""
         words = ctypes.c_size_t(num_words)
         self._cuda.cuMemsetD32Async(ctypes.c_uint64(address), ctypes.c_uint(value), words, _stream())
 

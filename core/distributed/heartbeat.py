@@ -1,4 +1,4 @@
-"""Signs of life of a rank in shared memory: its process runs, host and device make progress, it is compiling."""
+"""Heartbeats: a few words of each rank by which the monitor sees that it runs, gets further, or is compiling."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ COMPILERS = (
     "torch.utils.cpp_extension",
     "flashinfer.jit",
 )
-"""Packages and modules on the stack of a thread that compiles. Left out are those that compiled code runs under, and
-those whose threads live on afterwards, as the rest of torch's compilers do."""
+"""Packages and modules that are on the stack of a thread while it compiles. Other parts of torch's compilers are left
+out: compiled code runs under them, or their threads live on after a compilation."""
 
 
 def is_compiling(compilers: tuple[str, ...] = COMPILERS) -> bool:
-    """Whether any thread is inside one of these modules, however deep: takes some microseconds a thread."""
+    """Whether one of these modules is on the stack of any thread. Takes some microseconds a thread."""
     return any(
         _lies_in(frame.f_globals.get("__name__"), compilers)
         for top in sys._current_frames().values()
@@ -42,16 +42,16 @@ def _stack(top: FrameType) -> Iterator[FrameType]:
 
 
 def _lies_in(module: object, packages: tuple[str, ...]) -> bool:
-    """Whether a module is one of these or within one. Code run by exec() may name any object its module, or none."""
+    """Whether a module's name is one of these or of a module inside; of code run by exec() it may be any object."""
     return isinstance(module, str) and f"{module}.".startswith(tuple(f"{package}." for package in packages))
 
 
 NUM_NUMBERS = 1 << 16
-"""Marks count up to this and start again; far fewer are passed between two looks."""
+"""Marks are numbered modulo this; far fewer are passed between two beats."""
 
 
 class DeviceMarks:
-    """`core.distributed.heartbeat.Marks` of a GPU, in whatever stream is current."""
+    """`core.distributed.heartbeat.Marks` of a GPU, queued on the stream that is current."""
 
     def __init__(self, device: torch.device) -> None:
         self._numbers_K = torch.arange(NUM_NUMBERS, device=device)
@@ -61,7 +61,7 @@ class DeviceMarks:
         self._next, self._num_reached, self._before = 0, 0, 0
 
     def mark(self) -> None:
-        """See Marks. Nothing happens during a capture, whose graph would repeat the mark as it was."""
+        """See Marks. Does nothing during a capture, since each replay of the graph would repeat the same mark."""
         if torch.cuda.is_current_stream_capturing():
             return
         self._next = (self._next + 1) % NUM_NUMBERS
@@ -79,15 +79,16 @@ class DeviceMarks:
 BEAT_S = 0.2
 """Seconds between two beats."""
 HEARTBEAT_WORDS = 7
-"""Words of shared memory for each rank: beats, progress of the host, progress of its device, whether it compiles, steps
-that ended, the last of them in which something failed that ends single requests, and whether it waits for another rank.
+"""Words for each rank: beats, progress of the host, progress of its device, whether it compiles, number of steps that
+ended, number of the last step that failed for single requests, and whether it waits for another rank.
 """
 WAITING = 1 << 40
-"""Ahead of all ranks that do not wait: where stages have unlike numbers of collectives, counts do not say who waits."""
+"""Added to the progress of a rank that waits for another, so that it is ahead of those that do not: with stages, ranks
+have unlike numbers of collectives, and their counts do not show who waits."""
 
 
 class Marks(Protocol):
-    """Counts the marks that a device has reached; see `core.distributed.heartbeat`."""
+    """Marks between the work that a device was given, by which its progress can be counted."""
 
     def mark(self) -> None:
         """Queue a mark behind the work that the device has been given."""
@@ -99,37 +100,37 @@ class Marks(Protocol):
 
 
 class Heartbeat:
-    """One rank's words: only the rank itself writes them."""
+    """The words of one rank; only the rank itself writes them."""
 
     def __init__(self, words: IntArray, rank: int) -> None:
         self._words = words[rank * HEARTBEAT_WORDS : (rank + 1) * HEARTBEAT_WORDS]
         self._marks: Marks | None = None
 
     def beat(self) -> None:
-        """Note that the process runs, whether it compiles and how far its device is; a second thread calls it."""
+        """Note that the process runs, whether it compiles, and how far its device is; called by a second thread."""
         self._words[0] += 1
         self._words[3] = is_compiling()
         if self._marks is not None:
             self._words[2] = self._marks.num_reached()
 
     def advance(self) -> None:
-        """Note progress of the host: a step ended, or a collective was reached."""
+        """Count progress of the host: a step ended, or a collective was reached."""
         self._words[1] += 1
 
     def end_step(self, *, failed: bool = False) -> None:
-        """Say that a step ended, and whether something failed in it that ends single requests."""
+        """Count a step that ended. failed: whether it failed for single requests."""
         if failed:
             self._words[5] = self._words[4] + 1
         self._words[4] += 1
         self.advance()
 
     def take(self, words: Sequence[int]) -> None:
-        """Take over what another process said of itself with `words`."""
+        """Copy the words of a rank in another process."""
         self._words[:] = words
 
     @property
     def words(self) -> list[int]:
-        """Everything that it says, for `take` in another process."""
+        """All words, for `take` in another process."""
         words: list[int] = self._words.tolist()
         return words
 
@@ -144,14 +145,14 @@ class Heartbeat:
         return int(self._words[5])
 
     def reach_collective(self) -> None:
-        """Note that the host reached its next collective, and queue a mark for when the device does."""
+        """Count that the host reached its next collective, and queue a mark that counts when the device does."""
         self.advance()
         if self._marks is not None:
             self._marks.mark()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait of the host for another rank, where counts of collectives do not show it."""
+        """Around a wait of the host for another rank, if counts of collectives do not show it; see WAITING."""
         self._words[6] = 1
         try:
             yield
@@ -159,7 +160,7 @@ class Heartbeat:
             self._words[6] = 0
 
     def follow(self, marks: Marks) -> None:
-        """Count the marks that the device reaches as well."""
+        """Count the marks that the device reaches as progress, too."""
         self._marks = marks
 
     @property
@@ -169,7 +170,7 @@ class Heartbeat:
 
     @property
     def progress(self) -> int:
-        """How far the rank has got, in collectives and steps: ranks that wait for each other differ by little."""
+        """How far the rank has got, counted in collectives and steps, which ranks of one stage do in common."""
         return int(self._words[1] + self._words[2]) + WAITING * int(self._words[6])
 
     @property

@@ -1,7 +1,7 @@
-"""Ranks whose sums do not depend on how much is summed: every rank gathers all partial sums and adds them in order.
+"""Ranks whose sums of a row do not depend on the number of rows: each gathers all partial sums and adds them in order.
 
-torch.distributed, exchanges and copies choose their way, and with it the order of a sum, by the number of rows. This
-takes one way for all of them, in float32 and rounded once; it moves more bytes.
+torch.distributed, exchanges and copies choose an algorithm, and with it the order of addition, by the number of rows.
+Here there is one algorithm for all, in float32 and rounded once; it moves more bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hookline.core.distributed.ranks import LocalRanks
 
 @dataclass(frozen=True)
 class OrderedRanks(ProcessRanks):
-    """ProcessRanks that add up in the order of the ranks."""
+    """ProcessRanks that add partial sums in the order of the ranks."""
 
     def _sum(self, x: Tensor) -> Tensor:
         parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])
@@ -31,7 +31,7 @@ class OrderedRanks(ProcessRanks):
 
 
 def in_order(ranks: LocalRanks) -> LocalRanks:
-    """The same ranks, adding up in their order; a single one has nothing to add."""
+    """These ranks as OrderedRanks; a single rank, which has nothing to add, as it is."""
     if not isinstance(ranks, ProcessRanks):
         return ranks
     return OrderedRanks(**{one.name: getattr(ranks, one.name) for one in fields(ranks)})

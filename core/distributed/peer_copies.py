@@ -1,4 +1,4 @@
-"""Sums of many rows over ranks of one host, moved by the GPUs' copy engines while others are multiplied."""
+"""Sums of many rows over the ranks of one host: copy engines move one chunk while the next chunk is multiplied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """A rank's memory: a signal for each chunk, of each kind, from each rank; then partials, then results.
+    """Where things lie in a rank's shared memory: signals, for each kind, chunk and rank; then partials, then results.
 
     Rows are counted with each chunk rounded up to R equal shares.
     """
@@ -33,7 +33,7 @@ class Layout:
 
     @classmethod
     def of(cls, size: int, num_tokens: int, row_bytes: int) -> Layout:
-        """The layout for steps of up to `num_tokens` tokens."""
+        """The layout for `size` ranks and steps of up to `num_tokens` tokens."""
         return cls(size, num_tokens + MOST_CHUNKS * size, row_bytes)
 
     @property
@@ -65,7 +65,7 @@ class Layout:
         return self.results + row * self.row_bytes
 
     def check_signal(self, source: int) -> int:
-        """Offset of a signal for trying whether signals from a rank arrive; it has no other use."""
+        """Offset of a signal that is only used to test whether signals from a rank arrive."""
         return (self.num_signals + source) * WORD_BYTES
 
     def partial_signal(self, chunk: int, source: int) -> int:
@@ -78,8 +78,8 @@ class Layout:
 
 
 LET_GO = 0x4000_0000
-"""Larger than any count, so that whatever waits for a count goes on. Waits compare modulo 2**32, since counts never
-stop growing."""
+"""A signal's value beyond any count, so that all waits for it end. Waits compare modulo 2**32, since counts grow
+without end."""
 SideStream = Callable[[Callable[[], object]], Callable[[], None]]
 Normalise = Callable[[Tensor, Tensor, Tensor], None]
 """Takes parts_RPD, residual_PD and the output; writes the sum over the residual."""
@@ -87,7 +87,7 @@ Normalise = Callable[[Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class SideStreams:
-    """Where work is launched beside the products: sending partials, adding them up, handing results round."""
+    """Streams for work beside the products: sending partial sums, adding them up, and sending results to all ranks."""
 
     send: SideStream
     add: SideStream
@@ -95,7 +95,7 @@ class SideStreams:
 
 
 class PeerCopies:
-    """One rank's side. addresses: every rank's memory, as this rank reaches it; memory_X: its own, as bytes."""
+    """Sums by copies, on one rank. addresses: of every rank's memory, in this process. memory_X: its own, as bytes."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class PeerCopies:
         self._counts = [0] * MOST_CHUNKS
 
     def fits(self, chunks: list[Tensor]) -> bool:
-        """Whether this many chunks of such rows fit."""
+        """Whether these chunks fit the shared memory."""
         num_rows = sum(largest_share(len(chunk_TD), self.size) * self.size for chunk_TD in chunks)
         row_bytes = {chunk_TD.shape[1] * chunk_TD.element_size() for chunk_TD in chunks}
         return len(chunks) <= MOST_CHUNKS and num_rows <= self.layout.num_rows and row_bytes == {self.layout.row_bytes}
@@ -137,34 +137,36 @@ class PeerCopies:
             yield one.result_TD
 
     def is_own(self, chunks: list[Tensor]) -> Tensor:
-        """Which rows of all chunks (T,) this rank adds up, and so keeps up to date: bool, on their device."""
+        """Which rows of all chunks this rank adds up, and so keeps up to date: (T,) bool, on the chunks' device."""
         is_own = [torch.zeros(len(chunk_TD), dtype=torch.bool, device=chunk_TD.device) for chunk_TD in chunks]
         for is_own_T in is_own:
             is_own_T[own_rows(len(is_own_T), self.rank, self.size)] = True
         return torch.cat(is_own)
 
     def let_go(self) -> None:
-        """Free what waits on this rank's GPU for others; what it computes is then worthless.
+        """End all waits of this rank's GPU for other ranks; what it computes from then on is meaningless.
 
-        A signal that another GPU still writes undoes it: call again once the others are gone.
+        A signal that another GPU still writes may undo this: call it again once the other ranks are gone.
         """
         value = (max(self._counts) + LET_GO) % (1 << 32)
         self.driver.fill(self.addresses[self.rank], value, self.layout.num_signals)
 
     def count(self, chunk: int) -> int:
-        """The value of this call's signals of a chunk: every rank makes the same calls."""
+        """Count a call; returns the value of the chunk's signals in it. Every rank makes the same calls."""
         self._counts[chunk] += 1
         return self._counts[chunk]
 
     def rows(self, offset: int, first_row: int, num_rows: int, like: Tensor) -> Tensor:
-        """Rows of this rank's own memory, as tensors like this one."""
+        """Rows of this rank's own memory, as a tensor with the dtype and width of `like`."""
         row_bytes = self.layout.row_bytes
         memory_X = self._memory_X[offset + first_row * row_bytes :][: num_rows * row_bytes]
         return memory_X.view(like.dtype).view(num_rows, like.shape[1])
 
 
 class _Sum:
-    """One chunk's way: partials to their owners, sums and norms there, results to everybody."""
+    """The sum of one chunk: partial sums are sent to the ranks that own the rows, added and normalised there, and the
+    results are sent to all ranks.
+    """
 
     def __init__(self, copies: PeerCopies, chunk: int, first_row: int, partial_TD: Tensor) -> None:
         self.copies, self.chunk, self.first_row, self.partial_TD = copies, chunk, first_row, partial_TD.contiguous()
@@ -221,7 +223,7 @@ class _Sum:
 
 
 def largest_share(num_rows: int, num_ranks: int) -> int:
-    """Rows that each rank owns of a chunk; the last ranks may own fewer, or none."""
+    """Rows of a chunk that the first ranks own each; the last ranks may own fewer, or none."""
     return -(-num_rows // num_ranks)
 
 

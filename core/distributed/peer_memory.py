@@ -1,7 +1,7 @@
-"""Device memory that the GPUs of one host share: blocks that each can reach, and rows that kernels exchange there.
+"""Device memory that the GPUs of one host share: a block of each rank, which all others can read and write.
 
-Only the kernels know what they write there and how they wait for each other; `core.contracts.Exchange` says what they
-compute.
+Copies between GPUs and kernels that exchange rows use it. What such kernels write there, and how they wait for each
+other, is up to them; `core.contracts.Exchange` says what they compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hookline.core.errors import HooklineError
 
 @dataclass(frozen=True)
 class PeerBlocks:
-    """One rank's view: the address of every rank's block here, in order of rank."""
+    """The shared blocks as one rank sees them: addresses in this process, in order of rank."""
 
     rank: int
     addresses: list[int]
@@ -39,7 +39,7 @@ class PeerBlocks:
 
 
 def all_reach_each_other(ranks: LocalRanks, device: torch.device) -> bool:
-    """Whether each rank's GPU can read every other one's memory; GPUs are numbered as ranks are, or none can."""
+    """Whether each rank's GPU can read every other one's memory. False unless GPUs are numbered as the ranks are."""
     if not getattr(ranks, "shares_host", True):
         return False
     others = [device.index - ranks.rank + rank for rank in range(ranks.size) if rank != ranks.rank]
@@ -66,7 +66,7 @@ def share_blocks(ranks: LocalRanks, num_bytes: int, device: torch.device, driver
 
 
 def _open_others(ranks: LocalRanks, addresses: list[int], device: torch.device, driver: Driver) -> None:
-    """Fill in where the others' blocks are here; 0 if one cannot be reached, or its rank has no handle of it."""
+    """Fill in the addresses of the other ranks' blocks; 0 if one cannot be reached, or its rank could not share it."""
     try:
         mine = driver.handle(addresses[ranks.rank])
     except HooklineError:
@@ -106,7 +106,7 @@ def signals_arrive(ranks: LocalRanks, blocks: PeerBlocks, offsets: list[int]) ->
 
 
 class _Bytes:
-    """Device memory in the form that torch wraps without a copy."""
+    """Device memory that torch can make a tensor of without a copy, by __cuda_array_interface__."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -139,12 +139,12 @@ def share_memory(
 def _emptied(
     ranks: LocalRanks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks
 ) -> PeerMemory:
-    """The blocks as memory for exchanges, once every rank has filled its own as the first exchange expects it."""
+    """The blocks as memory for exchanges, after every rank has filled its own as the first exchange expects it."""
 
-    def fill_header(value: int) -> None:
+    def _fill_header(value: int) -> None:
         blocks.driver.fill(blocks.addresses[ranks.rank], value, HEADER_BYTES // WORD_BYTES)
 
-    fill_header(0)  # loads what the driver needs for this: beside a waiting kernel it might not load
+    _fill_header(0)  # loads what the driver needs for this: beside a waiting kernel it might not load
     blocks.memory(device)[HEADER_BYTES:] = EMPTY
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -156,6 +156,6 @@ def _emptied(
         slot_bytes,
         torch.tensor(blocks.addresses, dtype=torch.int64, device=device),
         torch.zeros(num_slots, dtype=torch.int64, device=device),
-        lambda: fill_header(1),
+        lambda: _fill_header(1),
         blocks.close,
     )

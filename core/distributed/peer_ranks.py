@@ -1,7 +1,7 @@
 """Ranks whose GPUs read each other's memory, through which their collectives go.
 
-Small ones by kernels that offer an exchange, sums of many rows by copies beside the products, others through
-torch.distributed as before. Knows neither the memory's layout nor the kernels.
+Collectives of few rows go through kernels that offer an exchange, sums of many rows through copies beside the products,
+and all others through torch.distributed, as in ProcessRanks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hookline.core.plugin.check_contract import methods_fault
 
 logger = logging.getLogger("hookline")
 MAX_ROWS = 512
-"""Most rows of a sum through the exchange: decodes and captured prefills, not the large prefills."""
+"""Most rows of a sum through the exchange: enough for decodes and captured prefills, but not for large prefills."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PeerRanks(ProcessRanks):
     copies: PeerCopies | None = None
 
     def reached_exchange(self) -> None:
-        """Note progress, on the host alone: a mark behind every small sum would cost more than the sum."""
+        """Count progress of the host alone: a mark on the device after every small sum would cost more than the sum."""
         if self.heartbeat is not None:
             self.heartbeat.advance()
 
@@ -187,22 +187,22 @@ def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> Loc
 
 
 def _is_capturing() -> bool:
-    """Whether a graph would repeat what is launched now: signals of copies, which the host counts, would not go on."""
+    """Whether a CUDA graph is being captured: it would repeat the same signals, which the host has to count up."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same action on another stream: a thread that lets go must not queue behind what waits on the device."""
+    """`launch` on a stream of its own: the thread that ends waits must not queue behind the work that waits."""
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def launched() -> None:
+    def _launched() -> None:
         with torch.cuda.device(device), torch.cuda.stream(stream):
             stream.query()  # a thread's first call of the runtime: from here on the driver knows its context
             launch()
 
-    return launched
+    return _launched
 
 
 def _extended(ranks: ProcessRanks, **parts: Any) -> PeerRanks:
-    """PeerRanks with all that these ranks have, and these parts."""
+    """PeerRanks with the fields of these ranks, and with these parts."""
     return PeerRanks(**{one.name: getattr(ranks, one.name) for one in fields(ranks)} | parts)

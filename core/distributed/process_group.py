@@ -1,4 +1,4 @@
-"""The ranks of one engine as processes of one host: gloo moves tensors between CPUs, nccl between GPUs.
+"""The ranks of one engine as processes: gloo moves tensors between CPUs, nccl between GPUs.
 
 Each engine has a group of its own, outside torch.distributed's global one, so several live in a process. When a
 collective does not end, `core.executor.monitor` finds the rank at fault and frees this one.
@@ -34,9 +34,9 @@ LOOPBACK = "127.0.0.1"
 START_TIMEOUT = timedelta(seconds=120)
 """How long ranks may take to connect once all of them have started."""
 c10d: Any = torch._C._distributed_c10d
-"""The module of torch.distributed that has the backends by themselves, without a global group."""
+"""The module of torch.distributed with the backends' classes, which need no global process group."""
 NO_TIMEOUT = timedelta(days=7)
-"""Of a collective: engine.step_timeout_s limits how long a step may take."""
+"""Timeout of a collective; how long a step may take is limited by engine.step_timeout_s instead."""
 Result = TypeVar("Result")
 
 
@@ -49,13 +49,13 @@ class ProcessRanks(LocalRanks):
 
     heartbeat: Heartbeat | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
-    """Further calls that free this rank from waiting for others."""
+    """Further calls that end this rank's waits for others, for `abort`."""
     shared: list[Callable[[], None]] = field(default_factory=list)
-    """Calls that give back the memory that the ranks share."""
+    """Calls that free the memory that the ranks share, for `close`."""
     side_stream: SideStream | None = None
-    """The stream that sums run on while this rank computes; None: they run in between."""
+    """The stream that sums run on while this rank computes; None: they run on the current stream."""
     stage_heartbeat: Heartbeat | None = None
-    """In place of `heartbeat` where there are several stages, whose numbers of collectives differ: told of waits."""
+    """With several stages, used in place of `heartbeat`: it is told of waits, since stages' collectives differ."""
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
@@ -76,7 +76,7 @@ class ProcessRanks(LocalRanks):
             yield normed_TD
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See Ranks. Every rank gets the same bits: each element is summed in one place, or in the same order."""
+        """See Ranks. Every rank gets the same bits: each element is summed on one rank, or everywhere in one order."""
         return self._sum(x)
 
     def all_gather_last(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class ProcessRanks(LocalRanks):
         return torch.device("cpu" if isinstance(self.group, c10d.ProcessGroupGloo) else "cuda")
 
     def abort(self) -> None:
-        """Break off whatever collective this rank waits in, from another thread."""
+        """Break off the collective that this rank waits in; called from another thread."""
         for release in self.releases:
             release()
         if self.links is not None:
@@ -129,7 +129,7 @@ class ProcessRanks(LocalRanks):
         return x
 
     def reached_collective(self) -> None:
-        """Tell the heartbeat that this rank has reached its next collective, of whatever kind."""
+        """Count in the heartbeat that this rank has reached its next collective."""
         if self.heartbeat is not None:
             self.heartbeat.reach_collective()
 
@@ -148,7 +148,7 @@ class ProcessRanks(LocalRanks):
 
 @contextmanager
 def losing_others() -> Iterator[None]:
-    """What a collective raises when another rank is gone, as RankError."""
+    """Turns what a collective raises when another rank is gone into RankError."""
     try:
         yield
     except RuntimeError as error:
@@ -156,8 +156,9 @@ def losing_others() -> Iterator[None]:
 
 
 def listen(host: str = LOOPBACK) -> Any:
-    """The store where the ranks of an engine meet, on a free port of this host's address; by default only this host
-    can reach it.
+    """Open the store where the ranks of an engine meet, on a free port of this address.
+
+    With the default address, only this host can reach it.
     """
     with socket.create_server((host, 0)) as server:
         port, fd = server.getsockname()[1], server.detach()
@@ -165,21 +166,23 @@ def listen(host: str = LOOPBACK) -> Any:
 
 
 def join(host: str, port: int) -> Any:
-    """The same store, from another process."""
+    """Open a store that another process listens for."""
     return c10d.TCPStore(host, port, is_master=False, timeout=START_TIMEOUT)
 
 
 def behind_secret(store: Any, secret: str) -> Any:
-    """The part of a store whose keys begin with a secret: other users of the host reach the port and guess no key."""
+    """The part of a store whose keys begin with a secret: other users of the host can reach its port, but not guess
+    the keys.
+    """
     return c10d.PrefixStore(secret, store)
 
 
 def connect(
     store: Any, ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat, host: str = LOOPBACK
 ) -> LocalRanks:
-    """Meet the other ranks: those of this rank's stage, and, if there are several stages, one of each other stage.
+    """Connect with the other ranks of this rank's stage, and, if there are several stages, with ranks of other stages.
 
-    host: the address under which they reach this one.
+    host: the address at which they can reach this one.
 
     Raises: RankError if they do not come.
     """
@@ -202,7 +205,7 @@ def connect(
 
 @dataclass(frozen=True)
 class LoneRanks(LocalRanks):
-    """The only rank of its stage: no collectives, but links to the other stages."""
+    """The only rank of its stage: it has no collectives, but links to the other stages."""
 
     def abort(self) -> None:
         """Break off whatever this rank waits for, from another thread."""
@@ -214,7 +217,7 @@ class LoneRanks(LocalRanks):
 
 
 def _pair(make_group: Callable[[Any, int, int], Any], store: Any, name: str, rank: int) -> Any:
-    """A group of two ranks that alone know its name; `rank` is 0 or 1."""
+    """A group of the two ranks that call this with the same name; `rank` is 0 or 1."""
     return make_group(c10d.PrefixStore(name, store), rank, 2)
 
 

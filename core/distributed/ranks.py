@@ -1,6 +1,6 @@
-"""The rank group: who I am among the tensor-parallel ranks, what part is mine, and the few collectives layers need.
+"""The rank group: this rank's number among the tensor-parallel ranks, and the few collectives that layers need.
 
-Knows nothing of models or processes. With one rank every collective is the identity and nothing is initialised.
+With one rank every collective is the identity and nothing is initialised.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class LocalRanks:
-    """One rank of a tensor-parallel group; this class itself is the only rank, or stands for one before they meet.
+    """One rank of a tensor-parallel group. This class itself is for a single rank, or for one not yet connected.
 
-    group: whatever a subclass moves tensors with; None here. stage, num_stages: where the model's layers are cut into
-    stages, each stage has such a group. links: to the other stages, once they have met.
+    group: what a subclass moves tensors with; None here. stage, num_stages: if the model is cut into stages, each stage
+    has such a group. links: to the other stages, once they are connected.
     """
 
     rank: int = 0
@@ -126,10 +126,10 @@ class LocalRanks:
         return whole(residual_chunks).index_select(0, rows_N)
 
     def abort(self) -> None:
-        """Break off whatever this rank waits for, from another thread."""
+        """Break off whatever this rank waits for; called from another thread."""
 
     def close(self) -> None:
-        """Release what moves the tensors; a second call does nothing."""
+        """Close the connections to other ranks and free what they share; a second call does nothing."""
 
     def _alone(self, value: Value) -> Value:
         assert self.size == 1, f"{type(self).__name__} cannot reach the other {self.size - 1} ranks"

@@ -1,6 +1,6 @@
-"""Work of a GPU beside its current stream: starts when what was launched before is done, and is waited for by an event.
+"""Work of a GPU on a second stream, beside the current one: it begins once earlier work is done, and an event ends it.
 
-Does not know what the work is; the host never waits.
+The host never waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 class SideStream:
-    """A second CUDA stream, of high priority: when a place on the GPU is free, its waiting blocks get it first."""
+    """A second CUDA stream, of high priority: its blocks are scheduled onto the GPU before those of other streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

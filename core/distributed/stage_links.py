@@ -1,11 +1,11 @@
 """Tensors between the stages of a model, from a rank to the rank of the same number in another stage's group.
 
-The residual stream goes from each stage to the next, what was drawn from the last one to the first. Each link is a
-group of two, so what goes back never queues behind what goes forth. Knows no model and no step.
+The residual stream goes from each stage to the next, drawn tokens from the last stage to the first. Each link is a
+group of two ranks, so that tokens do not queue behind streams.
 
-A send never waits for its receiver, but for sends of long before; a receive is waited for when its tensor is needed. So
-ranks that send and receive the same tensors in the same order on each link cannot block each other: what a stage waits
-for was computed from what it had sent before. Device: no host sync on a GPU; on a CPU the host waits.
+A send does not wait for its receiver, only for sends of some steps before; a receive is waited for when its tensor is
+needed. So ranks that send and receive the same tensors in the same order on each link cannot block each other: what a
+stage waits for was computed from what it had sent before. Device: no host sync on a GPU; on a CPU the host waits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hookline.core.errors import RankError
 SENDER, RECEIVER = 0, 1
 """The two ranks of a link."""
 STEPS_AHEAD = 3
-"""A send waits for that of so many steps before: the host launches at most two ahead."""
+"""A send waits for the send of this many steps before, which is over: the host launches at most two steps ahead."""
 
 
 class StageLinks:
-    """The links of one rank. before, after: to the stages beside it. back: from the last stage to the first.
+    """The links of one rank. before, after: to the neighbouring stages. back: from the last stage to the first.
 
     Raises: RankError from any method if another rank is gone.
     """
@@ -53,28 +53,28 @@ class StageLinks:
         return self.stage == self.num_stages - 1
 
     def send(self, x: Tensor) -> None:
-        """To the next stage. Nobody may write to x any more."""
+        """Send x to the next stage. It must not be written to afterwards."""
         self._send(self._after, x)
 
     def receive(self, x: Tensor) -> None:
-        """From the stage before; what is launched from now on reads it."""
+        """Receive x from the stage before; work that is launched from now on can read it."""
         self._receive(self._before, x)()
 
     def send_back(self, x: Tensor) -> None:
-        """From the last stage to the first. Nobody may write to x any more."""
+        """Send x from the last stage to the first. It must not be written to afterwards."""
         self._send(self._back, x)
 
     def receive_back(self, x: Tensor) -> Callable[[], None]:
-        """From the last stage; the call returned makes the current stream, or on a CPU the host, wait for it."""
+        """Receive x from the last stage; returns a call that makes the current stream, or on a CPU the host, wait."""
         return self._receive(self._back, x)
 
     def on_host(self, x: Tensor) -> Tensor:
-        """What was received, once it is there, on the host."""
+        """Wait for a tensor that was received; returns it on the host."""
         with _losing_others(), self.heartbeat.waiting():
             return x.cpu()
 
     def end_part(self) -> None:
-        """Tell those who watch that a part of a step was computed, on the host, and when it is so on the device."""
+        """Count in the heartbeat that a micro-batch was launched, and by a mark when the device has computed it."""
         self.heartbeat.reach_collective()
 
     def smallest(self, value: int) -> int:
@@ -95,13 +95,13 @@ class StageLinks:
         return int(lowest_1.item())
 
     def abort(self) -> None:
-        """Break off what this rank waits for, from another thread."""
+        """Break off what this rank waits for; called from another thread."""
         for group in (self._before, self._after, self._back):
             if group is not None and self.device.type == "cuda":
                 group.abort()
 
     def close(self) -> None:
-        """Release the links; a second call does nothing."""
+        """Close the links; a second call does nothing."""
         self.abort()  # an orderly end would wait for the others
         self._sent.clear()
         self._before = self._after = self._back = None
@@ -125,7 +125,7 @@ class StageLinks:
 
 @contextmanager
 def _losing_others() -> Iterator[None]:
-    """What a link raises when the other rank is gone, as RankError."""
+    """Turns what a link raises when the other rank is gone into RankError."""
     try:
         yield
     except RuntimeError as error:
@@ -135,7 +135,7 @@ def _losing_others() -> Iterator[None]:
 def connect_stages(
     pair: Callable[[str, int], Any], ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat
 ) -> StageLinks:
-    """Meet the ranks of the same number in the other stages' groups. pair(name, rank): a group of two.
+    """Connect with the ranks of the same number in the other stages' groups. pair(name, rank): makes a group of two.
 
     All ranks make their links in the same order, so no two wait for each other.
     """

@@ -1,1 +1,1 @@
-"""Steps over several processes: start, send, watch, end. Knows no configuration and no model."""
+"""Steps over several processes: ranks are started, sent steps, watched and ended. core.assembly says what they run."""

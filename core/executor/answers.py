@@ -1,7 +1,7 @@
-"""What a rank 0 in a process of its own says of each step: that it was launched, what came of it, or what failed.
+"""The answers of a rank 0 in a process of its own: that a step was launched, its result, or its fault.
 
-One frame of 64-bit words each: kind, number of the message that it answers, and then what the kind brings. Knows the
-form, not who sends what.
+Each answer is one frame of 64-bit words: its kind, the number of the message that it answers, and then the contents of
+that kind. rank_0_loop.py sends them, remote.py reads them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hookline.core.util.arrays import IntArray, VectorArray, no_ints
 LAUNCHED, RESULT, FAULT = range(3)
 _WORD = 8
 _NUMBERS = struct.Struct("6q2d")
-"""Of a result: kind, number, vectors, layers with states, whether there is a time and it is the host's; the time."""
+"""The head of a result: kind, number, numbers of vectors and of layers with states, two flags of the time; the time."""
 
 
 @dataclass
 class Result:
-    """What a step brought to the host; see Executor. time: None unless steps are timed."""
+    """The result of a step on the host; see Executor. time: None unless steps are timed."""
 
     tokens: IntArray
     vectors: Sequence[VectorArray] = ()
@@ -36,12 +36,12 @@ class Result:
 
 
 def launched(number: int) -> bytes:
-    """The step, or the masks, of this number were taken."""
+    """The answer that the step, or the masks, of this number were taken."""
     return _frame(struct.pack("2q", LAUNCHED, number))
 
 
 def result(number: int, found: Result) -> bytes:
-    """What came of the step of this number."""
+    """The answer with the result of the step of this number."""
     time = found.time or DeviceTime(0.0, 0.0)
     head = _NUMBERS.pack(
         RESULT,
@@ -62,7 +62,7 @@ def result(number: int, found: Result) -> bytes:
 
 
 def read_result(words: IntArray) -> Result:
-    """What `result` wrote; its arrays are views of the words."""
+    """Read an answer that `result` made; the arrays are views of its words."""
     _, _, num_vectors, num_states, has_time, on_host, device_s, idle_s = _NUMBERS.unpack_from(words.data)
     rest = _Rest(words, _NUMBERS.size // _WORD)
     tokens = rest.array(np.int64)
@@ -72,7 +72,7 @@ def read_result(words: IntArray) -> Result:
 
 
 def fault(number: int, error: LostStep) -> bytes:
-    """The step of this number failed and nothing of it is kept, but the rank goes on."""
+    """The answer that the step of this number failed, without any result, while the rank goes on."""
     told: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
     if isinstance(error, RequestFault):
         told |= {"rows": sorted(error.rows), "processors": error.processors}
@@ -80,7 +80,7 @@ def fault(number: int, error: LostStep) -> bytes:
 
 
 def read_fault(words: IntArray) -> HooklineError:
-    """The error that `fault` wrote."""
+    """Read the error of an answer that `fault` made."""
     told = read_words(words[2:])
     kind = getattr(errors, told["kind"], None)
     if kind is RequestFault:
@@ -97,7 +97,7 @@ def words_of(told: Mapping[str, Any]) -> IntArray:
 
 
 def read_words(words: IntArray) -> dict[str, Any]:
-    """What `words_of` wrote."""
+    """Read what `words_of` made."""
     told: dict[str, Any] = json.loads(words.tobytes())
     return told
 
@@ -114,16 +114,18 @@ def _packed(array: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 class _Rest:
-    """The words of a frame that are not read yet."""
+    """Reads the words of a frame one after the other."""
 
     def __init__(self, words: IntArray, start: int) -> None:
         self._words, self._at = words, start
 
     def number(self) -> int:
+        """The next word."""
         self._at += 1
         return int(self._words[self._at - 1])
 
     def array(self, dtype: Any) -> Any:
+        """The next array, as `_packed` wrote it."""
         shape = [self.number() for _ in range(self.number())]
         count = int(np.prod(shape))
         num_words = -(-count * np.dtype(dtype).itemsize // _WORD)

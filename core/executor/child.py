@@ -19,8 +19,8 @@ _STANDARD_ERROR = 2
 class Child(Peer):
     """A rank that is a child process.
 
-    target: what it runs, as "module:function", with its sockets' numbers as arguments. answers: whether it has a
-    second socket, for the answers of rank 0.
+    target: what it runs, as "module:function", with the file descriptors of its sockets as arguments. answers: whether
+    it has a second socket, for the answers of rank 0.
     """
 
     def __init__(self, rank: int, memory_fd: int, target: str, *, answers: bool = False) -> None:

@@ -1,7 +1,7 @@
 """What connects an engine's process with the processes of its ranks: messages to all of them, and the monitor.
 
-Knows no configuration and no model: `core.assembly` says what a process runs and what it is told. A group that has
-lost a rank says so for ever; it does not heal.
+What a process runs and is told, `core.assembly` decides. Once a rank is lost, every later call raises RankError: a
+group does not heal.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.util.standard_files import open_missing
 
 FULL_S = 0.01
-"""Between two looks for a lost rank while a socket is full."""
+"""Seconds between two looks for a lost rank while a socket is full."""
 AGREE_S = 5e-5
-"""Between two looks whether the other ranks have done a step."""
+"""Seconds between two looks whether the other ranks have done a step."""
 CLOSE_S = 10.0
-"""For processes to end by themselves."""
+"""Seconds that processes have to end by themselves."""
 
 
 class RankLinks:
     """The processes of an engine's ranks, their heartbeats and the monitor.
 
-    peers: all ranks, or all but rank 0, which is this process then. words: where the heartbeats are, or are put.
+    children: all ranks, or all but rank 0, which is this process then. words: the array that holds the heartbeats.
     """
 
     def __init__(self, size: int, timeouts: Timeouts, words: IntArray) -> None:
@@ -52,7 +52,7 @@ class RankLinks:
         self.monitor = Monitor(self.children, heartbeats, timeouts)
 
     def membership(self, rank: int) -> dict[str, Any]:
-        """What a rank is told beside its task."""
+        """What a rank is told besides its task."""
         told = {"rank": rank, "size": self.size, "secret": self.secret, "num_words": HEARTBEAT_WORDS * self.size}
         return {**told, "log_level": logging.getLogger("hookline").getEffectiveLevel()}
 
@@ -66,7 +66,7 @@ class RankLinks:
         self.send(words_of(place or said.get(0, {})))
 
     def send(self, message: IntArray) -> None:
-        """Send a message to every child; waits for those that are still busy with earlier ones.
+        """Send a message to every child; waits for children whose sockets are full of earlier ones.
 
         Raises: RankError if a rank is lost meanwhile.
         """
@@ -78,9 +78,10 @@ class RankLinks:
             rests = {child: child.send_some(rest) for child, rest in behind.items()}
 
     def agree(self, number: int, fault: str = "") -> None:
-        """Wait until every rank has done this step, and make sure that all failed in it, with rank 0's fault, or none.
+        """Wait until every rank has done this step, and make sure that it failed on all ranks or on none.
 
-        Raises: RankError if some did and others did not: what they hold of the step's requests differs.
+        fault: how it failed on rank 0; empty if it did not.
+        Raises: RankError if it failed on some ranks only, which then hold different things of the step's requests.
         """
         until = time.monotonic() + self.monitor.alone_s
         for heartbeat in self.monitor.heartbeats:
@@ -95,7 +96,7 @@ class RankLinks:
             self.monitor.check()
 
     def close(self) -> None:
-        """End the processes: by an empty message if they listen, else at once."""
+        """End the processes: by an empty message if the group is sound, else by killing them."""
         try:
             if self.monitor.failure is None:
                 self.monitor.stop()
@@ -111,8 +112,8 @@ class RankLinks:
 class LocalLinks(RankLinks):
     """Ranks that are child processes, with heartbeats in shared memory.
 
-    target: what a child runs, as "module:function". task: what each is told. first: the first rank that is a child;
-    if that is 1, this process is rank 0, and `store` is where the ranks meet.
+    target: what a child runs, as "module:function". task: what each child is told. first: the first rank that is a
+    child; if that is 1, this process is rank 0, and `store` is where the ranks meet.
     """
 
     def __init__(self, size: int, target: str, task: Mapping[str, Any], timeouts: Timeouts, *, first: int = 1) -> None:
@@ -142,19 +143,19 @@ class LocalLinks(RankLinks):
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off until the end, since the ranks would lose step half-way; a second one comes through at once."""
+    """Delay Ctrl-C until the end, since ranks would not be at the same step otherwise; a second one acts at once."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     held: list[tuple[int, Any]] = []
 
-    def hold(number: int, frame: Any) -> None:
+    def _hold(number: int, frame: Any) -> None:
         if held:
             before(number, frame)
         held.append((number, frame))
 
-    signal.signal(signal.SIGINT, hold)
+    signal.signal(signal.SIGINT, _hold)
     try:
         yield
     finally:

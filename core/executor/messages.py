@@ -1,7 +1,7 @@
-"""What the processes of one engine tell each other over a pair of sockets: lines of JSON, and steps as frames.
+"""The form of messages between an engine's process and a rank's, over a pair of sockets: lines of JSON, and frames.
 
-A child says all it has to say in lines. It gets one line, its task, and then frames: how many int64 words follow, and
-the words. Knows the form, not who sends what.
+A rank's process sends lines. It receives one line, its task, and then frames, one for each step: how many int64 words
+follow, and the words.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PIECE = 1 << 16
 
 
 class JsonLines:
-    """Takes what arrives on a socket apart into messages."""
+    """Splits what arrives on a socket into messages, one JSON object a line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._rest = connection, b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that one read brings, perhaps none; None once the other end is closed, or its host is gone."""
+        """The messages that are complete after one read, perhaps none; None once the other end is closed or gone."""
         try:
             piece = self._connection.recv(_PIECE)
         except OSError:  # not only ConnectionError: a host that is gone is a TimeoutError, or no route to it
@@ -36,7 +36,7 @@ class JsonLines:
         return [json.loads(line) for line in lines]
 
     def first(self) -> dict[str, Any]:
-        """Wait for the first message; nothing may follow it yet.
+        """Wait for the first message; no further one may have been sent yet.
 
         Raises: ConnectionError if the other end is closed.
         """

@@ -1,15 +1,16 @@
-"""Watches the processes of an engine's ranks and ends the group when one is lost, so that nobody waits for ever.
+"""Watches the processes of an engine's ranks and ends all of them when one is lost, so that no rank waits for ever.
 
-A thread of the engine's process, which may be rank 0's, too. A rank is lost when its process ends, when it reports an
-error, when it gives no sign of life, or when a step gets no further. The first cause wins over what it causes
-elsewhere; then all processes are killed, which breaks off the collective that rank 0 may be stuck in. Times are counted
-while this thread runs, so that a process group that was suspended as a whole goes on.
+It is a thread of the engine's process, which may be rank 0's process as well. A rank is lost when its process ends,
+when it reports an error, when it gives no sign of life, or when a step gets no further. One loss causes errors on other
+ranks; the first cause is the one that is reported. Then all processes are killed, which breaks off the collective that
+rank 0 may be stuck in. Only the time that this thread runs is counted, so that a process group that was suspended as a
+whole can go on.
 
-A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so whoever is late
-there gets engine.step_timeout_s beyond what the others took. While nobody has arrived, and on a CPU single layers of a
-large step may well take that long, all get STEP_TIMEOUTS times as much. Time spent compiling does not count.
+A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so a rank that is
+late there gets engine.step_timeout_s beyond what the others took. Until a first rank arrives, all get STEP_TIMEOUTS
+times as much, since on a CPU single layers of a large step may take that long. Time spent compiling does not count.
 
-However the group ends, rank 0 finds out at its next collective; if it does not get there, it is broken off.
+However the group ends, rank 0 finds out at its next collective; if it does not get there, it is interrupted.
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ from hookline.core.util.interrupt import Interrupter
 logger = logging.getLogger("hookline")
 TICK_S = 0.1
 GRACE_S = 0.5
-"""For the cause to turn up beside its echoes: ranks whose collective broke off report first, at times."""
+"""Seconds to wait for the cause: ranks whose collective broke off because of it may report earlier."""
 START_SILENCE_S = 120.0
-"""Without a sign of life while a process starts, when imports and compilers keep its threads from running."""
+"""Seconds without a sign of life while a process starts, when imports and compilers keep its threads from running."""
 STEP_TIMEOUTS = 12
-"""Times engine.step_timeout_s for ranks of a CPU, none of which has reached the next collective."""
+"""How many times engine.step_timeout_s ranks on a CPU have until the first of them reaches the next collective."""
 COMPILE_S = 300.0
-"""Longest compilation that does not count as being stuck."""
+"""Seconds of compiling that do not count as being stuck."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """engine.rank_timeout_s, step_timeout_s and start_timeout_s; all_s: of a step, while no rank is ahead."""
+    """rank_s, step_s, start_s: engine.rank_timeout_s, step_timeout_s and start_timeout_s.
+
+    all_s: time limit between two collectives while no rank has reached the next one.
+    """
 
     rank_s: float
     step_s: float
@@ -51,8 +55,9 @@ class Timeouts:
 
 
 class Monitor:
-    """Judges the children. `heartbeats` are those of all ranks, rank 0's first; `release` frees rank 0's own device, if
-    rank 0 is this process.
+    """Decides when the group is lost, and ends it. children: the ranks in processes of their own.
+
+    heartbeats: those of all ranks, rank 0's first. release: called to free rank 0's device if it is this process.
     """
 
     def __init__(self, children: Sequence[Peer], heartbeats: Sequence[Heartbeat], timeouts: Timeouts) -> None:
@@ -60,7 +65,7 @@ class Monitor:
         self.release: Callable[[], None] = lambda: None
         self.interrupter = Interrupter()
         self.tell_if_stuck: Callable[[HooklineError], None] = lambda error: None
-        """Called, by the thread that watches, if rank 0 does not leave its step even when it is broken off."""
+        """Called, by the thread that watches, if rank 0 does not leave its step even when it is interrupted."""
         self.failure: str | None = None
         self._changed = threading.Condition()
         self._said: dict[str, dict[int, dict[str, Any]]] = {"here": {}, "ready": {}}
@@ -86,7 +91,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer: from now on processes may end. A second call does nothing."""
+        """Stop watching: from now on processes may end. A second call does nothing."""
         self._stopped.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -113,7 +118,7 @@ class Monitor:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around all that may wait for other ranks: from now on they have to get further.
+        """Around whatever may wait for other ranks: while inside, they are watched for progress.
 
         Raises: RankError if the group has ended.
         """
@@ -125,7 +130,7 @@ class Monitor:
             self._in_step = False
 
     def verdict(self, echo: BaseException) -> RankError:
-        """Why a collective of rank 0 broke off; if nobody else failed, as it said itself."""
+        """The error to raise after a collective of rank 0 broke off: the cause on another rank, or else `echo`."""
         patience_s = self.timeouts.rank_s + GRACE_S + 1.0
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None, patience_s)
@@ -134,7 +139,7 @@ class Monitor:
         return RankError(self.failure)
 
     def fail(self, cause: str, *, breaks_off: bool = False) -> None:
-        """End the group for this reason, unless it has ended before. breaks_off: rank 0 cannot wait for its release."""
+        """End the group for this reason, unless it has ended already. breaks_off: interrupt rank 0 at once."""
         with self._changed:
             if self.failure is not None:
                 return
@@ -149,7 +154,7 @@ class Monitor:
         self._release()
 
     def fail_alone(self, ranks: Sequence[int], fault: str) -> None:
-        """End the group, since these ranks failed in a step that others carried on; `fault` is rank 0's, if it did."""
+        """End the group, since these ranks failed in a step that others completed. fault: rank 0's, if it is one."""
         with self._changed:
             own = {0} if self._has_rank_0 else set()
             self._changed.wait_for(lambda: self.failure is not None or set(ranks) <= {*own, *self._faults}, GRACE_S)
@@ -163,7 +168,7 @@ class Monitor:
 
     @property
     def alone_s(self) -> float:
-        """Seconds for which ranks that failed in a step wait for the others to do so: less than these are stuck for."""
+        """Seconds that ranks which failed in a step wait for the others to fail too: before these count as stuck."""
         return min(self.timeouts.step_s, self.timeouts.rank_s) / 2
 
     def _release(self) -> None:
@@ -177,7 +182,7 @@ class Monitor:
     def _watch(self) -> None:
         try:
             self._judge_until_the_end()
-        except Exception as error:  # a bug of ours, for which nobody may wait for ever
+        except Exception as error:  # a bug of ours; without a monitor, ranks could wait for ever
             logger.exception("while ranks were watched")
             self.fail(f"the ranks cannot be watched any more: {one_short_line(error)}")
         self._see_rank_0_out()
@@ -197,7 +202,7 @@ class Monitor:
             last = now
 
     def _see_rank_0_out(self) -> None:
-        """Once the group has ended: break rank 0 off if it does not find that out by itself."""
+        """Once the group has ended: interrupt rank 0 if it does not find that out by itself."""
         self._wait_in_step(self.timeouts.step_s)
         if self._in_step and self.interrupter.break_off():
             logger.error("%s", self.failure)
@@ -206,12 +211,12 @@ class Monitor:
             self.tell_if_stuck(RankError(str(self.failure)))
 
     def _wait_in_step(self, seconds: float) -> None:
-        """Wait so long, but no longer than rank 0 is in its step."""
+        """Wait for this long, or until rank 0 has left its step."""
         while self._in_step and seconds > 0 and not self._stopped.wait(TICK_S):
             seconds -= TICK_S
 
     def _hear(self, child: Peer) -> bool:
-        """Take a child's messages; False once it is gone."""
+        """Take in a child's messages; returns False once it is gone."""
         messages = child.line.receive()
         for message in messages or ():
             if "words" in message:
@@ -278,7 +283,7 @@ class Monitor:
                 self.fail(f"{name} has given no sign of life for {limit_s:g} s{key}{self._when()}{why}")
 
     def _judge_faults(self, passed_s: float) -> None:
-        """A child that failed before a collective leaves rank 0, or another, waiting there."""
+        """End the group if a child failed before a collective, and the other ranks go on waiting for it there."""
         others = self.heartbeats[:1] if self._has_rank_0 else self.heartbeats
         num_steps = min(heartbeat.num_steps for heartbeat in others)
         with self._changed:
@@ -305,7 +310,7 @@ class Monitor:
             self._end_stuck()
 
     def _judge_start(self, passed_s: float) -> None:
-        """While starting, ranks wait for each other in their first collectives, and rank 0 for what children say."""
+        """End the group if, while starting, ranks are late at a first collective, or with what rank 0 waits for."""
         before, progress = self._late, self._progress
         self._late = [rank for rank, count in enumerate(progress) if count < max(progress)]
         if self._awaited and (self._has_rank_0 or self._said[self._awaited]):

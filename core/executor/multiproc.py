@@ -1,8 +1,8 @@
 """The executor over several ranks: rank 0 is this process, the others are its children, and all compute every step.
 
 Rank 0 sends each step to the others over their sockets and then computes it like them; the collectives inside keep
-them together. Knows no requests, no configuration and no model: `core.assembly.engine` hands it rank 0's worker and
-says what a child's process runs. A group that has lost a rank says so for ever; it does not heal.
+them together. `core.assembly.engine` makes rank 0's worker and says what a child's process runs. Once a rank is lost,
+every later call raises RankError: a group does not heal.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class MultiprocExecutor(SizedExecutor):
     def launch(self, step: Step) -> _Handle:
         """See Executor.
 
-        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
+        Raises: RankError if a rank is lost; RequestFault if the step failed on every rank for the same requests.
         """
         own = self._together(partial(self.worker.launch, step), pack(step))
         return _Handle(own, self.links.heartbeat.num_steps if step.is_agreed_on else 0)
 
     def _together(self, ours: Callable[[], Any], message: IntArray) -> Any:
-        """Send a message to the others and do our own part of what it asks for."""
+        """Send a message to the other ranks, and do rank 0's own part of what it asks for."""
         monitor = self.links.monitor
         with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.interrupter.region():
             try:
@@ -75,9 +75,9 @@ class MultiprocExecutor(SizedExecutor):
         return self.worker.mask_rows(num_rows)
 
     def release(self, handle: _Handle, num_rows: int) -> None:
-        """See Executor; the masks travel to the other ranks as they stand in our buffer.
+        """See Executor; the masks are sent to the other ranks from this one's buffer.
 
-        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank.
+        Raises: as `launch` does.
         """
         masks = self.mask_rows(num_rows)
         self._together(partial(self.worker.release, handle.own, num_rows), pack_masks(masks))
@@ -109,12 +109,12 @@ class MultiprocExecutor(SizedExecutor):
         self.links.monitor.tell_if_stuck = tell
 
     def time_steps(self) -> Clock:
-        """See Executor; of rank 0's device, which waits for the others like any."""
+        """See Executor; the times are of rank 0's device, and include its waits for other ranks."""
         return self.worker.time_steps()
 
     @contextmanager
     def _telling_why(self) -> Iterator[None]:
-        """In place of a collective that broke off, the rank that broke it; of our own code, why it was broken off."""
+        """Turn the error of a collective that broke off, or of an interrupt, into one that names the rank at fault."""
         try:
             yield
         except (RankError, Interrupted) as error:
@@ -136,8 +136,9 @@ class MultiprocExecutor(SizedExecutor):
 
 @dataclass
 class _Handle:
-    """own: rank 0's. to_agree_on: the number of the
-    step's last part, if plugins ran in it that may fail for single requests; else 0.
+    """A launched step. own: the handle of rank 0's worker.
+
+    to_agree_on: the number of the step's last message, if plugins ran in it that may fail for single requests; else 0.
     """
 
     own: Any

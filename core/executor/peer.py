@@ -1,6 +1,6 @@
-"""One rank in a process of its own, as the engine's process sees it: told what to do, heard, ended.
+"""One rank in a process of its own, as the engine's process sees it: a socket to it, and ways to end it.
 
-Knows no tensors and judges nobody; `core.executor.monitor` does. How the process came to be is its subclasses' matter.
+Subclasses start the process. Whether a rank is lost is decided by `core.executor.monitor`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from typing import Any
 
 from hookline.core.executor.messages import JsonLines, send_message
 
+KILLED_S = 5.0
+"""Longest wait in seconds for killed processes to be gone."""
+
 
 class Peer(ABC):
-    """A rank's process behind a socket. `line` brings its messages; `answers`, of rank 0 alone, those of its steps."""
+    """A rank's process behind a socket. line: reads its messages. answers: the socket of rank 0's answers to steps."""
 
     def __init__(self, rank: int, connection: socket.socket, answers: socket.socket | None = None) -> None:
         self.rank, self.connection, self.answers = rank, connection, answers
         self.line = JsonLines(connection)
 
     def tell(self, task: dict[str, Any]) -> None:
-        """Send the task; a process that has gone already is found out about later."""
+        """Send the task. That the process is gone is not noticed here, but by the monitor."""
         with suppress(OSError):
             send_message(self.connection, task)
 
     def send_some(self, data: memoryview) -> memoryview:
-        """Send what fits now and return the rest; a process that has gone is found out about later."""
+        """Send what fits now and return the rest. That the process is gone is not noticed here, but by the monitor."""
         try:
             return data[self.connection.send(data, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
@@ -38,12 +41,12 @@ class Peer(ABC):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process, so that it does nothing until another one lets it go on."""
+        """Whether a signal such as SIGSTOP has stopped the process, until another one continues it."""
         return False
 
     @abstractmethod
     def how_it_ended(self) -> str:
-        """Cause of death, for a process whose socket is closed."""
+        """How a process ended whose socket is closed, in words for an error message."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -51,10 +54,10 @@ class Peer(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Whether the process is gone within so many seconds, and with it what it had its GPU do."""
+        """Wait for at most timeout_s seconds; returns whether the process is gone, and its GPU's work with it."""
 
     def close(self) -> None:
-        """Give back what connects this process with it."""
+        """Close the sockets to the process."""
         self.connection.close()
         if self.answers is not None:
             self.answers.close()
@@ -72,17 +75,13 @@ def end(peers: Sequence[Peer], patience_s: float) -> None:
             peer.close()
 
 
-KILLED_S = 5.0
-"""Longest wait for killed processes to be gone."""
-
-
 def await_end(peers: Sequence[Peer], patience_s: float) -> bool:
-    """Whether all processes are gone within so many seconds."""
+    """Wait for at most patience_s seconds; returns whether all processes are gone."""
     deadline = time.monotonic() + patience_s
     return all([peer.wait(max(0.0, deadline - time.monotonic())) for peer in peers])
 
 
 def kill(peers: Sequence[Peer]) -> None:
-    """End processes at once, stopped ones too; their sockets close, and so every collective with them breaks off."""
+    """End processes at once, stopped ones too; their sockets close, which breaks off every collective with them."""
     for peer in peers:
         peer.kill()

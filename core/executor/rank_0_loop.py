@@ -1,7 +1,7 @@
-"""What a rank 0 in a process of its own does beside computing: it says of each step what came of it.
+"""What a rank 0 in a process of its own does besides computing: it sends the engine's process each step's result.
 
 One thread does both. While the tokens of a step are on their way from the device, it looks in turn whether they have
-come and whether a message has: what comes first is done first, so that the next step is launched meanwhile.
+come and whether a message has, and acts on what comes first; so the next step is launched meanwhile.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class Rank0Worker(Protocol):
         ...
 
     def mask_rows(self, num_rows: int) -> MaskArray:
-        """Where the masks of the step launched last go."""
+        """The buffer to write the masks of the step launched last into."""
         ...
 
     def release(self, handle: Any, num_rows: int) -> None:
-        """Draw from the step launched last, whose masks are there."""
+        """Draw the tokens of the step launched last, whose masks are in `mask_rows`."""
         ...
 
     def has_arrived(self, handle: Any) -> bool:
-        """Whether the tokens of a step are there."""
+        """Whether the tokens of a step have come, so that `collect` does not wait."""
         ...
 
     def collect(self, handle: Any) -> IntArray:
-        """Wait for them."""
+        """Wait for the tokens of a step."""
         ...
 
     def collect_vectors(self, handle: Any) -> Sequence[VectorArray]:
-        """Wait for what the step pooled, perhaps nothing."""
+        """Wait for the vectors that the step pooled, if any."""
         ...
 
     def collect_states(self, handle: Any) -> Mapping[int, VectorArray]:
-        """Wait for the hidden states that are asked for, perhaps none."""
+        """Wait for the hidden states that were asked for, if any."""
         ...
 
     def time_steps(self) -> Clock:
@@ -65,7 +65,7 @@ class Rank0Worker(Protocol):
 
 
 class Answering:
-    """Carries messages out and answers each. engine: where they come from, which `next_message` only looks at."""
+    """Carries out messages and answers each. engine: the socket of the messages; `next_message` only polls it."""
 
     def __init__(self, worker: Rank0Worker, engine: socket.socket, answers: socket.socket) -> None:
         self._worker, self._answers = worker, answers
@@ -80,7 +80,7 @@ class Answering:
         self._clock: Clock | None = None
 
     def next_message(self, receive: Callable[[], IntArray]) -> IntArray:
-        """What `receive` brings, which waits for it; until then, send what comes of the steps before."""
+        """Wait for the next message, which `receive` reads; meanwhile, send the results of the steps before."""
         while self._arriving:
             number, handle = self._arriving[0]
             if self._worker.has_arrived(handle):
@@ -91,9 +91,9 @@ class Answering:
         return receive()
 
     def carry_out(self, message: IntArray) -> None:
-        """Launch a step, draw from the one before by the masks that have come, or time those that follow.
+        """Do what a message asks for: launch a step, draw the last one's tokens by its masks, or begin to time steps.
 
-        Raises: what the worker raises; nothing of the step is kept then.
+        Raises: what the worker raises; no result of the step is kept then.
         """
         self._number += 1
         masks_NW = masks_in(message)
@@ -114,7 +114,7 @@ class Answering:
             self._arriving.append(waiting)
 
     def answer(self, error: LostStep | None) -> None:
-        """Say that the last message was taken, or what failed."""
+        """Answer the last message: that it was taken, or what failed."""
         self._answers.sendall(launched(self._number) if error is None else fault(self._number, error))
 
     def _result(self, handle: Any) -> Result:

@@ -1,7 +1,7 @@
-"""What the process of a rank does: beats, has its worker built, computes each step that comes, and ends.
+"""What the process of a rank does: it sends heartbeats, builds its worker, computes each step that comes, and ends.
 
-Decides nothing and knows no requests. It ends when it is told to, when it fails, and when the engine's process is gone.
-A rank 0 answers, too: see `core.executor.rank_0_loop`.
+It ends when it is told to, when it fails, and when the engine's process is gone. A rank 0 sends results, too: see
+`core.executor.rank_0_loop`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hookline.core.util.arrays import IntArray, MaskArray
 from hookline.core.util.text import one_line
 
 _HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
-"""The other end is closed: of a TCP connection, what has not been read yet hides it otherwise."""
+"""The event that the other end is closed; on TCP connections, POLLHUP does not come before all data was read."""
 
 
 class RankWorker(Protocol):
@@ -43,11 +43,11 @@ class RankWorker(Protocol):
         ...
 
     def mask_rows(self, num_rows: int) -> MaskArray:
-        """Where the masks of the step computed last go."""
+        """The buffer to write the masks of the step computed last into."""
         ...
 
     def finish(self, num_rows: int) -> Any:
-        """Draw from the step computed last, whose masks are there."""
+        """Draw the tokens of the step computed last, whose masks are in `mask_rows`."""
         ...
 
     def synchronize(self) -> None:
@@ -57,13 +57,13 @@ class RankWorker(Protocol):
 
 Meet = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Build = Callable[[Mapping[str, Any], Heartbeat, Meet], tuple[Any, Mapping[str, Any]]]
-"""build(task, heartbeat, meet) -> the worker, a RankWorker or of rank 0 a Rank0Worker, and what the engine's process is
-told of it. meet(said) comes before the first collective: it waits for the other ranks and returns where their store is,
-which rank 0 says if it opened it."""
+"""build(task, heartbeat, meet) -> (worker, what the engine's process is told of it). The worker is a RankWorker, or on
+rank 0 a Rank0Worker. meet(said) is to be called before the first collective: it waits for the other ranks and returns
+where their store is; rank 0 says that itself if it opened the store."""
 
 
 class RankProcess:
-    """One rank over its connection with the engine's process. answers: the second one, of rank 0."""
+    """One rank, by its connection with the engine's process. answers: the second connection, of rank 0."""
 
     def __init__(self, engine: socket.socket, answers: socket.socket | None, task: Mapping[str, Any]) -> None:
         self.engine, self.answers, self.task = engine, answers, task
@@ -76,20 +76,20 @@ class RankProcess:
         self._is_agreed_on = False
         """Whether plugins run in the current step that may fail for single requests."""
         self.late_work: Callable[[], Mapping[str, int]] = lambda: {}
-        """What rank 0's worker counts of it, once there is one."""
+        """See EngineView.late_work; of rank 0's worker, once there is one."""
 
     def say(self, message: dict[str, Any]) -> None:
-        """Tell the engine's process; from any thread."""
+        """Send a message to the engine's process; from any thread."""
         with self._sending:
             send_message(self.engine, message)
 
     def publish(self) -> None:
-        """Let the engine's process see our heartbeat, if it does not share our memory."""
+        """Send the heartbeat to the engine's process, unless it reads that in shared memory."""
         if not self.shares_memory:
             self.say({"words": self.heartbeat.words})
 
     def run(self, build: Build) -> None:
-        """Build the worker and compute until the engine's process says that it is over; whatever fails is raised."""
+        """Build the worker and compute until the engine's process ends it. Raises: whatever fails."""
         threading.Thread(target=self._live, daemon=True).start()
         if self.answers is not None:
             log_to(self.say, self.task["log_level"])
@@ -112,9 +112,9 @@ class RankProcess:
         return read_words(self._receive())
 
     def _live(self) -> None:
-        """Beat, and end this process at once when the engine's has gone, whatever the main thread is stuck in.
+        """Write heartbeats, and end this process when the engine's is gone, whatever the main thread is stuck in.
 
-        While the process starts, the engine's is told where the main thread is whenever that is another place.
+        While this process starts, the engine's is told in which code the main thread is, whenever that changes.
         """
         hang_up, place, late = select.poll(), "", self.late_work()
         hang_up.register(self.engine, _HANG_UP)
@@ -134,18 +134,18 @@ class RankProcess:
             os._exit(1)
 
     def _compute(self, worker: RankWorker) -> None:
-        """Compute each step that comes, and draw by the masks that follow it; an empty message is the end."""
+        """Carry out each message that comes, until an empty one."""
         while len(message := self._receive()):
             self._carry_out(message, partial(_compute_step, worker, message))
 
     def _answer(self, worker: Rank0Worker, answering: Answering) -> None:
-        """The same of a rank 0, which says what came of each."""
+        """Carry out and answer each message that comes to rank 0, until an empty one."""
         while len(message := answering.next_message(self._receive)):
             error = self._carry_out(message, partial(answering.carry_out, message))
             answering.answer(error)
 
     def _carry_out(self, message: IntArray, step: Callable[[], None]) -> LostStep | None:
-        """Do what a message asks for; returns what failed in it, if the rank goes on all the same."""
+        """Do what a message asks for; returns the error of a step that failed if this rank can go on."""
         import torch
 
         fault: LostStep | None = None
@@ -169,7 +169,7 @@ class RankProcess:
         return fault
 
     def _receive(self) -> IntArray:
-        """The next message; ends the process if the engine's is gone."""
+        """Wait for the next message; ends this process if the engine's is gone."""
         try:
             return receive_frame(self.engine)
         except OSError:
@@ -184,23 +184,24 @@ class RankProcess:
         try:
             self.say({"error": one_line(error), "is_echo": isinstance(error, RankError)})
         except OSError:
-            pass  # the engine is gone, and nobody is left to tell
+            pass  # the engine's process is gone, too
 
 
 class _Told(logging.Handler):
-    """Log records as messages."""
+    """Sends log records as messages."""
 
     def __init__(self, say: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Send one record, unless the engine's process is gone."""
         with suppress(OSError):
             self._say({"log": record.levelno, "text": record.getMessage()})
 
 
 def log_to(say: Callable[[dict[str, Any]], None], level: int) -> None:
-    """Have what is logged from this level on told to the engine's process, which logs it."""
+    """Send log records of this level and above to the engine's process, which logs them, instead of logging here."""
     logger = logging.getLogger("hookline")
     logger.setLevel(level)
     logger.propagate = False
@@ -208,8 +209,8 @@ def log_to(say: Callable[[dict[str, Any]], None], level: int) -> None:
 
 
 def run_rank(fds: list[int], build: Build) -> NoReturn:
-    """Be one rank over inherited sockets: that of messages, and of rank 0 that of its answers. Never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, and what it means is the parent's to say
+    """Be one rank over inherited sockets: for messages, and on rank 0 another for its answers. Never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; the parent decides what it means
     engine, *answers = (socket.socket(fileno=fd) for fd in fds)
     is_sound = serve_rank(engine, answers[0] if answers else None, build)
     # No destructors: those of collectives wait for ranks that may have ended already.
@@ -218,7 +219,7 @@ def run_rank(fds: list[int], build: Build) -> NoReturn:
 
 
 def serve_rank(engine: socket.socket, answers: socket.socket | None, build: Build) -> bool:
-    """Be one rank over these sockets until the engine's process ends it; whether it ended in order."""
+    """Be one rank over these sockets until the engine's process ends it; returns whether it ended without an error."""
     try:
         rank = RankProcess(engine, answers, JsonLines(engine).first())
     except ConnectionError:
@@ -232,7 +233,7 @@ def serve_rank(engine: socket.socket, answers: socket.socket | None, build: Buil
 
 
 def _place() -> str:
-    """The innermost code of the main thread that is not Python's own, else the innermost."""
+    """Where the main thread is: file, line and function of its innermost frame that is not Python's import system."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
     others = [one for one in frames if not one.f_code.co_filename.startswith("<")]
@@ -242,10 +243,10 @@ def _place() -> str:
 
 
 def _compute_step(worker: RankWorker, message: IntArray) -> None:
-    """Compute a step, or draw from the one before by the masks that have come."""
-    masks_NW = masks_in(message)
+    """Compute the step of a message, or draw the tokens of the last one by the message's masks."""
     if message[0] == TIME_STEPS:
-        return
+        return  # which rank 0 alone does
+    masks_NW = masks_in(message)
     if masks_NW is None:
         worker.compute(unpack(message))
     else:

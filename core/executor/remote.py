@@ -1,9 +1,8 @@
-"""The executor whose ranks are all in processes of their own, rank 0 too: frames out, answers in.
+"""The executor whose ranks are all in processes of their own, rank 0 too: it sends frames and reads rank 0's answers.
 
-Every message goes to all ranks; rank 0 answers each one at once, with "launched" or with what failed, and again with
-what came of the step when that is there, so that the next step may be launched meanwhile. The first answer is waited
-for only if the engine could go on after a fault: what fails otherwise ends the rank, and so the engine. Knows no
-configuration and no model, and what a rank is made of only by its links.
+Every message goes to all ranks. Rank 0 answers each one at once, with "launched" or with a fault, and again with the
+result once that is there, so that the next step can be launched meanwhile. The first answer is waited for only if the
+engine could go on after a fault; any other fault ends the rank, and so the engine.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from hookline.core.step.timing import DeviceTime
 from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
 
 LOOK_S = 0.1
-"""Between two looks for a lost rank while rank 0 says nothing."""
+"""Seconds between two looks for a lost rank while rank 0 sends nothing."""
 
 
 @dataclass
 class _Handle:
-    """A launched step. number: of its message, which the result names. to_agree_on: the number of the step's last
-    message, if plugins ran in it that may fail for single requests; else 0.
+    """A launched step. number: of its message, by which its result is recognised.
+
+    to_agree_on: the number of the step's last message, if plugins ran in it that may fail for single requests; else 0.
     """
 
     number: int
@@ -40,7 +40,7 @@ class _Handle:
 
     @property
     def there(self) -> Result:
-        """What it brought, once it was collected."""
+        """The result; the step must have been collected."""
         assert self.result is not None, "the step was not collected"
         return self.result
 
@@ -52,7 +52,7 @@ class RemoteClock:
         self._times: deque[DeviceTime] = deque()
 
     def add(self, time: DeviceTime) -> None:
-        """The time of the step collected last."""
+        """Add the time of the step that was collected last."""
         self._times.append(time)
 
     def read(self) -> DeviceTime | None:
@@ -65,7 +65,7 @@ class RemoteClock:
 
 
 class RemoteExecutor(SizedExecutor):
-    """`core.step.executor.Executor` over ranks that are all elsewhere.
+    """`core.step.executor.Executor` over ranks that are all in other processes.
 
     num_blocks: of the KV cache, as rank 0 sized it. num_mask_words: 32-bit words of a row's mask.
     """
@@ -77,7 +77,7 @@ class RemoteExecutor(SizedExecutor):
         self._masks = np.empty((0, num_mask_words), dtype=np.int32)
         self._num_sent, self._clock = 0, RemoteClock()
         self._results: dict[int, Result] = {}
-        """Of launched steps that were not collected yet, by number."""
+        """Results of steps that were not collected yet, by number."""
         answers = links.children[0].answers
         assert answers is not None, "rank 0 has a socket for its answers"
         self._answers, self._readable = answers, select.poll()
@@ -102,8 +102,8 @@ class RemoteExecutor(SizedExecutor):
     def launch(self, step: Step) -> _Handle:
         """See Executor.
 
-        Raises: RankError if a rank is lost; RequestFault if the same failed on every rank. LostStep if there is one
-        rank and it lost the step.
+        Raises: RankError if a rank is lost; RequestFault if the step failed on every rank for the same requests;
+        LostStep if there is a single rank and it lost the step.
         """
         number = self._send(pack(step), may_fail_alone=step.is_agreed_on)
         return _Handle(number, number if step.is_agreed_on else 0)
@@ -124,8 +124,9 @@ class RemoteExecutor(SizedExecutor):
             handle.to_agree_on = number
 
     def _send(self, message: IntArray, *, may_fail_alone: bool) -> int:
-        """Send a message to all ranks, and wait until rank 0 has taken it if it may fail and the rank go on; returns
-        its number.
+        """Send a message to all ranks; returns its number.
+
+        If the ranks could go on after a fault in what it asks for, wait until rank 0 has taken it.
         """
         monitor = self.links.monitor
         with monitor.in_step():
@@ -163,7 +164,7 @@ class RemoteExecutor(SizedExecutor):
         return handle.result.tokens
 
     def _next_answer(self) -> IntArray:
-        """The next frame of rank 0's.
+        """Wait for rank 0's next answer.
 
         Raises: RankError if a rank is lost meanwhile.
         """
@@ -177,7 +178,7 @@ class RemoteExecutor(SizedExecutor):
             raise monitor.verdict(error) from None
 
     def _keep(self, answer: IntArray) -> None:
-        """Keep a result for `collect`. Answers to steps whose caller was interrupted are of no use."""
+        """Keep a result for `collect`; drop other answers, which are to steps whose caller was interrupted."""
         if answer[0] == RESULT:
             self._results[int(answer[1])] = read_result(answer)
 
@@ -190,7 +191,7 @@ class RemoteExecutor(SizedExecutor):
         return handle.there.states
 
     def time_steps(self) -> RemoteClock:
-        """See Executor; of rank 0's device, which waits for the others like any."""
+        """See Executor; the times are of rank 0's device, and include its waits for other ranks."""
         self._send(pack_time_steps(), may_fail_alone=False)
         return self._clock
 

@@ -1,8 +1,8 @@
 """A piece of memory that the processes of one engine share: 64-bit words behind a file descriptor without a name.
 
-Nothing of it can outlive the processes that hold it, however they end, and two engines cannot meet in it. Knows nothing
-of what the words mean. One process writes a word, the others read it: no locks, which needs a processor that lets
-others see stores in the order they were made, as x86-64 does, or a system call in between.
+It is gone with the processes that hold it, however they end, and no other engine can open it. Each word is written by
+one process and read by the others, without locks: this needs a processor that lets others see stores in the order in
+which they were made, as x86-64 does, or a system call in between.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SharedWords:
         return cls(fd, num_words)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last array over it. A second call does nothing."""
+        """Close the descriptor; the memory is freed with the last array over it. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,7 +1,7 @@
 """KV-cache blocks: who holds which, what is free, and which contents can be found again by their prefix.
 
-Knows nothing of requests, tensors or policies; every operation is O(1) per block. A block that nobody holds keeps its
-content until it is handed out again, least recently used first, so a later request can still find it.
+Blocks are numbers here; the memory behind them is the worker's. Every operation is O(1) per block. A block without a
+holder keeps its content until it is handed out again, least recently used first, so a later request can still find it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import xxhash
 
 ROOT = 0
-"""Serial of the empty prefix; that of a request with a cache salt is another one (RequestInfo.prefix_root)."""
+"""Serial of the empty prefix; a request with a cache salt has another one in its place (RequestInfo.prefix_root)."""
 MAX_HASH = 2**64 - 1
 UNCACHED = -1
-"""Serial of content that cannot be found again; nothing that follows it can either."""
+"""Serial of content that cannot be found again; content that follows it cannot be found either."""
 
 
 def hash_block(previous_hash: int, tokens: bytes) -> int:
@@ -54,7 +54,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds, cached or not."""
+        """How many blocks have no holder, cached or not."""
         return len(self._free)
 
     def references(self, block: int) -> int:
@@ -62,7 +62,7 @@ class BlockPool:
         return self._references[block]
 
     def serial(self, block: int) -> int:
-        """Serial of a cached block's content, else UNCACHED."""
+        """Serial of a block's content if it is cached, else UNCACHED."""
         content = self._contents[block]
         return UNCACHED if content is None else content.serial
 
@@ -102,7 +102,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def cache(self, block: int, hash_: int, tokens: bytes, parent: int) -> int:
-        """Let a full block be found by its content; returns the serial that its children name as parent.
+        """Make a full block findable by its content; returns its serial, which the blocks after it name as parent.
 
         If the same content is cached already, in another block, that one stays and its serial is returned.
         """
@@ -118,14 +118,14 @@ class BlockPool:
         return self._next_serial - 1
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Forget what these blocks hold; holders keep them."""
+        """Make these blocks' contents unfindable; their holders keep them."""
         for block in blocks:
             if self._contents[block] is not None and block in self._free:
                 self._free.move_to_end(block, last=False)
             self._forget(block)
 
     def reset_cache(self) -> None:
-        """Forget all contents; holders keep their blocks."""
+        """Make all contents unfindable; holders keep their blocks."""
         self.forget(reversed(range(self.num_blocks)))
 
     def check(self) -> None:

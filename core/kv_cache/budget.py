@@ -1,6 +1,6 @@
-"""The ledger a plan is counted against: the KV cache as it would be if the plan were carried out.
+"""The ledger that a plan's blocks are counted on: the KV cache as it would be if the plan were carried out.
 
-Reads the pool and the requests, changes neither. Core checks every plan by replaying it on a fresh ledger.
+It reads the pool and the requests and changes neither. Core checks every plan by replaying it on a fresh ledger.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Ledger:
             self._num_free += self._is_free(block)
 
     def _foresee(self, request: Request, num_tokens: int) -> None:
-        """Hold what the request found, and let later requests of this plan find what it is about to compute."""
+        """Count the cached blocks of the request as held, and those it will compute as found by later requests."""
         start = request.num_computed_tokens
         if not request.blocks:
             start = self.num_cached_tokens(request.view)
@@ -102,10 +102,11 @@ class Ledger:
 
 
 class GroupedLedger(Ledger):
-    """`core.contracts.BlockBudget` over a pool that several groups share.
+    """`core.contracts.BlockBudget` over a pool that several groups of layers share.
 
-    It never says that more is free than the step that is carried out will find; what leaves a window in that step is
-    free for the one after. More tokens than a step can compute cost what they take at most at a time, chunk by chunk.
+    It never counts more blocks as free than the step will find when the plan is carried out; blocks that leave a window
+    in that step are free for the next one. More tokens than one step can compute cost as many blocks as they hold at
+    most at a time, when they are computed chunk by chunk.
     """
 
     def __init__(self, cache: GroupedCacheManager, queue: RequestQueue) -> None:
@@ -125,7 +126,7 @@ class GroupedLedger(Ledger):
         return self._cost_of(new, [_num_held(blocks) for blocks in found]) + revived
 
     def _cost_of(self, num_columns: int, num_held_G: list[int]) -> int:
-        """Blocks of this many further columns; num_held_G: of each group, those that the request has by then."""
+        """Blocks that this many further columns take; num_held_G: for each group, how many the request has by then."""
         total = 0
         for most, num_held in zip(self._groups.most_columns, num_held_G, strict=True):
             total += num_columns if most is None else min(num_columns, max(0, most - num_held))
@@ -133,7 +134,7 @@ class GroupedLedger(Ledger):
 
 
 def _num_held(blocks: list[int]) -> int:
-    """Blocks of a list; holes come first."""
+    """How many blocks a list has besides holes, which come first."""
     return len(blocks) - blocks.count(HOLE)
 
 

@@ -1,9 +1,9 @@
-"""The blocks of requests of a model whose layers keep unlike things: one list of blocks for each group of layers.
+"""The blocks of requests if layers differ in what they keep: a request has a list of blocks for each group of layers.
 
-All groups' lists have the same length. Blocks wholly before what a request's next query sees in a group's window are
-given back and leave a HOLE; while nobody takes them, they can be found again. A block's content is known by its group
-and by a cryptographic hash of all tokens up to its end, so that it stays findable when blocks before it are gone, as
-those before a window are. Legend: G groups, S entries of the running table.
+All groups' lists have the same length. Blocks that lie wholly before a group's window of the next query are given back
+and leave a HOLE; until they are handed out again, they can be found. A block's content is identified by its group and
+by a cryptographic hash of all tokens up to its end, so that it stays findable when blocks before it are gone, as those
+before a window are. Legend: G groups, S entries of the running table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hookline.core.util.arrays import IntArray
 HOLE = -1
 """Stands in a request's list for a block that it no longer needs."""
 HASH_BYTES = 32
-"""Of blake2b: nobody finds two prefixes with the same hash, so tokens need not be compared."""
+"""Bytes of a blake2b hash: two prefixes with the same hash cannot be constructed, so tokens need not be compared."""
 
 
 def chain_hash(previous: int, tokens: bytes) -> int:
@@ -37,7 +37,8 @@ def chain_hash(previous: int, tokens: bytes) -> int:
 class GroupedCacheManager(KVCacheManager):
     """See KVCacheManager; `request.group_blocks` has a list for each group, of which `request.blocks` is the first.
 
-    A row of the block table holds those of the groups one after the other, each as wide as for the longest sequence.
+    A row of the block table has the columns of each group one after the other, each wide enough for the longest
+    sequence.
     """
 
     def __init__(self, pool: BlockPool, table: RunningTable, groups: CacheGroups, limits: Limits) -> None:
@@ -69,7 +70,7 @@ class GroupedCacheManager(KVCacheManager):
         return hashes[index]
 
     def _key(self, group: int, hash_: int) -> int:
-        """What the pool knows a group's block by."""
+        """The key of a group's block in the pool's index."""
         return hash_ * len(self.windows) + group
 
     def _find(self, group: int, hash_: int) -> int | None:
@@ -95,7 +96,7 @@ class GroupedCacheManager(KVCacheManager):
     # ------------------------------------------------------------------------------------------------------- prefixes
 
     def match_groups(self, request: Request) -> list[list[int]]:
-        """The cached blocks of the longest prefix that every group can go on from, HOLE for those it does not need."""
+        """For each group, the cached blocks of the longest prefix from which all can go on; HOLE for unneeded ones."""
         if request.match[0] != self.pool.version:
             found = self._find_groups(request) if self.pool.caching else [[] for _ in self.windows]
             request.match = (self.pool.version, found)
@@ -113,15 +114,15 @@ class GroupedCacheManager(KVCacheManager):
     def _find_groups(self, request: Request) -> list[list[int]]:
         size, known = self.pool.block_size, dict[tuple[int, int], int | None]()
 
-        def found(group: int, index: int) -> int | None:
+        def _found(group: int, index: int) -> int | None:
             if (group, index) not in known:
                 known[group, index] = self._find(group, self.block_hash(request, index))
             return known[group, index]
 
         length, most = 0, self.max_cached_blocks(request)
-        while length < most and all(found(group, length) is not None for group in self.full):
+        while length < most and all(_found(group, length) is not None for group in self.full):
             length += 1
-        while (missing := self._missing(length, found)) is not None:
+        while (missing := self._missing(length, _found)) is not None:
             length = missing  # no prefix in between ends before the missing block leaves the window
         starts = [0 if window is None else first_seen(length * size, window, size) for window in self.windows]
         return [
@@ -130,7 +131,7 @@ class GroupedCacheManager(KVCacheManager):
         ]
 
     def _missing(self, length: int, found: Callable[[int, int], int | None]) -> int | None:
-        """The last block that a window needs after so many blocks, and that is not cached."""
+        """The last block that is not cached and that a window needs after a prefix of `length` blocks, if any."""
         size = self.pool.block_size
         for group, window in self.windowed:
             for index in reversed(range(first_seen(length * size, window, size), length)):
@@ -139,7 +140,7 @@ class GroupedCacheManager(KVCacheManager):
         return None
 
     def touch_prefix(self, request: Request, blocks: Sequence[int]) -> None:
-        """Share the cached blocks of `match_groups`, which `blocks` names, with a request that has computed nothing."""
+        """Share the cached blocks of `match_groups`, given as `blocks`, with a request that has computed no token."""
         self.pool.hold(blocks)
         request.group_blocks = [list(group) for group in self.match_groups(request)]
         self._note_columns(request)
@@ -189,15 +190,15 @@ class GroupedCacheManager(KVCacheManager):
         return self._entries(request, first)
 
     def release(self, request: Request) -> None:
-        """See KVCacheManager. The last columns go first in all groups, so that a prefix is left that all have."""
+        """See KVCacheManager. The last columns of all groups are given back first, so that a common prefix is left."""
         columns = zip(*request.group_blocks, strict=True)
         request.blocks, request.group_blocks, request.num_block_tokens = [], [], 0
         self.pool.release([block for column in columns for block in column if block != HOLE])
 
     def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
-        """Give back what left the windows of these requests, which the step computes: its own queries still see it.
+        """Give back the blocks that leave the windows of these requests with this step, whose queries still see them.
 
-        Who takes these blocks writes to them in a later step, which the device computes after this one.
+        That is safe: their next holder writes to them in a later step, which the device computes after this one.
         """
         self._computing.clear()
         self._trimmed.clear()
@@ -215,7 +216,7 @@ class GroupedCacheManager(KVCacheManager):
             self._trim(request)
 
     def _trim(self, request: Request) -> None:
-        """Give back what the request's next query does not see."""
+        """Give back the blocks that the request's next query does not see in any layer of their group."""
         left: list[int] = []
         num_computed_tokens, size = request.num_computed_tokens, request.block_size
         for window, groups in self.by_window.items():
@@ -251,9 +252,10 @@ class GroupedCacheManager(KVCacheManager):
         self._computing.clear()  # these are computed
 
     def _cache_block(self, block: int, group: int, hash_: int) -> None:
-        """Make a block cached, in place of another one with the same content that nobody holds.
+        """Make a block cached, in place of a free one with the same content if there is one.
 
-        There may be one if another group lacked it. A request that shares this block then takes none of the free ones.
+        There may be one if the prefix was not found because another group lacked a block. A request that shares this
+        block, which has a holder, takes none of the free ones.
         """
         known = self._find(group, hash_)
         if known is not None and self.pool.references(known) == 0:

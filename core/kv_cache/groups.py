@@ -1,9 +1,9 @@
 """Which layers of a model share a block of the KV cache, and where each layer's keys and values lie in it.
 
-Layers of one kind are cut into groups of at most `num_places`; place i of a block belongs to the i-th layer of the
-group that holds the block. So all blocks have the same bytes, one pool serves every group, and a model with full
-attention everywhere is one group whose places are its layers. Of a model that is cut into stages, a stage's blocks have
-places for its own layers alone; which groups there are, and whose a block is, is the same on all stages. No torch.
+Layers of one kind are divided into groups of at most `num_places`; place i of a block belongs to the i-th layer of the
+group that holds the block. So all blocks have the same size, one pool serves every group, and a model with full
+attention everywhere is one group whose places are its layers. If the model is cut into stages, the groups, and which
+group holds a block, are the same on all stages; each stage's blocks have places for its own layers alone.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ Place = tuple[int, int]
 _Members = dict[int, list[int]]
 """Layers of one kind, by the stage that has them."""
 FULL_PADDING_WEIGHT = 4
-"""How much worse a place without a layer is in blocks that grow with a sequence than in those of a window."""
+"""How many times worse a place without a layer is with full attention, whose blocks grow with the sequence, than in a
+window.
+"""
 
 
 @dataclass(frozen=True)
 class CacheGroups:
-    """windows: tokens that a query of each group's layers sees; None for all.
+    """How the layers of a model share blocks.
 
-    places: of each layer, where its keys and values lie in its stage's blocks; None for a layer that has none. A layer
-    that attends over another one's cache has the place of that one. num_places: layers that a block has room for, in
-    any group; no stage has more. writes: of each layer, whether it has keys and values of its own. has_states: whether
-    a layer keeps a state.
+    windows: for each group, how many tokens a query of its layers sees; None for all. places: for each layer, where its
+    keys and values lie in its stage's blocks; None if it has none. A layer that attends over another one's cache has
+    that one's place. num_places: how many layers a block has room for, the most of any stage. writes: for each layer,
+    whether it has keys and values of its own. has_states: whether any layer keeps a recurrent state.
     """
 
     windows: tuple[int | None, ...]
@@ -41,11 +43,12 @@ class CacheGroups:
 
     @classmethod
     def of(cls, spec: ModelSpec, max_model_len: int, layer_counts: Sequence[int] = ()) -> CacheGroups:
-        """The groups of a model. A window that no sequence outgrows is full attention.
+        """The groups of a model. A window as long as max_model_len counts as full attention.
 
-        layer_counts: of each stage; empty if the model is not cut. A kind of layers has as many groups as the stage
-        with most of them needs, and each stage deals its own out to these.
-        Raises: ConfigError if the spec contradicts itself, or a layer is parted from the one whose cache it shares.
+        layer_counts: layers of each stage; empty if the model is not cut. Each kind of layers has as many groups as the
+        stage with most of them needs, and each stage distributes its own layers over these.
+        Raises: ConfigError if the spec contradicts itself, or if a layer is on another stage than the one whose cache
+        it shares.
         """
         layers = [_seen(layer, max_model_len) for layer in checked_layers(spec)]
         stage_of = [stage for stage, count in enumerate(layer_counts or (len(layers),)) for _ in range(count)]
@@ -67,33 +70,33 @@ class CacheGroups:
         )
 
     def num_places_of(self, layers: range) -> int:
-        """Layers that a block has room for on the stage that has these."""
+        """How many layers a block has room for on the stage that has these layers."""
         return max((place[1] + 1 for place in map(self.places.__getitem__, layers) if place is not None), default=0)
 
     @classmethod
     def of_described(cls, described: Mapping[str, Any]) -> CacheGroups:
-        """Groups without their layers, where only blocks are counted. described: what `described` gives."""
+        """Groups without their layers, for counting blocks alone. described: what the property `described` gives."""
         windows = tuple(described.get("windows", (None,)))
         return cls(windows, (), 0, (), has_states=bool(described.get("has_states", False)))
 
     @property
     def described(self) -> dict[str, Any]:
-        """What counts for scheduling, in plain values."""
+        """What scheduling depends on, as plain values: for recorded runs that are simulated."""
         return {"windows": list(self.windows), "has_states": self.has_states}
 
     @property
     def num_groups(self) -> int:
-        """Blocks that each block_size tokens of a sequence take, before any leaves a window."""
+        """How many groups there are; that many blocks are taken by every block_size tokens still in all windows."""
         return len(self.windows)
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one group, which keeps every token: then who counts blocks need not know of groups."""
+        """Whether there is one group, which keeps every token, so that blocks can be counted without groups."""
         return self.windows == (None,)
 
     @property
     def is_by_layer(self) -> bool:
-        """Whether every layer is in that group, with keys and values of its own: then no rank needs to know, either."""
+        """Whether all layers are in one group, with keys and values of their own, so that ranks need no groups."""
         return self.is_plain and all(self.writes)
 
     def most_blocks(self, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
@@ -113,11 +116,11 @@ class CacheGroups:
 
 
 ALL_TOKENS = CacheGroups((None,), (), 0, ())
-"""Of a model whose layers all keep every token."""
+"""The groups of a model whose layers all keep every token."""
 
 
 def first_seen(num_computed_tokens: int, window: int, block_size: int) -> int:
-    """The first block that the next query of a sequence sees, at position num_computed_tokens."""
+    """The first block that the next query of a sequence, at position num_computed_tokens, sees in this window."""
     return max(0, num_computed_tokens - window + 1) // block_size
 
 
@@ -129,9 +132,12 @@ def most_columns(window: int | None, block_size: int, max_num_batched_tokens: in
 
 
 def best_num_places(num_layers: Mapping[int | None, int]) -> int:
-    """How many layers a group should have, given the layers of each kind, by window: few groups, little padding."""
+    """How many layers a group should have at most: so that there are few groups and few places without a layer.
 
-    def cost(num_places: int) -> tuple[int, int]:
+    num_layers: layers of each kind, by window.
+    """
+
+    def _cost(num_places: int) -> tuple[int, int]:
         total = 0
         for window, count in num_layers.items():
             num_groups = -(-count // num_places)
@@ -139,11 +145,11 @@ def best_num_places(num_layers: Mapping[int | None, int]) -> int:
             total += num_groups + padding * (FULL_PADDING_WEIGHT if window is None else 1)
         return total, -num_places
 
-    return min(range(1, max(num_layers.values(), default=0) + 1), key=cost, default=0)
+    return min(range(1, max(num_layers.values(), default=0) + 1), key=_cost, default=0)
 
 
 def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
-    """What each layer keeps.
+    """What each layer keeps, checked.
 
     Raises: ConfigError for another number of layers than num_layers, a window of no tokens, or a layer that shares the
     cache of one that has none or does not come before it.
@@ -167,7 +173,7 @@ def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
 
 
 def _by_window_and_stage(layers: Sequence[LayerCache], stage_of: Sequence[int]) -> dict[int | None, _Members]:
-    """The layers with keys and values of their own, by what their queries see, and by the stage that has them."""
+    """The layers with keys and values of their own, by window, and for each window by stage."""
     kinds: dict[int | None, _Members] = {}
     for index, layer in enumerate(layers):
         if _has_own(layer):
@@ -176,7 +182,7 @@ def _by_window_and_stage(layers: Sequence[LayerCache], stage_of: Sequence[int]) 
 
 
 def _numbered_groups(most: Mapping[int | None, int], num_places: int) -> dict[int | None, range]:
-    """The numbers of each kind's groups: of full attention first, then by window. most: layers of a kind on a stage."""
+    """The groups' numbers for each kind: full attention first, then by window. most: layers of a kind on any stage."""
     groups: dict[int | None, range] = {}
     num_groups = 0
     for window in sorted(most, key=lambda window: (window is not None, window)):
@@ -188,7 +194,7 @@ def _numbered_groups(most: Mapping[int | None, int], num_places: int) -> dict[in
 def _dealt_out(
     own: Mapping[int | None, Sequence[int]], groups: Mapping[int | None, range]
 ) -> Iterator[tuple[int, Place]]:
-    """Each layer of a stage with its place: so many to a group, whatever its kind, that they just suffice."""
+    """The places of a stage's own layers. No group gets more layers than are needed to place all of them."""
     size = max((-(-len(members) // len(groups[window])) for window, members in own.items()), default=0)
     for window, members in own.items():
         for number, index in enumerate(members):
@@ -198,7 +204,7 @@ def _dealt_out(
 def _shared_places(
     layers: Sequence[LayerCache], places: Mapping[int, Place], stage_of: Sequence[int]
 ) -> Iterator[tuple[int, Place]]:
-    """Each layer that attends over another one's cache, with the place of that one."""
+    """The places of layers that attend over another layer's cache: those of that layer."""
     for index, layer in enumerate(layers):
         if isinstance(layer, SharedCache):
             _refuse_parted(index, layer.layer, stage_of)

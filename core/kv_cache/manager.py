@@ -1,7 +1,7 @@
 """The blocks of requests: found by their prefix, shared, allocated, cached and given back.
 
-Knows no plan and no tensors. A request carries its own blocks and hashes; only this module changes them. Legend: S
-entries of the running table.
+A request carries its own blocks and hashes; only this module, and group_manager.py, change them. Legend: S entries of
+the running table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from hookline.core.util.arrays import IntArray
 
 
 class KVCacheManager:
-    """Hands out the blocks of a pool to requests. Blocks that a chunk fills are cached as soon as it is planned:
-    requests of the same step share them, since every layer writes all keys and values of a step before it attends.
+    """Hands out the blocks of a pool to requests.
 
-    For models with full attention everywhere; `core.kv_cache.group_manager` extends it for the others.
+    Blocks that a chunk fills are cached as soon as the chunk is planned: requests of the same step can share them,
+    since every layer writes all keys and values of a step before it attends. For models with full attention everywhere;
+    `core.kv_cache.group_manager` extends it for the others.
     """
 
     blocks_per_column = 1
-    """Blocks that block_size tokens of a request take."""
+    """How many blocks every block_size tokens of a request take."""
 
     def __init__(self, pool: BlockPool, table: RunningTable) -> None:
         self.pool, self.table = pool, table
@@ -36,7 +37,7 @@ class KVCacheManager:
         return request.blocks
 
     def table_entries(self, request: Request) -> list[tuple[int, int, int]]:
-        """What the request's blocks are in its block table: (row, column, block)."""
+        """The entries of the request's blocks in the block table: (row, column, block)."""
         return [(request.row, column, block) for column, block in enumerate(request.blocks)]
 
     def block_tokens(self, request: Request, index: int) -> bytes:
@@ -53,15 +54,16 @@ class KVCacheManager:
         return hashes[index]
 
     def _hash_before(self, request: Request) -> int:
-        """What the request's next hash is chained to; a salt stands before the first."""
+        """The hash that the request's next block hash is chained to; before the first, that of its cache salt."""
         hashes = request.block_hashes
         return hashes[-1] if hashes else request.prefix_root & MAX_HASH
 
     # ------------------------------------------------------------------------------------------------------- prefixes
 
     def max_cached_blocks(self, request: Request) -> int:
-        """Full blocks before the request's last known token; none while its prompt has to be scored, or if its pooler
-        reads all of it.
+        """How many blocks may be taken from the cache: the full ones before the request's last known token.
+
+        None while its prompt has to be scored, or if its pooler reads all of the prompt.
         """
         if request.pooling is not None and request.pooling.reads_all_tokens:
             return 0
@@ -70,7 +72,7 @@ class KVCacheManager:
         return (request.num_tokens - 1) // request.block_size
 
     def match_prefix(self, request: Request) -> list[int]:
-        """Cached blocks that hold the request's leading tokens; never all: its last token is always computed."""
+        """Cached blocks that hold the request's first tokens; never all tokens, since the last is always computed."""
         if request.match[0] != self.pool.version:
             request.match = (
                 self.pool.version,
@@ -80,11 +82,11 @@ class KVCacheManager:
         return blocks
 
     def num_matched(self, request: Request) -> int:
-        """Full blocks of `match_prefix` that follow one another from the request's first token on."""
+        """How many blocks of tokens `match_prefix` covers, from the request's first token on."""
         return len(self.match_prefix(request))
 
     def _find_prefix(self, request: Request, first: int, parent: int) -> list[int]:
-        """The cached blocks that hold the request's tokens from block `first` on, which follows `parent`."""
+        """The cached blocks that hold the request's tokens from block `first` on. parent: serial of the last one."""
         blocks: list[int] = []
         hashes, tokens, size = request.block_hashes, request.tokens, request.block_size
         for index in range(first, self.max_cached_blocks(request)):
@@ -99,7 +101,7 @@ class KVCacheManager:
         return blocks
 
     def touch_prefix(self, request: Request, blocks: Sequence[int]) -> None:
-        """Share further cached blocks with a request that has computed nothing beyond them."""
+        """Share cached blocks with a request that has computed no token beyond those it has; they count as computed."""
         self.pool.hold(blocks)
         self._add(request, blocks)
         if blocks:
@@ -119,13 +121,13 @@ class KVCacheManager:
         return max(0, -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks))
 
     def allocate(self, request: Request, num_blocks: int) -> list[tuple[int, int, int]]:
-        """Give a request further blocks; returns what changes in its block table: (row, column, block)."""
+        """Give a request further blocks; returns the new entries of the block table: (row, column, block)."""
         first, blocks = len(request.blocks), self.pool.allocate(num_blocks)
         self._add(request, blocks)
         return [(request.row, column, block) for column, block in enumerate(blocks, first)]
 
     def allocate_next(self, entries_N: IntArray) -> list[tuple[int, int, int]]:
-        """Make room for one more token of each of these running requests; returns what changes in block tables."""
+        """Make room for one more token of each of these running requests; returns the new block table entries."""
         table, changes = self.table, []
         is_full = table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]
         for request in table.requests(entries_N[is_full]):
@@ -143,7 +145,7 @@ class KVCacheManager:
         self.pool.release(blocks)
 
     def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
-        """Note that a step has all its blocks: these entries decode in it, and it computes these chunks of requests."""
+        """Called when a step has all its blocks. decode: entries that decode in it. chunks: those that it computes."""
 
     # -------------------------------------------------------------------------------------------------------- caching
 
@@ -157,7 +159,7 @@ class KVCacheManager:
                 self.cache_blocks(request)
 
     def cache_blocks(self, request: Request) -> None:
-        """Make the request's full blocks findable, as far as all their tokens are known."""
+        """Make the request's full blocks findable whose tokens are all known."""
         if not self.pool.caching:
             return
         final = min(request.num_computed_tokens, request.num_known_tokens)
@@ -169,9 +171,9 @@ class KVCacheManager:
             request.num_cached_block_tokens += request.block_size
 
     def uncache(self, request: Request, num_tokens: int) -> None:
-        """Let nobody find the request's blocks that hold any of its last `num_tokens` tokens, which were not computed.
+        """Make the blocks unfindable that hold any of the request's last `num_tokens` tokens, which were not computed.
 
-        Only requests of the same step can share them by now.
+        Only requests of the same step can share them by now, and that step was lost.
         """
         first = max(0, request.num_computed_tokens - num_tokens) // request.block_size
         self.pool.forget(request.blocks[first:])

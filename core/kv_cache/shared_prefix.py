@@ -1,6 +1,6 @@
 """Which decoding requests begin with the same blocks, so that kernels can read those once for all of them.
 
-Looks at block lists alone: blocks are shared only if their contents are. Knows no kernels.
+Only the lists of blocks are compared: requests have the same block only if they have the same tokens in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hookline.core.requests.request import Request
 
 MIN_SAVED_TOKENS = 16384
-"""Fewest cached tokens that a step must save reading, over all requests, for the extra kernel to pay off."""
+"""Fewest cached tokens, over all requests, that a step must be spared from reading for the extra kernel to pay off."""
 
 
 def shared_prefix(requests: Sequence[Request]) -> tuple[list[Request], int]:
@@ -32,7 +32,7 @@ def shared_prefix(requests: Sequence[Request]) -> tuple[list[Request], int]:
 
 
 def common_blocks(tables: Sequence[list[int]]) -> int:
-    """Length of the longest common prefix.
+    """Length of the longest common prefix of these lists of blocks.
 
     Only the smallest and the largest list in lexical order are compared: what these two share, all share.
     """

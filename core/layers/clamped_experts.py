@@ -88,8 +88,8 @@ def plain_clamped_expert_mlp(
 ) -> Tensor:  # fmt: skip
     """See Kernels.clamped_expert_mlp.
 
-    Device: a CPU computes for each expert the tokens that want it; elsewhere all experts compute all tokens, which is
-    much more work but needs nothing from the device.
+    Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
+    much more work but needs no host sync.
     """
     biases = [None] * len(down_XDF) if down_bias_XD is None else list(down_bias_XD)
     weights = zip(gate_up_XFD, gate_up_bias_XF, down_XDF, biases, strict=True)

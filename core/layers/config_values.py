@@ -1,6 +1,6 @@
 """Reads a config.json key by key: each value is checked, and what a model does not implement is refused by name.
 
-Knows no model and nothing of tensors.
+A model calls it for each key that it reads, when its config is made.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from hookline.core.contracts import FullAttention, LayerCache, SlidingWindow
 from hookline.core.errors import ConfigError, shown
 
 MAX_SIZE = 2**24
-"""Largest size that is believed: a larger one is a broken file, and would take the machine's memory."""
+"""Largest size that is accepted: a larger one is a broken file, and would take all of the machine's memory."""
 MAX_LAYERS = 10_000
-"""Most layers that are believed."""
+"""Most layers that are accepted."""
 MAX_NUMBER = 1e6
-"""Largest number that is believed where a config.json has a factor or a limit."""
+"""Largest number that is accepted where a config.json has a factor or a limit."""
 HEAD, OTHER_HEADS = "ForCausalLM", ("ForSequenceClassification", "Model")
-"""What the names of language models end in, and those of their bodies with another head or none."""
+"""Endings of architectures' names: with a language model's head, and with another head or none."""
 
 
 @dataclass(frozen=True)
 class ConfigValues:
-    """A config.json and the name of the model that reads it, for the messages.
+    """A config.json and the name of the model that reads it, for error messages.
 
-    values: the file's, as parsed; nothing in it is trusted. Every method that reads a key raises ConfigError, with the
-    key, its value and what is supported, for a value that is not of its form.
+    values: the parsed file, of which no value is trusted. Every method that reads a key raises ConfigError, with the
+    key, its value and what is supported, if the value is not of the method's kind.
     """
 
     values: Mapping[str, Any]
@@ -68,7 +68,7 @@ class ConfigValues:
         return list(value)
 
     def only(self, key: str, value: Any) -> None:
-        """Refuse any other value than this one, which is also what a missing key means."""
+        """Refuse any value but this one, which a missing key also means."""
         if self.values.get(key, value) != value:
             self.refuse(key, str(value))
 
@@ -101,8 +101,8 @@ class ConfigValues:
     def model_type(self, architectures: Mapping[str, str | Sequence[str]]) -> str:
         """The model type, which must be one of these, each with its architectures; a missing one is the first.
 
-        An architecture may also be the body alone, or have a head of classes: both are for vectors. Architectures that
-        do not go with the type are refused.
+        An architecture may also be the body alone, or have a classification head, for pooled requests. Architectures
+        of other model types are refused.
         """
         found = self.values.get("model_type", next(iter(architectures)))
         if not isinstance(found, str) or found not in architectures:
@@ -128,7 +128,7 @@ class ConfigValues:
 
 
 def layer_caches(windows: Sequence[int | None], max_position: int) -> tuple[LayerCache, ...]:
-    """What the layers of these windows keep, for ModelSpec.layers; a window that holds every sequence is none."""
+    """What layers with these windows keep, for ModelSpec.layers; a window as long as max_position is full attention."""
     return tuple(
         FullAttention() if window is None or window >= max_position else SlidingWindow(window) for window in windows
     )

@@ -1,7 +1,7 @@
-"""Experts: gated feed-forwards of which every token takes a few, and how a token's few are found.
+"""Experts: gated feed-forwards of which every token uses a few, and the router that chooses them.
 
-Knows nothing of models; a model routes, names its tensors, and gets `WeightTarget`s back. Kernels may offer
-`route_experts` and `expert_mlp`; where they do not, the plain ones here are used.
+A model hands in the names of its tensors and gets `WeightTarget`s back. Kernels may offer `route_experts` and
+`expert_mlp`; where they do not, the plain ones here are used.
 Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token, P = T * A pairs.
 """
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from hookline.core.contracts import Runtime
 
 ALIGNED_OUTPUTS = 8
-"""Products whose rows of 16-bit outputs begin at multiples of 16 bytes are the fast ones."""
+"""A router with gates pads its outputs to a multiple of this, since products are faster if rows of 16-bit outputs are
+aligned to 16 bytes."""
 
 Expert = Callable[[Tensor], Tensor]
-"""One expert: some tokens (N, D) to as many."""
+"""One expert: maps tokens (N, D) to (N, D)."""
 
 
 class ParallelExperts:
     """Experts whose intermediate features are split over the ranks: each rank holds a part of every expert.
 
-    So all ranks do the same work whatever the routing, and the block sums up over the ranks once. Splitting the experts
-    instead would leave a rank idle whenever no token wants its experts.
+    So all ranks do the same work whatever the routing, and the block needs one sum over the ranks. If each rank held
+    some of the experts instead, a rank would be idle whenever no token chose its experts.
     num_experts: X. hidden: D. inner: intermediate features of the whole expert, over all ranks.
     Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
@@ -78,7 +79,7 @@ class ParallelExperts:
 
 
 class SoftmaxRouter:
-    """Scores every expert for every token, and takes the best few; whole on every rank.
+    """Scores every expert for every token, and takes the best few; every rank has all of it.
 
     num_experts: X. hidden: D. top_k: A. bias: whether the logits have one.
     normalise: whether a token's weights are made to add up to one; they are then the softmax of the best few alone.
@@ -108,7 +109,7 @@ class SoftmaxRouter:
         return self.with_gates(x_TD)[:2]
 
     def with_gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What a call gives, and the gates' products (T, num_gates), whose rows are apart in memory."""
+        """What a call returns, and the gates' products (T, num_gates), a view whose rows are not contiguous."""
         num_experts = len(self.weight_XD)
         logits_TR = self.kernels.linear(x_TD, self._weight_RD, self.bias_X)
         logits_TX = logits_TR[:, :num_experts] if self.num_gates else logits_TR
@@ -135,15 +136,15 @@ def plain_expert_mlp(
 ) -> Tensor:
     """See Kernels.expert_mlp.
 
-    Device: a CPU computes for each expert the tokens that want it; elsewhere all experts compute all tokens, which is
-    much more work but needs nothing from the device.
+    Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
+    much more work but needs no host sync.
     """
     compute = wanted_experts if x_TD.device.type == "cpu" else every_expert
     return compute(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
 
 def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Compute all experts for all tokens, and weight those that a token did not choose with zero: no host sync."""
+    """Compute all experts for all tokens, and weight those that a token did not choose with zero. No host sync."""
     return every_expert_of(_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
 
 
@@ -153,7 +154,7 @@ def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_X
 
 
 def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """`every_expert` of any experts: each maps some tokens (N, D) to as many."""
+    """`every_expert` for experts that are functions: each maps tokens (N, D) to (N, D)."""
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for index, expert in enumerate(experts):
         weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
@@ -162,7 +163,7 @@ def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, 
 
 
 def wanted_experts_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """`wanted_experts` of any experts: each maps some tokens (N, D) to as many."""
+    """`wanted_experts` for experts that are functions: each maps tokens (N, D) to (N, D)."""
     expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
     pairs_P = expert_P.argsort(stable=True)
     counts = torch.bincount(expert_P, minlength=len(experts)).tolist()

@@ -2,9 +2,8 @@
 
 core/layers/vocab.py has embedding and head, core/layers/experts.py experts and their router.
 
-They multiply by the runtime's kernels and know nothing of models or checkpoints' names; a model hands them its names
-and gets `WeightTarget`s back.
-What defines them: concatenated (or summed) over the ranks they equal the plain layer. Not `nn.Module`s, because a
+They multiply by the runtime's kernels. A model hands them the names of its tensors and gets `WeightTarget`s back.
+Concatenated (or summed) over the ranks, the results equal those of the plain layer. They are no `nn.Module`s, since a
 module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
 Legend: T tokens, D input features of this rank, O output features of this rank, C = (H + 2K) * E.
 """

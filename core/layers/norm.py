@@ -1,7 +1,7 @@
 """RMS norm of all query heads together, and of all key heads together, where the heads are split over the ranks.
 
-For models that normalise what the projections give as a whole (OLMo 2); norms of single heads are the kernels', see
-`QKNorm`. Legend: T tokens, C = (H + 2K) * E, H heads, K kv heads, E head dim; all of this rank.
+For models that normalise the whole output of the projections (OLMo 2); norms of single heads are done by the kernels,
+see `QKNorm`. Legend: T tokens, C = (H + 2K) * E, H heads, K kv heads, E head dim; all of this rank.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hookline.core.layers.vocab import empty_parameter
 class WholeQKNorm:
     """Normalises queries over the heads of all ranks, and keys likewise; values stay.
 
-    The ranks add up their mean squares, two numbers a token. A rank's share of the keys may be held by others as well:
-    all ranks hold equally many, so the mean over ranks is the mean over heads.
+    The ranks add up their mean squares, two numbers a token. Kv heads may be replicated on several ranks; since all
+    ranks hold equally many, the mean over ranks is still the mean over heads.
     qkv: the projection whose output is normalised; it says which heads this rank has. eps: added to the mean square.
     Shapes: qkv_TC (T, C) as `qkv` gives it -> (T, C). May overwrite its input.
     Raises: ConfigError for several ranks in batch-invariant mode.

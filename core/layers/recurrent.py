@@ -1,7 +1,7 @@
-"""What a layer with a RecurrentState computes with, plainly: a short convolution and the gated delta rule.
+"""The operations of layers with a RecurrentState in plain torch: a short convolution and the gated delta rule.
 
-For kernels that leave them out. Decode rows are computed together; the chunks of prompts one by one, from lengths that
-the host must know. States are read and written in place, in float32 if that is their dtype.
+Used for kernels that do not offer them. Decode rows are computed together, the chunks of prompts one by one, for which
+the host must know their lengths. States are read and written in place, in their own dtype.
 Legend: T tokens, D decode rows, R rows of states, C channels, W width of a convolution, P = W - 1 past inputs,
 K key heads, H = K * G value heads, E key head dim, F value head dim, Q tokens of a chunk.
 """
@@ -17,9 +17,9 @@ from torch.nn import functional
 from hookline.core.contracts import StateRows
 
 CHUNK = 64
-"""Tokens whose updates of a state are solved for at once."""
+"""Tokens of a prompt whose updates of a state are computed at once, by one triangular system."""
 EPS = 1e-6
-"""Under the root by which queries and keys are normalised."""
+"""Added under the root when queries and keys are normalised."""
 
 
 def plain_short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
@@ -66,7 +66,7 @@ def plain_gated_delta_rule(
 
 
 def _spans(states: StateRows) -> Iterator[tuple[Tensor, slice]]:
-    """Rows of states whose tokens are computed together, and where those lie: all decodes, then chunk after chunk."""
+    """Rows of states, and the slice of tokens that is computed with them: all decodes at once, then each chunk."""
     if states.num_decodes:
         yield states.rows_B[: states.num_decodes], slice(0, states.num_decodes)
     num_requests = len(states.rows_B)
@@ -87,7 +87,7 @@ def _normalised(x_TKE: Tensor) -> Tensor:
 def _one_token_each(
     q_BHE: Tensor, k_BHE: Tensor, v_BHF: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, state_BHEF: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The rule itself: forget, then put what the key should recall in place of what it recalls."""
+    """The rule for one token of each row: decay the state, then move the value that its key recalls towards v."""
     state_BHEF = state_BHEF * log_decay_BH.exp()[..., None, None]
     recalled_BHF = torch.einsum("bhef,bhe->bhf", state_BHEF, k_BHE)
     update_BHF = (v_BHF - recalled_BHF) * beta_BH[..., None]

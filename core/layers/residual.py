@@ -1,8 +1,8 @@
 """The residual stream of a model: what every block reads, normalised, and adds to.
 
-So a layer reads like the paper's figure: norm, attention, add; norm, feed-forward, add. An addition waits for the next
-norm: the sum over ranks, the addition and the norm are then one operation where kernels or ranks can. Ranks may cut the
-rows of a large step into chunks, to hide the sums of some behind the products of others. Knows no model.
+With it a layer reads like the paper's figure: norm, attention, add; norm, feed-forward, add. An addition is put off
+until the next norm, so that the sum over ranks, the addition and the norm can be one operation. Ranks may cut the rows
+of a large step into chunks, to hide the sums of some behind the products of others.
 Legend: T tokens, N rows wanted, D hidden, F features of a block's input.
 """
 
@@ -81,7 +81,7 @@ class Residual:
             self._added = x, through
 
     def keep(self, rows_N: Tensor | None) -> None:
-        """Continue with these rows alone, (N, D), or with all if None. What is added afterwards has as many rows.
+        """Continue with these rows alone, (N, D), or with all if None. What is added afterwards has these rows, too.
 
         For the last layer, after attention: `wanted_rows` names the rows that matter from there on.
         """
@@ -94,9 +94,9 @@ class Residual:
         self._chunks, self._knows_all_rows = [self._rows(rows_N)], True
 
     def stream(self) -> Tensor:
-        """The stream with all that was added, (T, D), known on every rank; later additions may overwrite it.
+        """The stream with all that was added, (T, D), up to date on every rank; later additions may overwrite it.
 
-        The next norm is then an operation of its own, so this is for looking at the stream, not for a model's layers.
+        The next norm cannot be fused with the addition then, so this is for observers, not for a model's layers.
         """
         self._add_now()
         self._know_all_rows()
@@ -114,14 +114,14 @@ class Residual:
             yield normed_TD
 
     def _add_now(self) -> None:
-        """Add what waits for a norm. Rows that this rank does not know stay unknown."""
+        """Carry out the addition that waits for a norm. Rows that are not up to date on this rank stay so."""
         if self._added is not None:
             (x, through), self._added = self._added, None
             pairs = self._with_chunks(x)
             self._chunks = [chunk_TD + self._ranks.all_reduce(through.local(x_TF)) for x_TF, chunk_TD in pairs]
 
     def _with_chunks(self, x: Tensor | Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of x beside those of the stream, which is up to date when all of x is there."""
+        """Pairs of chunks: of x, and of the stream, which is up to date when all of x has been taken."""
         x_chunks = cut_like(x, self._chunks) if isinstance(x, Tensor) else list(x)
         self._check_taken()
         return zip(x_chunks, self._chunks, strict=True)
@@ -134,7 +134,7 @@ class Residual:
             self._chunks, self._knows_all_rows = list(cut_like(self._rows(rows_T), self._chunks)), True
 
     def _rows(self, rows_N: Tensor) -> Tensor:
-        """Rows of the stream, known on every rank."""
+        """Rows of the stream, up to date on every rank."""
         if self._in_chunks:
             return self._ranks.residual_rows(self._chunks, rows_N)
         return self._chunks[0].index_select(0, rows_N)

@@ -1,4 +1,4 @@
-"""The table of cosines and sines that rotary settings give."""
+"""The table of cosines and sines of a rotary embedding, made from its settings."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def _llama3_kept_share(settings: RopeSettings, frequency_F: Tensor) -> Tensor:
 def _yarn_kept_share(settings: RopeSettings, head_dim: int) -> Tensor:
     """How much of each frequency stays as trained: 1 for those that turn often in the original length, 0 for slow."""
 
-    def dimension_turning(times: float) -> float:
+    def _dimension_turning(times: float) -> float:
         turns = settings.original_max_position_embeddings / (times * 2 * math.pi)
         return head_dim * math.log(turns) / (2 * math.log(settings.rope_theta))
 
-    low, high = dimension_turning(settings.beta_fast), dimension_turning(settings.beta_slow)
+    low, high = _dimension_turning(settings.beta_fast), _dimension_turning(settings.beta_slow)
     if settings.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)

@@ -1,4 +1,4 @@
-"""A config.json's settings of the rotary embedding, read and checked; core/layers/rope.py makes tables of them."""
+"""Reads and checks the settings of the rotary embedding in a config.json; core/layers/rope.py makes tables of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hookline.core.errors import ConfigError, shown, shown_key
 from hookline.core.util.text import near_miss
 
 MAX_POSITION = 2**24
-"""Longest sequence that is believed, in tokens; the table of a longer one would take the machine's memory."""
+"""Longest sequence that is accepted, in tokens; the table of a longer one would take all of the machine's memory."""
 MAX_FACTOR = 1e30
-"""Largest base or factor that is believed; tables are float32, and larger numbers would make them infinite."""
+"""Largest base or factor that is accepted; tables are float32, and larger numbers would make them infinite."""
 _KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

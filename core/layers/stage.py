@@ -1,7 +1,7 @@
 """A model cut into stages of consecutive layers, for pipeline parallelism: the layers of a rank's stage, and its ends.
 
 The first stage has the embedding, the last one the final norm and the head; between stages travels the residual stream.
-With one stage all of it is the plain model. Knows no model. Legend: T tokens of a step, N rows wanted, D hidden.
+With one stage all of it is the plain model. Legend: T tokens of a step, N rows wanted, D hidden.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Layer = TypeVar("Layer", bound=LayerWithWeights)
 
 
 class StageLayers(Sequence[Layer], Generic[Layer]):
-    """The layers of this rank's stage, in order; make: builds the layer of an index, counted over the whole model.
+    """The layers of this rank's stage, in order. indices: theirs, counted over the whole model.
 
-    indices: theirs.
+    make: builds the layer of an index.
     """
 
     def __init__(self, make: Callable[[int], Layer], num_layers: int, runtime: Runtime) -> None:
@@ -56,7 +56,7 @@ class StageLayers(Sequence[Layer], Generic[Layer]):
         return self._layers[index]
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
-        """Those of the stage's layers; the tensors of other layers, `name.INDEX.*`, are not read."""
+        """`name.INDEX.*` -> the weights of this stage's layers; tensors of other layers are not read."""
         found = {
             f"{name}.{index}.*": WeightTarget.ignored()
             for index in range(self._num_layers)
@@ -68,7 +68,7 @@ class StageLayers(Sequence[Layer], Generic[Layer]):
 
 
 def stage_input(embed: Callable[[Tensor], Tensor], token_ids_T: Tensor, attend: Any) -> Tensor:
-    """What a stage begins with, (T, D): the tokens' embeddings, or the residual stream behind the stage before."""
+    """What a stage begins with, (T, D): the tokens' embeddings, or the residual stream of the stage before."""
     stream_TD: Tensor | None = getattr(attend, "stream_TD", None)
     return embed(token_ids_T) if stream_TD is None else stream_TD
 

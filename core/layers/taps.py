@@ -1,4 +1,4 @@
-"""Taps of the residual stream: what it holds behind a layer, for observers that asked for it. Knows no model.
+"""Taps of the residual stream: what it holds after a layer, for observers that asked for it.
 
 Legend: T tokens of a step, D hidden.
 """
@@ -15,14 +15,14 @@ from hookline.core.layers.residual import Residual
 Layer = TypeVar("Layer")
 """Whatever the model keeps its layers as."""
 Tap = Callable[[int, Callable[[], Tensor]], None]
-"""tap(index, stream): called behind each layer; `stream` gives the stream there."""
+"""tap(index, stream): called after each layer; stream() is the residual stream at that point."""
 
 
 def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence[Layer] | Iterator[Layer]:
-    """A model's layers, to be gone through in order, with the stream behind each one shown to observers that asked.
+    """A model's layers, to be iterated over in order, with the stream after each one shown to observers that asked.
 
-    For a model's forward: `for layer in tapped(self.layers, residual, attend)`. Core's `attend` knows whether somebody
-    asked for hidden states; if nobody did, these are the layers themselves, and a captured graph is the same.
+    For a model's forward: `for layer in tapped(self.layers, residual, attend)`. Whether hidden states were asked for is
+    in core's `attend`; if they were not, these are the layers themselves, and captured graphs hold nothing more.
     """
     tap: Tap | None = getattr(attend, "tap", None)
     return layers if tap is None else _each(layers, residual, tap)

@@ -1,7 +1,7 @@
 """The tensor-parallel embedding and output head: the vocabulary split over the ranks, padded to a multiple of them.
 
-They know nothing of models or tokenizers. Summed (embedding) or concatenated (head) over the ranks they equal the plain
-layer. Legend: T tokens, N rows whose logits are wanted, D hidden, V rows of this rank.
+Summed (embedding) or concatenated (head) over the ranks they equal the plain layer. Legend: T tokens, N rows whose
+logits are wanted, D hidden, V rows of this rank.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hookline.core.contracts import Part, Ranks, Runtime, WeightTarget
 class VocabParallelEmbedding:
     """An embedding whose vocabulary, padded with zero rows to a multiple of the ranks, is split over them.
 
-    vocab_size, hidden_size: of the whole embedding. weight_VD: this rank's rows, the padding's zero; part: its tokens.
-    is_tied: whether the head has the same weight. Of a model that is cut into stages, the first stage has it, and if
-    it is tied the last one, too; the others allocate nothing, and must not call it.
+    vocab_size, hidden_size: of the whole embedding. weight_VD: this rank's rows; those of the padding are zero. part:
+    its tokens. is_tied: whether the head has the same weight. If the model is cut into stages, the first stage has the
+    embedding, and the last one too if it is tied; other stages allocate nothing and must not call it.
     Shapes: token_ids_T (T,) int64 -> (T, D), the same on every rank.
     """
 
@@ -41,7 +41,7 @@ class VocabParallelEmbedding:
         self.weight_VD[self.part.size :].zero_()
 
     def local(self, token_ids_T: Tensor) -> Tensor:
-        """Rows of this rank's tokens; zero for tokens of other ranks."""
+        """Embeddings of this rank's tokens (T, D); rows of other ranks' tokens are zero."""
         row_T = token_ids_T - self.part.start
         is_elsewhere_T = (row_T < 0) | (row_T >= self.part.size)
         hidden_TD = functional.embedding(row_T.masked_fill(is_elsewhere_T, 0), self.weight_VD)
@@ -95,7 +95,7 @@ class ParallelHead:
 
 
 def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:
-    """Tokens of this rank, and the rows it holds with padding: the same number on every rank."""
+    """The tokens of this rank, and its number of rows with padding, which is the same on every rank."""
     num_rows = -(-vocab_size // ranks.size)
     start = min(ranks.rank * num_rows, vocab_size)
     return Part(vocab_size, start, min(start + num_rows, vocab_size)), num_rows

@@ -1,1 +1,1 @@
-"""Which kernels a configuration launches, found out without a GPU, and their compilation before anybody needs them."""
+"""Finds out without a GPU which kernels a configuration launches, and compiles them before an engine needs them."""

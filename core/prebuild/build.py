@@ -1,7 +1,8 @@
 """Compiles every Triton kernel that an engine of a configuration launches, over processes, into Triton's own cache.
 
-A dry run on a pretended card finds the kernels; each is handed to a process as soon as it is found. What the cache has
-already is read and not compiled. Needs no GPU. The processes are forked, so it belongs into a process without threads.
+A dry run on a pretended card finds the kernels; each is handed to a process as soon as it is found. Kernels that are in
+the cache already are not compiled again. Needs no GPU. The processes are forked, so this must run in a process without
+threads.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from hookline.core.prebuild.pretended import Card, pretended, target_of
 from hookline.core.worker.startup.late_work import variant_of
 
 LEAST_LAYERS = 2
-"""Of a model whose layers are alike: the last one differs from those before it in what it computes."""
+"""Layers to run of a model whose layers are alike: two, since the last one computes only the wanted rows."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a build came to. failed: what could not be compiled, one line each. variants: what was, by `variant_of`."""
+    """The outcome of a build. failed: a line for each kernel that could not be compiled. variants: those that were, by
+    `variant_of`.
+    """
 
     num_kernels: int
     num_compiled: int
@@ -41,7 +44,10 @@ class Built:
 
 
 class Outcome(NamedTuple):
-    """What a variant came to: whether the cache did not have it, or what went wrong; and its name, see `variant_of`."""
+    """The outcome for one variant of a kernel. is_new: it was not in the cache. failure: what went wrong, if anything.
+
+    variant: its name, see `variant_of`.
+    """
 
     is_new: bool
     failure: str | None = None
@@ -62,13 +68,13 @@ def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> B
 
         pool.submit(build_driver)
 
-        def seen(kernel: Any, specialization: str) -> None:
+        def _seen(kernel: Any, specialization: str) -> None:
             name = kernel.__module__, kernel.__name__
             pending.append(pool.submit(compile_one, card, *name, specialization, tuple(launched)))
             launched[name] = None
 
         with _quietly():
-            launch_all(config, host, card, seen)
+            launch_all(config, host, card, _seen)
         done = [one.result() for one in pending]
     failed = tuple(one.failure for one in done if one.failure is not None)
     variants = tuple(one.variant for one in done if one.variant is not None)
@@ -77,7 +83,7 @@ def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> B
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No engine starts, so nothing is to be read of its start."""
+    """While inside, only errors are logged: the dry run would log the start of an engine that does not start."""
     logger = logging.getLogger("hookline")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -88,7 +94,10 @@ def _quietly() -> Iterator[None]:
 
 
 def launch_all(config: Config, host: PluginHost, card: Card, seen: Any) -> None:
-    """Start an engine on a pretended card, with as many layers as have to be looked at, else with all."""
+    """Start an engine on a pretended card, if possible with a few layers that launch all kernels, else with all layers.
+
+    seen: called with each variant of a kernel that is launched; see `pretended`.
+    """
     from hookline.core.prebuild.dry_run import dry_worker, few_layers
 
     with pretended(card, seen, num_devices=config.num_ranks):
@@ -102,7 +111,7 @@ def launch_all(config: Config, host: PluginHost, card: Card, seen: Any) -> None:
 
 
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """The same with other values in the model's config.json."""
+    """The configuration with other values in the model's config.json."""
     model = config.model.config
     option: Option = replace(config.model, config=replace(model, hf_overrides={**model.hf_overrides, **overrides}))
     return replace(config, model=option)
@@ -120,12 +129,12 @@ def compile_one(
 
     new, variant = list[bool](), ""
 
-    def listen(*, src: Any, metadata: Mapping[str, Any], cache_hit: bool, **_: Any) -> None:
+    def _listen(*, src: Any, metadata: Mapping[str, Any], cache_hit: bool, **_: Any) -> None:
         nonlocal variant
         new.append(not cache_hit)
         variant = variant_of(src, metadata)
 
-    knobs.compilation.listener = listen
+    knobs.compilation.listener = _listen
     try:
         for of, earlier in before:
             _ = getattr(getattr(importlib.import_module(of), earlier, None), "cache_key", None)  # which Triton keeps
@@ -139,9 +148,9 @@ def compile_one(
 
 
 def build_launcher(compiled: Any) -> None:
-    """Compile what launches a kernel of such arguments, where Triton makes C code of it, into its cache as well.
+    """Compile the C code by which Triton launches a compiled kernel, if it has any, into Triton's cache as well.
 
-    Needs the driver's library, which an image that is built without a GPU may lack: then it is done at the start.
+    This needs the driver's library, which an image that is built without a GPU may lack; it is then done at the start.
     """
     with suppress(Exception):
         from triton.backends.nvidia.driver import CudaLauncher
@@ -150,7 +159,7 @@ def build_launcher(compiled: Any) -> None:
 
 
 def build_driver() -> None:
-    """The same for Triton's own part of the driver."""
+    """Compile Triton's own C code for the driver into its cache, as `build_launcher` does for a kernel."""
     with suppress(Exception):
         from triton.backends.nvidia.driver import CudaUtils
 

@@ -1,4 +1,4 @@
-"""The child process of a start that compiles kernels: its argument is the task, the last line it prints the result."""
+"""The child process of an engine's start that compiles kernels: its argument is a task, its last line the result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MOST_PROCESSES = 16
 
 
 def main() -> int:
-    """Build what the task in the only argument names; prints one JSON object.
+    """Compile the kernels of the task in the only argument; prints one JSON object.
 
-    It lives for seconds and an engine waits for it, so it does not search for garbage, nor at its end.
+    An engine waits for it and it lives for seconds, so garbage is not collected, and not at exit either.
     """
     gc.disable()
     task = json.loads(sys.argv[1])
@@ -34,6 +34,6 @@ def main() -> int:
 
 
 def num_processes() -> int:
-    """One for each core that this process may use, as long as the dry run finds kernels as fast as they compile."""
+    """How many processes compile: one for each core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_PROCESSES, cores))

@@ -1,6 +1,6 @@
 """An engine's start on a card that is not there: the model, its kernels and its graphs without memory or arithmetic.
 
-What it launches is what an engine of this configuration launches on such a card until it is ready.
+It launches the same kernels as an engine of this configuration on such a card does until it is ready.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.worker.worker import Worker
 
 NUM_BLOCKS = 4096
-"""Of the KV cache, which needs no memory either."""
+"""Blocks of the KV cache, which takes no memory either."""
 
 
 def dry_worker(config: Config, host: PluginHost) -> tuple[Worker, ResolvedConfig]:
-    """A worker that is ready; to be called inside `pretended`.
+    """Make a worker and get it ready, so that all kernels are launched; to be called inside `pretended`.
 
     Raises: PluginError, ConfigError or CheckpointError, as an engine does that does not fit.
     """
@@ -36,14 +36,14 @@ def dry_worker(config: Config, host: PluginHost) -> tuple[Worker, ResolvedConfig
 
 
 def on_cuda(config: Config) -> Config:
-    """The configuration on the first CUDA device."""
+    """The configuration with device=cuda."""
     return replace(config, device="cuda")
 
 
 def few_layers(config: Config, least: int) -> dict[str, Any] | None:
-    """Overrides of the model's config.json that leave its first layers, among which there is one of each kind.
+    """Overrides of the model's config.json that leave its first layers: `least`, or more to have each kind of layer.
 
-    At least `least` of them. None: it takes all, or the layers cannot be told apart from here.
+    None if all layers are needed, or if the config does not say which layers are alike.
     """
     model = chosen(config.model).load()
     checkpoint = resolve_model(config.model.config, model)
@@ -58,18 +58,18 @@ def few_layers(config: Config, least: int) -> dict[str, Any] | None:
 
 
 def _kind(layer: LayerCache) -> LayerCache | type:
-    """What a layer has in common with those that launch the same kernels."""
+    """A value that is the same for layers that launch the same kernels."""
     return SharedCache if isinstance(layer, SharedCache) else layer
 
 
 _UNLIKE = ("mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace")
 """Keys of a config.json by which layers may differ in what they compute besides attention."""
 _ALIKE: tuple[Any, ...] = (None, [], 0, 1)
-"""Values of these keys with which they do not."""
+"""Values of these keys with which all layers are alike."""
 
 
 def unloaded_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
-    """The model with weights of which nothing but their sizes is there."""
+    """The model with fake weights, which have a size but no memory."""
     option = resolved.config.model
     with torch.inference_mode():
         model: Model = chosen(option).load()(resolved.checkpoint.config, runtime_of(resolved, kernels))

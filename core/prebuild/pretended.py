@@ -1,8 +1,8 @@
-"""A CUDA card that is not there: tensors without memory, launches that are only written down.
+"""A pretended CUDA card: tensors take no memory, and launches of kernels are only recorded.
 
 Inside `pretended(card)` an engine's code runs as it would on that card, so that the Triton kernels it launches become
-known. Nothing is computed. It replaces functions of torch.cuda in this process while it lasts, so it belongs into a
-process of its own, or into a test.
+known; none is computed. Functions of torch.cuda are replaced in this process meanwhile, so use it in a process of its
+own, or in a test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class Card:
-    """What the choice of kernels depends on: compute capability, multiprocessors, and shared memory of a program."""
+    """What the choice of kernels depends on: a card's compute capability, its number of multiprocessors, and how much
+    shared memory one program can have.
+    """
 
     compute_capability: tuple[int, int]
     num_sms: int
@@ -41,13 +43,13 @@ CARDS = {
     "l4": Card((8, 9), 58, 101_376),
     "l40s": Card((8, 9), 142, 101_376),
 }
-"""Cards that can be named; of any other, the card itself is asked."""
+"""Cards that can be named; for any other, one has to be in this machine, see `card_here`."""
 
 
 def card_named(name: str) -> Card:
     """The card of this name.
 
-    Raises: ConfigError listing the names there are.
+    Raises: ConfigError listing the names if there is no card of this name.
     """
     if name not in CARDS:
         raise ConfigError(f"card={name} is not known; known are: {', '.join(CARDS)}")
@@ -67,12 +69,12 @@ Seen = Callable[[Any, str], None]
 
 @contextmanager
 def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]:
-    """Inside, this process seems to have such cards; `seen` is called for each launch of a variant that is new."""
+    """Inside, this process seems to have such cards; `seen` is called with each variant that is launched, once."""
     mode = _FakeTensors(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         for name, value in _torch_cuda(card, num_devices).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
-        stack.enter_context(patch.object(torch.version, "cuda", None))  # so that nobody loads CUDA's own libraries
+        stack.enter_context(patch.object(torch.version, "cuda", None))  # so that CUDA's own libraries are not loaded
         if hasattr(fake_tensor, "init_gpu_context"):  # which puts a real tensor on the card before the first fake one
             stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda *_: None))
         stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
@@ -83,13 +85,13 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
 
 
 class _FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors on CUDA devices that torch cannot start, whatever torch.cuda says meanwhile."""
+    """Fake tensors on CUDA devices that are not there, although torch.cuda says that they are."""
 
     avoid_device_init = True
 
 
 class _Addresses(TorchFunctionMode):
-    """Gives fake tensors addresses that are as aligned as real ones, and leaves out what needs a driver."""
+    """Gives fake tensors addresses that are aligned as real ones are, and skips operations that need a driver."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
@@ -132,7 +134,7 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
 
 
 def _without_ellipsis(index: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
-    """The same with whole dimensions in place of `...`."""
+    """The index with slices of whole dimensions in place of `...`."""
     places = [place for place, one in enumerate(index) if one is Ellipsis]
     if not places:
         return index
@@ -146,7 +148,7 @@ def _put(tensor: Tensor, index: Any, value: Any) -> None:
 
 
 class _Stream:
-    """A stream or an event that nothing is put on."""
+    """A stream or an event whose methods do nothing."""
 
     cuda_stream = 0
 
@@ -196,18 +198,22 @@ class _Driver:
         self._capability = card.compute_capability
 
     def get_current_target(self) -> Any:
+        """What kernels are compiled for: the card's compute capability."""
         from triton.backends.compiler import GPUTarget
 
         major, minor = self._capability
         return GPUTarget("cuda", 10 * major + minor, 32)
 
     def get_current_device(self) -> int:
+        """The only device."""
         return 0
 
     def get_current_stream(self, device: Any = None) -> int:
+        """The default stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
+        """The only device, as torch names it."""
         return torch.device("cuda", 0)
 
 
@@ -226,17 +232,17 @@ def target_of(card: Card) -> Iterator[None]:
 
 @contextmanager
 def _recorded_launches(card: Card, seen: Seen) -> Iterator[None]:
-    """Triton's launches do nothing but tell `seen` of variants that were not compiled yet: each once."""
+    """Inside, Triton neither compiles nor launches: `seen` is called with each variant that it would, once."""
     from triton import knobs
 
     told: set[tuple[int, str]] = set()
 
-    def hook(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:
+    def _hook(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:
         place = (id(fn.jit_function), key)
         if place not in told:
             told.add(place)
             seen(fn.jit_function, compile["specialization_data"])
         return True  # so nothing is compiled, and nothing launched
 
-    with target_of(card), patch.object(knobs.runtime, "jit_cache_hook", hook):
+    with target_of(card), patch.object(knobs.runtime, "jit_cache_hook", _hook):
         yield

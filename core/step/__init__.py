@@ -1,1 +1,1 @@
-"""One step as plain data: the message to the ranks, who computes it, what it took."""
+"""One step as plain data: the message to the ranks, the protocol of what computes it, and the times it took."""

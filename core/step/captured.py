@@ -1,4 +1,4 @@
-"""Which steps are captured as CUDA graphs, and how far they are padded. No torch, no graphs."""
+"""For which sizes and shapes of steps CUDA graphs are captured, and so how far steps are padded. Plain numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hookline.core.scheduling import TILE_TOKENS
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
 """Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
 MOST_MIXED = 512
-"""Largest max_num_batched_tokens with which mixed steps are captured; steps of prompts of so many tokens always are."""
+"""Mixed steps are captured only if max_num_batched_tokens is at most this; steps of prompts alone always are."""
 LAUNCH_BOUND = 1e13
 """Products of weights and tokens in a step that takes a card about as long as a host launches it, which is 5 to 30 ms:
 the longer, the more threads ask for the interpreter (docs/log.md, 2026-11-22)."""
 LEAST_SAVED = 64
-"""Tokens by which such a multiple is less than max_num_batched_tokens."""
+"""A mixed step is padded to a multiple of TILE_TOKENS only if that is at least this much below the largest step."""
 MAX_ROWS = 16
-"""Prompts that a captured step has room for, besides decodes that are left over."""
+"""Prompts that a captured step has room for, besides decodes that are computed as prompts of one token."""
 DECODE_STEP = 16
 """Decodes of captured mixed steps are multiples of it; those left over are computed as prompts of one token."""
 MAX_MIXED_LEN = 16_384
@@ -46,10 +46,10 @@ def captured_prompt_tokens(num_layers: int, hidden_size: int, num_ranks: int) ->
 
 @dataclass(frozen=True)
 class PromptShape:
-    """A captured step with prompts: its tokens, as many of them as are decodes, and rows for the rest of it.
+    """The shape of a captured step with prompts.
 
-    The first num_decodes tokens are decodes; the others are those of num_rows requests, and of a padding row. At most
-    max_left_over of these requests are decodes, too.
+    Its first num_decodes tokens are decodes; the others belong to num_rows requests and to a padding row. At most
+    max_left_over of these requests are decodes, too, which are computed as prompts of one token.
     """
 
     num_tokens: int
@@ -58,7 +58,7 @@ class PromptShape:
     max_left_over: int = 0
 
     def holds(self, num_decodes: int, num_tokens: int, num_chunks: int) -> bool:
-        """Whether it can hold a step of this many decodes and this many prompt tokens, in this many chunks."""
+        """Whether a step with this many decodes, prompt tokens and chunks fits this shape."""
         left_over = num_decodes - self.num_decodes
         return (
             num_decodes + num_tokens <= self.num_tokens
@@ -70,18 +70,18 @@ class PromptShape:
 def holding_shape(
     shapes: Iterable[PromptShape], num_decodes: int, num_tokens: int, num_chunks: int
 ) -> PromptShape | None:
-    """The first shape that holds such a step, if any."""
+    """The first shape that such a step fits, if any."""
     return next((shape for shape in shapes if shape.holds(num_decodes, num_tokens, num_chunks)), None)
 
 
 def prompt_shapes(
     max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, most_tokens: int = MOST_MIXED
 ) -> list[PromptShape]:
-    """The captured steps with prompts, those of fewest tokens first, and of these those of most decodes.
+    """The shapes of captured steps with prompts: with few tokens first, and among equals with many decodes first.
 
-    most_tokens: of the largest, see captured_prompt_tokens. Steps are padded to the next of TOKEN_COUNTS. Where
-    max_num_batched_tokens is small, mixed steps are captured, too, padded to whole TILE_TOKENS or to
-    max_num_batched_tokens: of each, one for every DECODE_STEP decodes.
+    most_tokens: of the largest shape, see captured_prompt_tokens. Steps of prompts are padded to the next of
+    TOKEN_COUNTS. If max_num_batched_tokens is small, mixed steps are captured, too: padded to multiples of TILE_TOKENS
+    or to max_num_batched_tokens, and for each such size one shape for every DECODE_STEP decodes.
     """
     most = min(max_num_batched_tokens, max_model_len, most_tokens)  # the padding row has no more blocks
     is_mixed = max_num_batched_tokens <= min(MOST_MIXED, max_model_len) and max_model_len <= MAX_MIXED_LEN
@@ -90,10 +90,10 @@ def prompt_shapes(
     tiles = range(TILE_TOKENS, max_num_batched_tokens - LEAST_SAVED + 1, TILE_TOKENS)
     mixed = {max_num_batched_tokens, *tiles} if is_mixed else set()
 
-    def shape(num_tokens: int, num_decodes: int) -> PromptShape:
+    def _shape(num_tokens: int, num_decodes: int) -> PromptShape:
         return PromptShape(num_tokens, num_decodes, min(MAX_ROWS + left_over, max_num_seqs - num_decodes), left_over)
 
-    def decode_counts(size: int) -> Iterable[int]:
+    def _decode_counts(size: int) -> Iterable[int]:
         return reversed(range(0, min(max_num_seqs, size), DECODE_STEP)) if size in mixed else (0,)
 
-    return [shape(size, count) for size in sorted(sizes | mixed) for count in decode_counts(size)]
+    return [_shape(size, count) for size in sorted(sizes | mixed) for count in _decode_counts(size)]

@@ -1,4 +1,4 @@
-"""Who computes a step: the protocol between the engine and the ranks."""
+"""Executor: what the engine asks of the ranks that compute its steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Executor(Protocol):
 
     @property
     def watches_steps(self) -> bool:
-        """Whether it finds out by itself that a step gets no further, once it was launched."""
+        """Whether it notices by itself if a launched step gets no further."""
         return False
 
     @property
@@ -49,21 +49,21 @@ class Executor(Protocol):
         raise AssertionError("this executor pools nothing")
 
     def collect_states(self, handle: Any) -> Mapping[int, VectorArray]:
-        """Wait for the hidden states of a launched step behind the layers of engine.taps: (T, D) each, by layer.
+        """Wait for the hidden states of a launched step after the layers of engine.taps: (T, D) each, by layer.
 
         The rows are those of the step's decodes, then of its chunks' tokens. Asked for only if there are such layers.
         """
         raise AssertionError("this executor has no hidden states")
 
     def mask_rows(self, num_rows: int) -> MaskArray:
-        """Where to write the masks of the step launched last, (num_rows, W) int32; see `core.contracts.grammar`.
+        """The buffer for the masks of the step launched last: (num_rows, W) int32, see `core.contracts.grammar`.
 
-        Asked for only if step.masked_draws is not empty; what lies there is of other steps.
+        Asked for only if step.masked_draws is not empty; it holds masks of earlier steps.
         """
         raise AssertionError("this executor draws without masks")
 
     def release(self, handle: Any, num_rows: int) -> None:
-        """Draw the tokens of the step launched last, now that its masks are in `mask_rows`: all of its tokens.
+        """Draw all tokens of the step launched last, now that its masks are in `mask_rows`.
 
         A step with masked draws that is not released draws nothing; `collect` must not be called for it, and the next
         launch drops it.
@@ -89,7 +89,7 @@ class Executor(Protocol):
 
 
 class SizedExecutor(Executor, Protocol):
-    """An executor that says how large its KV cache turned out."""
+    """An executor that made the KV cache, and says how many blocks it has."""
 
     @property
     def num_blocks(self) -> int:

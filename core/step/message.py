@@ -1,7 +1,7 @@
 """The message that describes one step to every rank: plain integers, no tensors, no objects.
 
-The host writes sections of one flat int64 array; a rank copies that array to its device once and takes the sections as
-views. The same bytes are what tensor parallelism broadcasts. Legend: T prompt tokens, one entry each otherwise.
+Its sections are packed into one flat int64 array, which is sent to every rank; a rank copies it to its device once and
+takes the sections as views. Legend: T prompt tokens; other sections have one entry for each of what they name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 
 POOLED_WIDTH = 4
-"""Integers for each pooled chunk of a step: its index, the pooler's, flags (see core.requests.pooling), and how many
-numbers count (0: all)."""
+"""Integers for each pooled chunk of a step: its index, the pooler's index, flags (see core.requests.pooling), and how
+many numbers of the vector to keep (0: all)."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Everything a rank needs to know of a step. Rows are rows of the request table.
+    """What a rank needs to know of a step. Rows are rows of the request table.
 
     admit_*: rows taken over by new requests, with their seed and temperature (float32 bits).
     table_*: (row, column, block) entries to write into the block table.
@@ -70,15 +70,15 @@ class Step:
     known_tokens: IntArray = field(default_factory=no_ints)
     pooled: IntArray = field(default_factory=no_ints)
     max_context_len: int = 0
-    """Most tokens any row of the step has in the cache when it ends."""
+    """Most tokens that any row of the step has in the cache when the step ends."""
     all_greedy: bool = False
     """Every draw of the step is greedy."""
     shared_len: int = 0
-    """Tokens that the rows last named in shared_rows share; 0 if this step has nothing to gain from it."""
+    """Tokens that the rows named last in shared_rows share; 0 if this step does not make use of it."""
     processors: int = 0
     """Bits of the logits processors that a draw of the step goes through; 0 if it is plain."""
     num_logprobs: int = -1
-    """Alternatives that every scored token of the step comes back with; -1: nothing is scored."""
+    """Alternatives with log-probabilities for every scored token of the step; -1: no token is scored."""
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +87,7 @@ class Step:
 
     @property
     def is_agreed_on(self) -> bool:
-        """Whether plugins run in it that may fail for single requests: then they must fail on all ranks, or on none."""
+        """Whether plugins run in it that may fail for single requests; ranks must then agree whether they did."""
         return self.processors != 0 or len(self.pooled) > 0
 
     @property
@@ -103,7 +103,7 @@ SECTIONS = tuple(one.name for one in fields(Step) if one.name not in HEADER)
 
 
 def pack(step: Step) -> IntArray:
-    """All sections of a step in one array, header first: the plain numbers, then each section's length."""
+    """A step as one array: its plain numbers, the length of each section, then the sections."""
     sections = [getattr(step, name) for name in SECTIONS]
     header = [*(int(getattr(step, name)) for name in HEADER), *map(len, sections)]
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
@@ -118,8 +118,8 @@ def is_agreed_on(message: IntArray) -> bool:
 
 
 MASKS, TIME_STEPS = -1, -2
-"""The first word of a message that brings the masks of the step before it, and of one that has a rank 0 that is told so
-time its steps; of a step, it is no less than 0."""
+"""First words of messages that are not steps: masks of the step before, and the order to rank 0 to time steps. The
+first word of a step is no less than 0."""
 
 
 def pack_masks(masks_NW: MaskArray) -> IntArray:

@@ -1,6 +1,6 @@
 """A step cut into micro-batches, which the stages of a model compute one after the other: each is a step of its own.
 
-Every rank cuts by the same rule, so nobody has to be told. No torch. Legend: N draws of a step, P scored prompt tokens.
+Every rank cuts by the same rule, so micro-batches need not be sent. Legend: N draws of a step, P scored prompt tokens.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ OF_THE_WHOLE = (
     *("processor_rows", "processor_ids", "processor_lens", "processor_values"),
     *("known_rows", "known_prompt_lens", "known_lens", "known_tokens"),
 )
-"""Sections that concern the whole step: the first micro-batch brings them, since it is computed first."""
+"""Sections that concern the whole step; the first micro-batch has them, since it is computed first."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a step.
+    """A part of a step, which is a step itself.
 
-    places: of each of its results (draws, then scored prompt tokens), where it stands among the step's. masks: of each
-    of its draws that has a mask, which one of the step's it is.
+    places: for each of its results (draws, then scored prompt tokens), the index among the whole step's results. masks:
+    for each of its draws that has a mask, the index among the whole step's masks.
     """
 
     step: Step
@@ -36,10 +36,10 @@ class MicroBatch:
 
 
 def cut(step: Step, most: int) -> list[MicroBatch]:
-    """At most so many micro-batches, none of them empty, in the order in which they are computed.
+    """Cut a step into at most `most` micro-batches, none of them empty, in the order in which they are computed.
 
-    Decodes are cut into equal parts by their order; prompt chunks are not cut, but dealt out in their order so that the
-    numbers of tokens are as even as they get. A step of one row is one micro-batch.
+    Decodes are cut into equal parts, in their order. Prompt chunks are not cut, but distributed in their order so that
+    micro-batches have about the same number of tokens. A step of one row is one micro-batch.
     """
     num_decodes, num_chunks = len(step.decode_rows), len(step.chunk_rows)
     count = max(1, min(most, num_decodes + num_chunks))
@@ -57,7 +57,7 @@ def _is_filled(first: int, end: int, first_chunk: int, end_chunk: int) -> bool:
 
 
 def _chunk_bounds(lens: IntArray, decodes: Sequence[int]) -> list[int]:
-    """Where to cut the chunks, so that with the decodes up to each cut its share of all tokens is nearly reached."""
+    """Where to cut the list of chunks, so that micro-batches, with their decodes, have about equally many tokens."""
     ends, count = np.concatenate([[0], np.cumsum(lens)]), len(decodes) - 1
     total = decodes[-1] + int(ends[-1])
     bounds = [0]
@@ -102,7 +102,7 @@ def _part(step: Step, first: int, end: int, first_chunk: int, end_chunk: int, *,
 
 
 def joined(parts: Sequence[MicroBatch], results: Sequence[IntArray]) -> IntArray:
-    """The results (N + P, ...) of a step from those of its micro-batches."""
+    """The results (N + P, ...) of a step, put together from those of its micro-batches."""
     if len(parts) == 1:
         return results[0]
     found = np.empty((sum(map(len, results)), *max(results, key=np.ndim).shape[1:]), dtype=np.int64)
@@ -113,7 +113,7 @@ def joined(parts: Sequence[MicroBatch], results: Sequence[IntArray]) -> IntArray
 
 
 def token_places(parts: Sequence[MicroBatch]) -> list[IntArray]:
-    """Of each micro-batch's tokens, where they stand among the step's: its decodes, then its chunks' tokens."""
+    """For each micro-batch, the indices of its tokens among the whole step's: decodes first, then chunks' tokens."""
     found, decode, token = [], 0, sum(len(part.step.decode_rows) for part in parts)
     for part in parts:
         num_decodes, num_tokens = len(part.step.decode_rows), len(part.step.token_ids_T)

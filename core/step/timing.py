@@ -1,6 +1,6 @@
 """How long the parts of a step take on the host, and their names in a trace while one is recorded.
 
-Knows nothing of what the parts do. A part costs two looks at the clock.
+Each part costs two readings of the clock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """How long a step took on the device, and how long the device had waited for it since the step before.
+    """How long a step took on the device, and how long the device was idle before it.
 
-    The wait counts everything from the end of the last step's own work to the beginning of this one's, copies to and
-    from the host included; 0 for the first step.
+    Idle is all the time from the end of the last step's own work to the beginning of this one's, copies to and from the
+    host included; 0 for the first step.
     """
 
     device_s: float
@@ -35,7 +35,7 @@ class Clock(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget the steps not read yet."""
+        """Drop the times that were not read yet."""
         ...
 
 
@@ -52,7 +52,7 @@ class Tracer(Protocol):
 
 
 class StepWatch:
-    """The seconds of the last parts of each name, by the host's clock `now`.
+    """Measures the seconds that each part of a step takes, by the host's clock `now`.
 
     clock: the device's, once `Engine.time_steps` asked for it.
     """
@@ -67,16 +67,16 @@ class StepWatch:
         self.seconds: dict[str, float] = {}
 
     def step(self) -> AbstractContextManager[Any]:
-        """Around a whole step."""
+        """A context around a whole step."""
         self.num_steps += 1
         return nullcontext() if self.tracer is None else self.tracer.step(self.num_steps)
 
     def part(self, name: str) -> AbstractContextManager[Any]:
-        """Around a part of a step."""
+        """A context around the part of a step with this name."""
         return _Part(self, name, None if self.tracer is None else self.tracer.part(name))
 
     def take(self) -> dict[str, float]:
-        """The seconds by part since the last call."""
+        """The seconds that each part took since the last call, by name."""
         taken, self.seconds = self.seconds, {}
         return taken
 

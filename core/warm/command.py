@@ -1,4 +1,4 @@
-"""From a command line to compiled kernels: what `core.warm` does. Bare at import, as its package says."""
+"""The command `core.warm`: from a command line to compiled kernels. Imports no torch before it is called."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def warm(config: Config, host: PluginHost, card_name: str | None, num_processes: int | None = None) -> int:
-    """Compile what the configuration launches, and say what came of it; returns the exit code.
+    """Compile what the configuration launches, and print the outcome; returns the exit code.
 
     Raises: ConfigError for an unknown card, or if there is none; whatever an engine of the configuration raises.
     """
@@ -78,7 +78,7 @@ def warm(config: Config, host: PluginHost, card_name: str | None, num_processes:
 
 
 def card_facts_of(card: Card) -> dict[str, Any]:
-    """What `core.assembly.kernel_build.card_facts` says of the same card."""
+    """The facts of a card as `core.assembly.kernel_build.card_facts` returns them."""
     return {
         "compute_capability": list(card.compute_capability),
         "num_sms": card.num_sms,

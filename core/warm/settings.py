@@ -1,4 +1,4 @@
-"""What `core.warm` takes, beside what describes an engine: the dataclass of the root keys."""
+"""The root keys of `core.warm`, besides those that describe an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.core.util.ranges import bounded
 
 @dataclass(frozen=True)
 class WarmKeys(EngineKeys):
-    """Root keys, beside the kinds."""
+    """Root keys of `core.warm`."""
 
     card: str | None = None
     """What to compile for: a100, h100, h200, l4 or l40s. None: the first GPU here."""
