@@ -83,7 +83,7 @@ class ResolvedConfig:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether kernels are told which decodes share a prefix. Not if batch-invariant: it changes the order of sums."""
+        """Whether kernels are told which decodes share a prefix. This changes the order of sums, so not if invariant."""
         if self.config.engine.batch_invariant:
             return False
         return self.kernels.needs.shared_prefix and self.caches_prefixes and self.groups.is_plain
@@ -171,7 +171,7 @@ def place_here(name: str, ranks: LocalRanks = ALONE) -> Place:
 def pick_device(name: str, ranks: LocalRanks = ALONE) -> torch.device:
     """The device that a name means for a rank; "auto" is a GPU if there is one. Rank r has the r-th GPU from it on.
 
-    Raises: ConfigError if there is no such device for one of the ranks.
+    Raises: ConfigError if the device of one of the ranks does not exist.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

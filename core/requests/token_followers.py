@@ -22,7 +22,7 @@ class Follower:
 
 
 class TokenFollowers:
-    """The followers of one request; requests without any have no such object.
+    """The followers of one request. A request has this object only if it uses a processor that follows tokens.
 
     is_awaited: whether a draw depends on the token before it.
     Raises: PluginError or RequestError, what a processor's `start` raises.

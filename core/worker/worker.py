@@ -287,7 +287,7 @@ class Worker(SizedExecutor):
         assert waiting.sampled is not None and waiting.hidden_TD is not None
         index_N = self.masks.index(step.num_sampled, views["masked_draws"])
         forbid = partial(self.masks.forbid, index_N=index_N)
-        with self._looking_once(step, waiting.extras):
+        with self._checking_once(step, waiting.extras):
             results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
         self._write_back(waiting.sampled, results_N)
         return results_N
@@ -330,7 +330,7 @@ class Worker(SizedExecutor):
     def _compute_eagerly(self, device_step: DeviceStep, extras: Extras) -> Tensor:
         """Compute a step for which there is no graph."""
         step = device_step.step
-        with self._looking_once(step, extras):
+        with self._checking_once(step, extras):
             sampled, hidden_TD = self._forward_step(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
         self._write_back(sampled, results_N)
@@ -338,7 +338,7 @@ class Worker(SizedExecutor):
         return results_N
 
     @contextmanager
-    def _looking_once(self, step: Step, extras: Extras) -> Iterator[None]:
+    def _checking_once(self, step: Step, extras: Extras) -> Iterator[None]:
         """Around eager work: what plugins return is held against their contracts once per kind of step."""
         sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws, step.pooled)
         kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)

@@ -131,7 +131,7 @@ class PartWorker(Worker):
             index_N = self.masks.index(step.num_sampled, views["masked_draws"], torch.from_numpy(one.part.masks))
             forbid = partial(self.masks.forbid, index_N=index_N)
         sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled
-        with self._looking_once(step, extras):
+        with self._checking_once(step, extras):
             results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
         self._write_back(sampled, results_NX)
         return results_NX

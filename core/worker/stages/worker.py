@@ -206,7 +206,7 @@ class StageWorker(PartWorker):
         graphs = self.stage_graphs
         if graphs is not None and not graphs.can_replay(part.step):
             graphs = None
-        with self._looking_once(part.step, extras) if graphs is None else nullcontext():
+        with self._checking_once(part.step, extras) if graphs is None else nullcontext():
             one = self._forward(part, device_step, graphs)
         if not self.stage.is_last:
             self.links.send(one.hidden_ND.contiguous() if graphs is None else one.hidden_ND.clone())
