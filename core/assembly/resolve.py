@@ -83,7 +83,7 @@ class ResolvedConfig:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether kernels are told which decodes share a prefix. This changes the order of sums, so not if invariant."""
+        """Whether kernels are told which decodes share a prefix; not if batch-invariant, as it reorders their sums."""
         if self.config.engine.batch_invariant:
             return False
         return self.kernels.needs.shared_prefix and self.caches_prefixes and self.groups.is_plain
