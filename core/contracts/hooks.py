@@ -57,7 +57,7 @@ class Registrar(Protocol):
         help:     one line for `core.info`.
         priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
         replace:  take the place of the entry of the same name, or of those that claim the same architectures. Without
-                  it, a name or an architecture that is taken is an error.
+                  it, a taken name is an error; so is model=auto for an architecture that two entries claim.
         architectures: for models: the checkpoints that model=auto serves with this entry, by the names that config.json
                   has in `architectures`; "*" means every architecture that no other entry claims.
         """

@@ -48,7 +48,7 @@ def test_the_mode_and_the_scaling_are_those_of_the_files(tmp_path: Path) -> None
     [
         ("nonsense", MEAN, "does not say how to pool"),
         ("[" * 100_000, MEAN, "does not say how to pool"),
-        ({}, MEAN, "it is no list of modules"),
+        ({}, MEAN, "it is not a list of modules"),
         ([module("Transformer")], MEAN, "its modules are"),
         ([*PLAIN, module("Dense", "2_Dense")], MEAN, "its modules are"),
         ([PLAIN[0], module("Pooling", "../1_Pooling")], MEAN, "leads out of the folder"),
