@@ -23,7 +23,7 @@ class PoolingParams:
     pooler: str | None = None
     """Name of a pooler, see `python -m core.info`; None takes the engine's for the task."""
     normalize: bool | None = None
-    """Scale the vector to length 1. None: as the checkpoint's modules.json says, and true if there is no such file."""
+    """Scale the vector to length 1. None: as the checkpoint's modules.json says, and true without that file."""
     dimensions: int | None = None
     """Keep this many of the first numbers, for models trained with Matryoshka loss; the scaling comes after it."""
     task: str = EMBED
