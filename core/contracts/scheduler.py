@@ -235,10 +235,10 @@ class Ended:
 class CommittedStep:
     """What became of a plan, or which requests ended between two steps.
 
-    plan: the object that `plan` returned; None in a notice that only has `ended`. is_carried_out: False if the plan
-    was not carried out: it asked to wait, broke a rule, was made ahead of time and discarded, or its step failed.
-    now_s: on the engine's clock. prefilled: chunks, in the order of the plan; some of these requests may have ended
-    while the step was computed. decoded: requests that decoded and keep the token, without those that ended meanwhile. preempted:
+    plan: the object that `plan` returned; None in a notice that only has `ended`. is_carried_out: False if the plan was
+    not carried out: it asked to wait, broke a rule, was made ahead of time and discarded, or its step failed. now_s: on
+    the engine's clock. prefilled: chunks, in the order of the plan; some of these requests may have ended while the
+    step was computed. decoded: requests that decoded and keep the token, without those that ended meanwhile. preempted:
     requests sent back to wait. ended: requests that ended with this step's tokens; in a notice without a plan, those
     that were aborted, reached their time limit or failed, as soon as they did. num_decodes, num_context_tokens: rows
     that decoded, and the tokens they read from the cache. busy_s: seconds from the launch, or from the end of the
