@@ -54,7 +54,7 @@ def test_the_mode_and_the_scaling_are_those_of_the_files(tmp_path: Path) -> None
         ([PLAIN[0], module("Pooling", "../1_Pooling")], MEAN, "leads out of the folder"),
         ([PLAIN[0], module("Pooling", "/etc")], MEAN, "leads out of the folder"),
         ([PLAIN[0], module("Pooling", "missing")], MEAN, "does not say how to pool"),
-        (PLAIN, [], "is no object"),
+        (PLAIN, [], "is not an object"),
         (PLAIN, {}, "one can be computed"),
         (PLAIN, {**MEAN, "pooling_mode_cls_token": True}, "one can be computed, not several"),
         (PLAIN, {"pooling_mode": [3]}, "one can be computed"),
