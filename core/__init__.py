@@ -19,7 +19,7 @@ _MOVED = {
     "moves": "hookline.core.scheduling",
     "sampling": "hookline.core.sampling_params",
 }
-"""Where the names are now that plugin interface 1 had in modules of `core`."""
+"""Modules of `core` in plugin interface 1, and where their names are now."""
 
 
 class _OneName(MetaPathFinder):

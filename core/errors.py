@@ -33,7 +33,7 @@ class RequestError(HooklineError):
     """A request that cannot be served; it is refused alone and the others run on."""
 
     reason = "invalid"
-    """Why, in a word of a few for all: what refusals are counted by."""
+    """The kind of refusal as one word, by which metrics count refusals."""
 
 
 class PromptTooLongError(RequestError):
@@ -60,7 +60,7 @@ class QueueFullError(RequestError):
 
 
 class EngineError(HooklineError):
-    """An engine that broke off while a request was in it: everybody who waits gets one, with the cause."""
+    """An engine that failed while it had requests: every caller that waits gets this error, with the cause."""
 
 
 class PlanError(PluginError):
@@ -72,7 +72,7 @@ class CapacityError(HooklineError):
 
 
 class LostStep(HooklineError):
-    """A step that broke off before anything of it was kept: its requests end, and the engine goes on with the others.
+    """A step that failed before any of its results was kept: its requests end, and the engine goes on with the others.
 
     ended: ids of the requests that it ended. ends_engine: the executor cannot compute another step, so all requests
     end.
@@ -113,7 +113,7 @@ def show_traceback(error: BaseException) -> None:
 
 
 class Interrupted(BaseException):
-    """Raised inside code that is being broken off. No `except Exception` catches it."""
+    """Raised inside code that is being interrupted. No `except Exception` catches it."""
 
 
 PASSES = (KeyboardInterrupt, Interrupted)

@@ -98,8 +98,8 @@ class RequestOutput:
     ended if its caller did not end it. index counts the completions of a prompt.
     logprobs (one per token of token_ids) and prompt_logprobs (one per token of the prompt, None for the first) are None
     unless asked for.
-    tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: of a request
-    that was refused, why in a word: RequestError.reason.
+    tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: for a request
+    that was refused, the kind of refusal as one word: RequestError.reason.
     vector: of a request that was pooled, (F,) float32; it has no token_ids, and finish_reason "stop".
     """
 
@@ -131,7 +131,7 @@ class RequestOutput:
 
     @property
     def score(self) -> float | None:
-        """The number of a vector that has one alone, as LLM.score gives it."""
+        """The number of a vector that has only one, as LLM.score gives it."""
         return None if self.vector is None or len(self.vector) != 1 else float(self.vector[0])
 
     @property

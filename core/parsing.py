@@ -1,4 +1,4 @@
-"""What parsers of a model's text are made of: tags that come in pieces, and the end of JSON values. Knows no parser."""
+"""What parsers of a model's text are made of: tags that come in pieces, and the end of JSON values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def num_held_back(text: str, tag: str) -> int:
 
 
 def split_before(text: str, tag: str) -> tuple[str, str]:
-    """A text without a whole tag in two: what can be shown, and its end that is white space or may begin the tag.
+    """Cut a text that has no whole tag in two: what can be shown, and its end, white space or what may begin the tag.
 
     The white space in front of a tag belongs to the tag.
     """

@@ -1,4 +1,4 @@
-"""What a caller may ask of a request that is pooled: a vector, not a completion. Knows no torch and no engine."""
+"""What a caller may ask of a request that is pooled: a vector, not a completion. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.core.errors import RequestError, shown
 EMBED, CLASSIFY, SCORE = TASKS = ("embed", "classify", "score")
 """What a vector is for: to be compared with others, the logits of classes, or one number that is a score."""
 MAX_DIMENSIONS = 2**24
-"""Most numbers of a vector that are believed."""
+"""Largest `dimensions` that a request may ask for."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PoolingParams:
     pooler: str | None = None
     """Name of a pooler, see `python -m core.info`; None takes the engine's for the task."""
     normalize: bool | None = None
-    """Scale the vector to length 1; None does as the checkpoint's modules.json says, and so without one."""
+    """Scale the vector to length 1. None: as the checkpoint's modules.json says, and true without that file."""
     dimensions: int | None = None
     """Keep this many of the first numbers, for models trained with Matryoshka loss; the scaling comes after it."""
     task: str = EMBED

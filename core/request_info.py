@@ -1,6 +1,6 @@
 """What a request says of itself beside its prompt and its sampling: whose it is, how urgent, and what it may share.
 
-Checked once, on arrival. Knows no engine and no policy: what urgent means is the scheduler's business.
+Checked once, on arrival. What "urgent" means is up to the scheduler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_SALT_CHARACTERS = 256
 TAG_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 NOT_SAID: Mapping[str, Any] = {"priority": 0, "tags": None, "deadline_s": None, "cache_salt": None}
-"""The names under which all of this is given, wherever a request comes from, and what nothing is as good as."""
+"""Names of these fields, the same wherever a request comes from, with the values they have if they are not given."""
 INFO_KEYS = tuple(NOT_SAID)
 
 
@@ -70,7 +70,7 @@ class RequestInfo:
 
     @classmethod
     def of_valid(cls, given: Mapping[str, Any], tag_keys: Collection[str] | None = None) -> Self:
-        """What is valid of what a refused request gave."""
+        """Of what a refused request gave, the values that are valid."""
         info = cls()
         for key, value in given.items():
             with suppress(RequestError):
@@ -78,7 +78,7 @@ class RequestInfo:
         return info
 
     def as_options(self) -> dict[str, Any]:
-        """The same by the names of INFO_KEYS."""
+        """The fields as a mapping with the names of INFO_KEYS."""
         return {key: getattr(self, key) for key in INFO_KEYS}
 
     @property
@@ -94,7 +94,7 @@ class RequestInfo:
 
 
 PLAIN = RequestInfo()
-"""Of a request that gives none of it."""
+"""The info of a request that gives none of the fields."""
 
 
 def check_tag_key(key: object) -> None:
@@ -130,7 +130,7 @@ def _checked_tags(tags: Any, known: Collection[str] | None) -> Mapping[str, str]
 def _check_salt(salt: object) -> None:
     if not isinstance(salt, str) or not salt:
         raise RequestError(f"cache_salt={shown(salt)} must be a text of 1 to {MAX_SALT_CHARACTERS} characters, or None")
-    if len(salt) > MAX_SALT_CHARACTERS:  # its value is a secret as like as not
+    if len(salt) > MAX_SALT_CHARACTERS:  # its value is not shown, as it is likely a secret
         raise RequestError(f"cache_salt has {len(salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed")
 
 

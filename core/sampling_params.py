@@ -1,4 +1,4 @@
-"""What a caller may ask of a request's sampling, validated on arrival. Knows no torch and no engine."""
+"""What a caller may ask of a request's sampling, validated on arrival. Imports no torch."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """What a field that is None stands for where the checkpoint's generation_config.json says nothing."""
 UNTRUNCATED: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items() if name != "temperature"}
-"""Values with which a generation_config.json turns nothing on, for loads that are compared."""
+"""Values that override the truncation and penalty of a generation_config.json, for loads that are compared."""
 
 
 def derived_seed(seed: int, number: int) -> int:

@@ -27,7 +27,7 @@ least. The captured steps of prompts and decodes have a multiple of it, or max_n
 
 
 def decodes_are_due(view: SchedulerView, max_prompt_steps: int = MAX_PROMPT_STEPS) -> bool:
-    """Whether somebody can decode and nobody has for so many steps; then the next step should, before any prompt.
+    """Whether a running request can decode and none has for this many steps: the next step should then decode first.
 
     A policy that puts prompts first and heeds this gives every running request its next token at most
     max_prompt_steps + 1 steps after the last one. The moves here heed it by themselves.
@@ -40,10 +40,11 @@ class PlanDraft:
     """A plan while it is being made.
 
     watermark: fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions.
-    max_prompt_steps: as of `decodes_are_due`; then `continue_prompts` and `admit_waiting` do nothing until somebody is
-    to decode. rank: of a running request; when blocks run out, those of highest rank make room, of equal ones the
-    newest. None: the newest. view: what the policy was asked with; moves count against its budget. tokens_left: of the
-    step's budget. prefill, decode, preempt: what the moves have decided so far, as in Plan.
+    max_prompt_steps: as for `decodes_are_due`; when decodes are due, `continue_prompts` and `admit_waiting` do nothing
+    until the draft has a decode. rank: gives a running request's rank; when blocks run out, those of highest rank are
+    preempted, the newest first among equals. None: the newest. view: what `plan` was called with; moves count against
+    its budget. tokens_left: of the step's budget. prefill, decode, preempt: what the moves have decided so far, as in
+    Plan.
     """
 
     view: SchedulerView
@@ -69,7 +70,7 @@ class PlanDraft:
         return requests if self.rank is None else sorted(requests, key=self.rank)
 
     def plan(self) -> Plan:
-        """What was decided; who was to decode and then had to make room does not."""
+        """The plan. Requests that were to decode and were preempted for room afterwards do not decode in it."""
         decode = self.decode
         if self.preempt and decode is not ALL:
             decode = [id_ for id_ in decode if id_ not in self.preempt]
@@ -92,7 +93,7 @@ class PlanDraft:
 
 
 def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
-    """Reserve blocks for a running request, preempting those of highest rank; False if it fell victim itself."""
+    """Reserve blocks for a running request, preempting those of highest rank; False if that is the request itself."""
     while not draft.view.budget.take(request, num_tokens):
         victim = next(draft.candidates)
         draft.view.budget.give_back(victim)
@@ -103,7 +104,7 @@ def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
 
 
 def decode_running(draft: PlanDraft) -> None:
-    """One token for every running request that can decode; those of highest rank make room if they must."""
+    """One token for every running request that can decode; those of highest rank are preempted if blocks run out."""
     if not draft.preempt and draft.view.budget.take_decodes():
         draft.tokens_left -= len(draft.view.running) - len(draft.view.prefilling)
         draft.decode = ALL
@@ -143,8 +144,8 @@ def continue_prompts(draft: PlanDraft) -> None:
 def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None) -> None:
     """Waiting requests in this order, until one does not fit whole; the last may be admitted with a chunk only.
 
-    Nobody is admitted into the room that others had to make. waiting: all of them; None: in queue order; not looked at
-    if nobody may be admitted, so a generator that sorts them does so only when it matters.
+    None is admitted if the plan preempts a request. waiting: all of them, in the order to admit them; None: in queue
+    order. It is not iterated if none may be admitted, so that a generator which sorts them does so only if needed.
     """
     budget, limits = draft.view.budget, draft.view.limits
     seats = draft.seats_left
@@ -172,7 +173,7 @@ def plan_prompts_first(
     max_prompt_steps: int = MAX_PROMPT_STEPS,
     rank: Callable[[RequestView], Any] | None = None,
 ) -> Plan:
-    """Chunks of prompts, running ones before new ones; everybody decodes when no prompt can go on, or decodes are due.
+    """Chunks of prompts, running ones before new ones; if none can go on or decodes are due, all requests decode.
 
     waiting: as of `admit_waiting`. max_prompt_steps: as of `decodes_are_due`. rank: as of `PlanDraft`.
     """
@@ -208,14 +209,14 @@ def plan_mixed(
 
 
 class Arrivals:
-    """Tells a policy with a memory who joined the waiting requests since the last plan, without a look at all of them.
+    """Finds the requests that began to wait since the last plan, without a look at all that wait.
 
-    Those that a policy keeps itself may have been admitted by a step that it was not told of yet: then they have
-    computed tokens.
+    For a policy that `RemembersSteps` and keeps waiting requests in an order of its own. One of these may have been
+    admitted by a step that the policy was not told of yet; it has computed tokens then.
     """
 
     def __init__(self) -> None:
-        """Know nobody yet: the first `new` shows all that wait."""
+        """Begin without requests: the first `new` gives all that wait."""
         self._known: set[int] = set()
 
     def new(self, waiting: Sequence[RequestView]) -> list[RequestView]:

@@ -1,7 +1,7 @@
 """What a completion must look like: a JSON schema, a regular expression, a choice, a grammar, or structural tags.
 
-Checked for form and size when a request is made, before anything is parsed by others; what a grammar means is a
-plugin's matter. Everything in it is taken literally. Knows no engine and no tokenizer.
+Checked for form and size when a request is made, before a plugin parses it; what a grammar means is up to the plugin.
+Nothing in it is interpolated.
 """
 
 from __future__ import annotations

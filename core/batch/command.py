@@ -86,7 +86,7 @@ def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int,
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.serve.in_process import InProcessClient
 
-    async def answer() -> Tally:
+    async def _answer() -> Tally:
         client = InProcessClient(AsyncLLM.from_config(run.config, host), run.serve)
         try:
             return await answer_lines(client, run, lines, output, total)
@@ -94,7 +94,7 @@ def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int,
             await client.aclose()
 
     try:
-        return asyncio.run(answer())
+        return asyncio.run(_answer())
     except BaseExceptionGroup as group:  # of the task group: the first is the cause
         raise group.exceptions[0] from None
 
@@ -111,13 +111,13 @@ async def answer_lines(client: EngineClient, run: BatchRun, lines: Iterator[Line
     is_shown = sys.stderr is not None and sys.stderr.isatty()
     bar: Any = tqdm(total=total, unit="row", dynamic_ncols=True, leave=False, file=sys.stderr, disable=not is_shown)
 
-    def progress(tally: Tally) -> None:
+    def _progress(tally: Tally) -> None:
         bar.update(1)
         bar.set_postfix_str(f"{tally.num_tokens} tokens, {tally.num_failed} failed", refresh=False)
 
     post = posting(Starlette(routes=routes(client, run.serve)))
     try:
-        return await run_rows(lines, post, output, run.max_rows, lambda: client.death, progress)
+        return await run_rows(lines, post, output, run.max_rows, lambda: client.death, _progress)
     finally:
         bar.close()
 

@@ -15,24 +15,24 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 def posting(app: App) -> Callable[[Row], Awaitable[tuple[int, str, Any]]]:
-    """What asks an application's endpoints."""
+    """A function that sends a row to the application's endpoint: status, the request's id and the body, parsed."""
 
-    async def post(row: Row) -> tuple[int, str, Any]:
+    async def _post(row: Row) -> tuple[int, str, Any]:
         request_id = secrets.token_hex(12)
         sent: list[MutableMapping[str, Any]] = []
         received = iter([{"type": "http.request", "body": row.body, "more_body": False}])
 
-        async def receive() -> MutableMapping[str, Any]:
+        async def _receive() -> MutableMapping[str, Any]:
             return next(received, None) or await _never()
 
-        async def send(message: MutableMapping[str, Any]) -> None:
+        async def _send(message: MutableMapping[str, Any]) -> None:
             sent.append(message)
 
-        await app(_scope(row, request_id), receive, send)
+        await app(_scope(row, request_id), _receive, _send)
         data = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
         return sent[0]["status"], request_id, _parsed(data)
 
-    return post
+    return _post
 
 
 async def _never() -> MutableMapping[str, Any]:

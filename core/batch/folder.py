@@ -122,7 +122,7 @@ def parts_at_once(run: BatchRun) -> int:
 def _here(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Progress, finisher: Finisher) -> None:
     from hookline.core.batch.part_answers import PartAnswers
 
-    async def work() -> None:
+    async def _work() -> None:
         answers = PartAnswers(run, host)
         try:
             await answer_parts(answers.answer, parts, parts_at_once(run), progress, finisher)
@@ -130,7 +130,7 @@ def _here(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Prog
             await answers.aclose()
 
     try:
-        asyncio.run(work())
+        asyncio.run(_work())
     except BaseExceptionGroup as group:  # of the task group: the first is the cause
         raise group.exceptions[0] from None
 
@@ -138,11 +138,11 @@ def _here(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Prog
 async def answer_parts(
     answer: Callable[..., Any], parts: Sequence[Part], at_once: int, progress: Progress, finisher: Finisher
 ) -> None:
-    """Answer parts by one engine, so many at a time, in their order."""
+    """Answer parts by one engine, `at_once` of them at a time, in their order."""
     room = asyncio.Semaphore(at_once)
     async with asyncio.TaskGroup() as tasks:
 
-        async def one(part: Part) -> None:
+        async def _answer(part: Part) -> None:
             try:
                 tally = await answer(part, lambda tally: progress.row())
             finally:
@@ -152,7 +152,7 @@ async def answer_parts(
 
         for part in parts:
             await room.acquire()
-            tasks.create_task(one(part))
+            tasks.create_task(_answer(part))
 
 
 def _on_ray(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Progress, finisher: Finisher) -> None:

@@ -1,8 +1,8 @@
 """The output of a batch over folders: finished parts while it runs, then one file for each file of the input.
 
 A part is written under another name and renamed when it is whole, and so is a file when all its parts are there. So a
-row has one answer or none, whoever dies when, and however often a part is answered. Beside the files lies a hidden
-folder with the parts, a lock, and what the input was.
+row has one answer or none, whichever process dies when, and however often a part is answered. Beside the files lies a
+hidden folder with the parts, a lock, and a note of what the input was.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OutputFolder:
             return False
 
     def agree(self, sources: Sequence[Source], settings: Mapping[str, Any]) -> None:
-        """Note what the input is; it may only have got more files since an earlier run.
+        """Note what the input is. Since an earlier run, files may have been added to it, and nothing else changed.
 
         settings: of `batch`, by name, that must be the same in all runs, since parts of one file come of several.
         Raises: ConfigError if a file was changed or cut otherwise, or a setting is another one.
@@ -92,7 +92,7 @@ class OutputFolder:
                 return dict(known)
         except (OSError, ValueError, RecursionError, TypeError, KeyError):
             pass
-        raise ConfigError(f"{path} is damaged, which says what {self.folder} is made of; take another output")
+        raise ConfigError(f"{path} is damaged, the list of what {self.folder} is made of; take another output")
 
     def left(self, source: Source) -> list[Part]:
         """The parts that are not answered yet."""
@@ -113,7 +113,7 @@ class OutputFolder:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Around what writes. Raises: ConfigError for what the system has against it, a full disk for instance."""
+        """Around code that writes. Raises: ConfigError for what the system reports, a full disk for instance."""
         try:
             yield
         except OSError as error:

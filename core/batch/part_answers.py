@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookline.core.batch.settings import BatchRun
 
 CHARACTERS_A_TOKEN = 4
-"""Of a line, for its place among the others: a guess that costs nothing."""
+"""Characters that count as one token, to guess a line's tokens for admission without tokenizing it."""
 
 
 class PartAnswers:
@@ -44,7 +44,7 @@ class PartAnswers:
         self._tables = PartTables(run.input)
 
     async def answer(self, part: Part, progress: Callable[[Tally], None] = lambda tally: None) -> Tally:
-        """Answer a part and write its answers. progress: hears of each row.
+        """Answer a part and write its answers. progress: called after each row.
 
         Raises: EngineError if the engine is dead; then nothing is written.
         """
@@ -54,26 +54,26 @@ class PartAnswers:
         return tally
 
     async def _lines(self, part: Part, tally: Tally, progress: Callable[[Tally], None]) -> bytes:
-        async def answer(line: Line) -> bytes:
+        async def _answer(line: Line) -> bytes:
             async with self._admission.room(len(line.text or b"") // CHARACTERS_A_TOKEN):
                 found = await answered(line, self._post, lambda: self._client.death, tally)
             progress(tally)
             return found
 
         lines = list(lines_of_part(self._run.input, part))
-        return b"".join(await _all([answer(line) for line in lines]))
+        return b"".join(await _all([_answer(line) for line in lines]))
 
     async def _table(self, part: Part, tally: Tally, progress: Callable[[Tally], None]) -> bytes:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        def count(answer: Answer) -> None:
+        def _count(answer: Answer) -> None:
             if answer.get("error") is None:
                 tally.count(answer.get("num_completion_tokens"))
             progress(tally)
 
         table = self._tables.table_of(part)
-        answers = await self._rows.answers(rows_of(table), count)
+        answers = await self._rows.answers(rows_of(table), _count)
         for number, answer in enumerate(answers, start=part.first + 1):
             if (error := answer.get("error")) is not None:
                 tally.fail_at(f"row {number}", error)

@@ -1,4 +1,4 @@
-"""The files of a batch over folders, cut into parts: so many rows that are answered, and written down, as one.
+"""The files of a batch over folders, cut into parts: batch.part_rows rows each, answered and written together.
 
 A part's number and beginning follow from its file and `batch.part_rows` alone, so that a later run knows what is done.
 """
@@ -58,7 +58,7 @@ class Source:
 
 
 def files_in(folder: Path) -> list[str]:
-    """The JSONL and parquet files below a folder, relative to it; what is hidden does not count.
+    """The JSONL and parquet files below a folder, relative to it, without hidden ones.
 
     Raises: ConfigError if there is none.
     """
@@ -82,7 +82,7 @@ def _cut_jsonl(path: Path, file: str, part_rows: int) -> Source:
     parts: list[Part] = []
     start = first = num_rows = checksum = 0
 
-    def cut() -> None:
+    def _cut() -> None:
         parts.append(Part(file, len(parts), start, first, num_rows))
 
     with path.open("rb") as opened:
@@ -90,10 +90,10 @@ def _cut_jsonl(path: Path, file: str, part_rows: int) -> Source:
             num_rows += 1
             checksum = zlib.crc32(line.checksum.to_bytes(4), checksum)
             if num_rows == part_rows:
-                cut()
+                _cut()
                 start, first, num_rows = opened.tell(), line.number, 0
     if num_rows:
-        cut()
+        _cut()
     return Source(file, tuple(parts), f"{path.stat().st_size}-{checksum:08x}")
 
 

@@ -1,7 +1,7 @@
 """The lines of OpenAI's batch files: a request of the input, read and checked, and an answer of the output.
 
 A line's id in the output holds its number and a checksum of its text, so that a second run knows what is done, and that
-it is of the same input. Knows no engine and no HTTP.
+it is of the same input.
 """
 
 from __future__ import annotations
@@ -167,5 +167,5 @@ class Done:
 
 
 def bytes_of_zeros(count: int) -> array[int]:
-    """So many zeros."""
+    """`count` zeros, of four bytes each."""
     return array("I", bytes(count * array("I").itemsize))

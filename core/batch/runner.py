@@ -30,22 +30,22 @@ class Tally:
     told: list[str] = field(default_factory=list)
 
     def count(self, num_tokens: int | None) -> None:
-        """One more that is answered, with so many tokens."""
+        """Count one more answered line, with the tokens of its answer."""
         self.num_answered += 1
         self.num_tokens += num_tokens or 0
 
     def fail(self, line: Line, reason: str) -> None:
-        """One more that failed."""
+        """Count one more failed line."""
         self.fail_at(f"line {line.number}", reason)
 
     def fail_at(self, place: str, reason: str) -> None:
-        """One more that failed, at a place of its file."""
+        """Count one more failure, at this place of the file."""
         self.num_failed += 1
         if len(self.told) < MAX_TOLD:
             self.told.append(f"{place}: {' '.join(reason.split())}")
 
     def add(self, other: Tally, file: str) -> None:
-        """Count what another one counted, of a file that its failures are told with."""
+        """Add the counts of another tally; its failures are told with the name of its file."""
         self.num_answered += other.num_answered
         self.num_failed += other.num_failed
         self.num_tokens += other.num_tokens
@@ -68,7 +68,7 @@ async def run_rows(
     tally, room = Tally(), asyncio.Semaphore(max_rows)
     async with asyncio.TaskGroup() as tasks:
 
-        async def answer(line: Line) -> None:
+        async def _answer(line: Line) -> None:
             try:
                 write(output, await answered(line, post, death, tally))
             finally:
@@ -77,7 +77,7 @@ async def run_rows(
 
         for line in lines:
             await room.acquire()
-            tasks.create_task(answer(line))
+            tasks.create_task(_answer(line))
     return tally
 
 

@@ -37,9 +37,9 @@ class BatchConfig:
     timeout_s: float | None = bounded(None, above=0)
     """Longest that a row may take, in seconds; None: no limit."""
     reasoning_parser: Any = None
-    """Who tells reasoning from the answer in chats, as serve.reasoning_parser."""
+    """The parser that separates reasoning from the answer in chats, as serve.reasoning_parser."""
     tool_parser: Any = None
-    """Who finds tool calls in the answers of chats with tools, as serve.tool_parser."""
+    """The parser that finds tool calls in the answers of chats with tools, as serve.tool_parser."""
     executor: str = HERE
     """Of a folder: local, one engine in this process; ray, as many engines as batch.replicas on a Ray cluster, which
     RAY_ADDRESS names or which is started here."""
@@ -48,7 +48,7 @@ class BatchConfig:
     num_cpus: float = bounded(1.0, 0)
     """CPU cores that each of them reserves on the Ray cluster."""
     part_rows: int = bounded(1000, 1, MAX_PART_ROWS)
-    """Of a folder: rows that are written down together; what a kill costs is the parts that are in flight."""
+    """Of a folder: rows that are answered and written together; a kill loses the parts that are in flight."""
     task: str = COMPLETION
     """Of parquet: completion (of the columns prompt or prompt_token_ids), chat (messages), structured or embeddings."""
     prefix: str = ""
@@ -69,7 +69,7 @@ class BatchKeys(EngineKeys):
     batch: BatchConfig = field(default_factory=BatchConfig)
     """How the rows of the file are answered."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Of rows in parquet, whose column `sampling` goes before; lines of JSONL say all themselves."""
+    """Of rows in parquet, whose column `sampling` overrides it. Lines of JSONL have their parameters in their body."""
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,10 @@ def measure_server(tree: Mapping[str, Any], bench: Bench, address: Address) -> t
     from hookline.core.bench.remote.command import serve_load
     from hookline.core.bench.remote.recording import figures
 
-    def load_of(vocab_size: int, repetition: int) -> Load:
+    def _load_of(vocab_size: int, repetition: int) -> Load:
         return make_load(bench.workload, vocab_size, repetition)
 
-    served = serve_load(address, bench.client, bench.workload, load_of, bench.repeats)
+    served = serve_load(address, bench.client, bench.workload, _load_of, bench.repeats)
     metrics = {**figures(served.recording, bench.slo), **dict.fromkeys(MACHINE)}
     facts = {
         "device": str(tree["url"]),

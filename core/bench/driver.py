@@ -1,7 +1,7 @@
 """Puts a load on an engine, request by request as they fall due, and records what happens.
 
 Open loop: a request arrives when the load says so, however far behind the engine is; its waiting counts from then.
-Knows the engine's methods and its clock; no metric and no device.
+Calls the engine's methods and reads its clock; metrics are computed elsewhere.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class _Drive:
     """What was said before a turn that is due, by its place."""
 
     def run(self) -> Recording:
+        """Serve the load; see `drive`."""
         self.next_turns: dict[int, list[int]] = defaultdict(list)
         for place, request in enumerate(self.load.requests):
             self.records.append(record_of(request))
@@ -48,21 +49,21 @@ class _Drive:
         heapq.heapify(self.due)
         self.started_s = started_s = self.engine.clock()
 
-        def now() -> float:
+        def _now() -> float:
             return self.engine.clock() - started_s
 
-        with StepRecorder(self.engine, now) as recorder:
+        with StepRecorder(self.engine, _now) as recorder:
             while self.due or self.engine.has_work:
-                self._add_due(now())
+                self._add_due(_now())
                 if not self.engine.has_work:
                     if self.due:
-                        self.engine.sleep(max(0.0, self.due[0][0] - now()))
+                        self.engine.sleep(max(0.0, self.due[0][0] - _now()))
                     continue
                 outputs = self.engine.step()
                 recorder.step_ended()
                 for output in outputs:
-                    self._end(output, now())
-            recording = recorder.finish(now(), self.records, self.places)
+                    self._end(output, _now())
+            recording = recorder.finish(_now(), self.records, self.places)
         _fill_in_times(recording)
         return recording
 

@@ -1,6 +1,6 @@
 """The files of benchmarks and sweeps, written and read: result lines, steps.npz and requests.jsonl.
 
-docs/benchmarks.md describes them; FORMAT changes when they do. Knows no engine and no metric.
+docs/benchmarks.md describes them; FORMAT changes when they do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What happened under a load, step by step and request by request, as plain arrays.
 
 `StepRecorder` stands between an engine and its executor and notes what passes; it changes nothing. All times are
-seconds since the load's start, on the clock it is given. docs/benchmarks.md describes the columns. Knows no metric.
+seconds since the load's start, on the clock it is given. docs/benchmarks.md describes the columns.
 """
 
 from __future__ import annotations

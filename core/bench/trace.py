@@ -3,7 +3,7 @@
 A line holds `arrival_s` (seconds after the start), `output_tokens` (how many to generate) and the prompt: as
 `prompt_token_ids`, as text in `prompt`, or as a number of random tokens in `prompt_tokens`. It may hold `priority`,
 `tags`, `deadline_s`, `cache_salt` and `slo`, a mapping of bounds. Further keys belong to the recorder, so the
-requests.jsonl of a benchmark is a trace, too. Knows no engine and no tokenizer.
+requests.jsonl of a benchmark is a trace, too.
 """
 
 from __future__ import annotations

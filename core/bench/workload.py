@@ -1,6 +1,6 @@
 """What a benchmark asks of an engine: requests as token ids, when they arrive, and how many tokens each wants back.
 
-Drawn from a seed alone, so that every engine and every run gets the same load. Knows no engine.
+Drawn from a seed alone, so that every engine and every run gets the same load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WorkloadClass:
     """A part of a load's requests, or of its conversations, with what they have in common."""
 
     share: float = bounded(1.0, above=0)
-    """How many there are of it, to the shares of the other classes: 4 beside 1 is four in five."""
+    """Its part of the requests in proportion to the other classes' shares: 4 beside 1 is four in five."""
     tags: dict[str, str] = field(default_factory=dict)
     """See RequestInfo, for the next three too."""
     priority: int = 0

@@ -1,7 +1,7 @@
 """A checkpoint as it was found: its folder, config, end-of-text tokens and tokenizer.
 
-Reads config.json and generation_config.json; knows nothing of tensors or models, and runs no code from a checkpoint.
-core/checkpoint/locate.py finds the folder. The tokenizer's library is imported only when it is needed.
+Reads config.json and generation_config.json, and runs no code from a checkpoint. core/checkpoint/locate.py finds the
+folder, core/checkpoint/load.py reads the tensors. The tokenizer's library is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hookline.core.util.mappings import merge
 WEIGHTS = ("checkpoint", "random")
 """The values of model.weights."""
 MAX_DEPTH = 64
-"""Most levels of a JSON file: what reads a config may follow them by recursion."""
+"""Most levels of nesting in a JSON file, since code that reads a config may recurse."""
 MAX_TOKEN_ID = 2**31 - 1
-"""Largest end-of-text token; those behind the vocabulary are never drawn, and some configs name one."""
+"""Largest end-of-text token. Some configs name one beyond the vocabulary, which is never drawn."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -146,7 +146,7 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
     try:
         defaults = generation_defaults(generation, f"{folder / 'generation_config.json'}")
     except RequestError as error:
-        raise CheckpointError(f"{error}; correct the file, or take it away") from error
+        raise CheckpointError(f"{error}; correct the file, or remove it") from error
     return Checkpoint(reference, folder, config, ids, defaults)
 
 

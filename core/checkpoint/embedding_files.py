@@ -1,6 +1,6 @@
 """How a checkpoint makes its embeddings, as the files of sentence-transformers say it: modules.json and what it names.
 
-Without these files it is the last token's hidden state, scaled to length 1. Reads files; knows no pooler's code.
+Without these files, an embedding is the last token's hidden state, scaled to length 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _read(folder: Path) -> tuple[str, bool]:
     """The mode, and whether vectors are scaled to length 1. Raises: ValueError for what is not known."""
     modules = _json(folder / MODULES)
     if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
-        raise ValueError("it is no list of modules")
+        raise ValueError("it is not a list of modules")
     kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules]
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if others or kinds.count("Pooling") != 1:
@@ -49,7 +49,7 @@ def _read(folder: Path) -> tuple[str, bool]:
 
 def _mode(config: Any) -> str:
     if not isinstance(config, dict):
-        raise ValueError("the Pooling module's config.json is no object")
+        raise ValueError("the Pooling module's config.json is not an object")
     said = config.get(MODE)
     modes = [said] if isinstance(said, str) else list(said) if isinstance(said, list) else []
     modes += [key.removeprefix(f"{MODE}_") for key, value in config.items() if key.startswith(f"{MODE}_") and value]

@@ -1,7 +1,7 @@
-"""A tokenizer read by `tokenizers` alone, where a checkpoint's files leave nothing for transformers to find out.
+"""A tokenizer read by `tokenizers` alone, for checkpoints whose files mean the same with and without transformers.
 
-Importing transformers takes seconds of a start, and text needs none of it. Chat templates, and whatever else is asked
-of a tokenizer, are its matter still: it is imported when that is asked for.
+Importing transformers takes seconds of a start, and encoding and decoding text do not need it. It is imported when a
+chat template, or any other attribute of its tokenizers, is first used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLAGS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", 
 """What an added token is made of. The library writes further names to standard output as they are, and ignores them."""
 _IMPORTING = threading.Lock()
 MANY_TOKENS = 100_000
-"""From here on, transformers corrects the text splitting of some of Mistral's tokenizers."""
+"""Number of tokens from which on transformers corrects the text splitting of some of Mistral's tokenizers."""
 
 
 class FileTokenizer:
@@ -182,7 +182,7 @@ def _names_token(key: str, value: Any) -> bool:
 
 
 def _content(value: Any) -> str | None:
-    """The text of a token, which may be written with its flags. What is neither is shown, and no token."""
+    """The text of a token, which may be written with its flags; for other values their repr, which is not a token's."""
     text = value.get("content") if isinstance(value, dict) and value.get("__type") == "AddedToken" else value
     return text if isinstance(text, str | None) else repr(text)
 

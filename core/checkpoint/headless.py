@@ -1,6 +1,6 @@
-"""Checkpoints that are no language model but its body: for embeddings, or with a head of classes in place of tokens.
+"""Checkpoints with the body of a language model alone, for embeddings, or with a head of classes in place of tokens.
 
-transformers saves these with other tensors under other names; a model states those of a language model. Knows no model.
+transformers saves these with other tensors and names than a language model, whose names a model's targets have.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def why_no_generation(config: Mapping[str, Any]) -> str | None:
 
 
 def fitted(targets: Mapping[str, WeightTarget], checkpoint: Checkpoint) -> Mapping[str, WeightTarget]:
-    """A model's targets under the names of this checkpoint: without its head if there is none, which becomes zero."""
+    """A model's targets under the names of this checkpoint. If the checkpoint has no head, the model's becomes zero."""
     stored = checkpoint.shapes()
     found = dict(targets)
     if _has_no_head(checkpoint.config):

@@ -1,8 +1,8 @@
 """Weights into parameters: streamed from safetensors, of which each rank reads only its own slice, given by a source
 that the model brought, or drawn at random.
 
-Knows nothing of models: a model says in `WeightTarget`s what goes where. Missing, surplus and misshaped tensors are
-errors here, and so is everything about the files.
+A model says in `WeightTarget`s what goes where. Missing, surplus and misshaped tensors, and files that cannot be read,
+are errors here.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
 
-        def slices(path: Path, name: str) -> Any:
+        def _slices(path: Path, name: str) -> Any:
             if path not in files:
                 files[path] = stack.enter_context(open_file(path))
             return files[path].get_slice(name)
@@ -157,10 +157,10 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
                 continue
             stored_name = tensor.name or name
             if tensor.scales is None:
-                target.fill(slices(tensor.path, stored_name))
+                target.fill(_slices(tensor.path, stored_name))
             else:
-                blocks, scales = slices(tensor.path, stored_name + BLOCKS), slices(tensor.scales, stored_name + SCALES)
-                target.fill(Mxfp4Slices(blocks, scales))
+                blocks = _slices(tensor.path, stored_name + BLOCKS)
+                target.fill(Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES)))
             sums.append((name, _sum(target)))
     return sums
 
@@ -171,7 +171,7 @@ def _num_bytes(target: WeightTarget) -> int:
 
 
 def _sum(target: WeightTarget) -> Tensor:
-    """Of all its views, in float32: not finite if one of their values is not."""
+    """The sum of all its views in float32, which is not finite if one of their values is not."""
     return torch.stack([piece.view.sum(dtype=torch.float32) for piece in target.pieces if piece.view is not None]).sum()
 
 

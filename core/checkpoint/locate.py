@@ -1,6 +1,6 @@
 """Where a checkpoint's folder is: given, in the Hugging Face hub or its cache, or shipped in a Python package.
 
-Knows nothing of what lies in the folder. The hub's library is imported only when a reference is a hub id.
+The hub's library is imported only when a reference is a hub id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def locate(reference: str) -> Path:
         if is_hub_id(reference):
             return _download(reference)
         what = "is a file" if reference and folder.is_file() else "does not exist"
-    except (OSError, RuntimeError) as error:  # too long a name, or the home of nobody
+    except (OSError, RuntimeError) as error:  # the name is too long, or its ~user does not exist
         what = f"cannot be looked for ({getattr(error, 'strerror', None) or error})"
     raise CheckpointError(
         f"model.checkpoint '{clipped(reference)}' {what}; give a folder with config.json and *.safetensors, a hub id "

@@ -1,7 +1,7 @@
 """MXFP4 tensors of a checkpoint, dequantised when they are read: pairs of NAME_blocks and NAME_scales, as gpt-oss has.
 
 32 neighbours share one power of two as their scale; two of their four-bit floats lie in a byte, the first in its low
-half. Knows nothing of models. Legend: X experts, O outputs, G groups of a row, I = 32 * G inputs.
+half. Legend: X experts, O outputs, G groups of a row, I = 32 * G inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hookline.core.errors import CheckpointError
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BYTES = 16
-"""Of a group."""
+"""Bytes of a group's 32 values."""
 _BIAS = 127
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
@@ -23,7 +23,7 @@ _PAIRS = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in rang
 
 
 def dequantised_shape(name: str, blocks: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the tensor that blocks (X, O, G, 16) and scales (X, O, G) stand for: (X, I, O), inputs first.
+    """The shape of the tensor that blocks (X, O, G, 16) and scales (X, O, G) stand for: (X, I, O), inputs first.
 
     Raises: CheckpointError if they do not fit.
     """

@@ -1,6 +1,6 @@
 """Which safetensors files a checkpoint folder has and what they hold, read from their headers alone.
 
-Knows nothing of models or targets. Pickled weights are never opened, only named in the error.
+Pickled weights are never opened, only named in the error.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ class _ToStderr(logging.Handler):
     """Looks standard error up at each record, so that its replacement, if there is one, gets the line."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write the record's message as one line; see logging.Handler."""
         say(record.getMessage())
 
 

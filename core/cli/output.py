@@ -51,6 +51,7 @@ class _Checked:
         self._escapes = stream is not None and stream.isatty()
 
     def write(self, text: str) -> int:
+        """See TextIO. Raises: OutputError if the stream is closed, full or broken."""
         if self._stream is None:
             raise OutputError("standard output is closed; redirect it, or write to a file: output=FILE")
         if self._escapes and not text.isprintable():
@@ -59,6 +60,7 @@ class _Checked:
             return self._stream.write(text)
 
     def flush(self) -> None:
+        """See TextIO. Raises: OutputError if the stream is full or broken."""
         if self._stream is not None:
             with _naming():
                 self._stream.flush()

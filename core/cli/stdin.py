@@ -17,7 +17,7 @@ _log = logging.getLogger("hookline")
 
 
 def piped_text(stream: TextIO | None = None) -> str | None:
-    """What was piped in; None at a terminal, without standard input, or if it is open and nobody writes to it.
+    """What was piped in; None at a terminal, without standard input, or if nothing arrives within PATIENCE_S.
 
     Raises: ConfigError if it is not UTF-8.
     """

@@ -1,6 +1,6 @@
 """Lets Hydra compose the command line into plain trees: one for a run, one for each job of a sweep.
 
-The only place that runs Hydra. Its errors leave as our own, in one line; nothing of the engine happens inside it.
+The only place that runs Hydra. Its errors become our own, of one line each. Engines run outside of it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def compose(
 
     keys: the dataclass of the command's root keys beside the kinds, which config_name's defaults list takes as `keys`.
     run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
-    in another process; what it returns is what Hydra's sweeper hears of the job.
+    in another process; what it returns is the job's result for Hydra's sweeper.
     Raises: ConfigError or PluginError with the near miss and what is available.
     """
     if any(len(one) > 2 and "--version".startswith(one) for one in arguments):
@@ -172,7 +172,7 @@ class _HelpOnDemand(argparse.ArgumentParser):
 
 @contextmanager
 def _help_on_demand() -> Iterator[None]:
-    """Inside, Hydra 1.3 can make its parser: one help of it is text only when printed, which Python 3.14 refuses."""
+    """While active, Hydra 1.3 can make its parser in Python 3.14, which refuses a help that is not a text yet."""
     utils: Any = importlib.import_module("hydra._internal.utils")
     before = utils.argparse
     utils.argparse = SimpleNamespace(ArgumentParser=_HelpOnDemand)
@@ -208,11 +208,11 @@ def flags_and_pairs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises: ConfigError for a flag that does not exist.
     """
 
-    def refuse(message: str) -> NoReturn:
+    def _refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help and --hydra-help")
 
     parser = _flag_parser()
-    parser.error = refuse  # type: ignore[method-assign]
+    parser.error = _refuse  # type: ignore[method-assign]
     pairs = list(parser.parse_intermixed_args(arguments).overrides)
     flags = list(arguments)
     for pair in pairs:

@@ -1,6 +1,6 @@
 """Turns what Hydra and OmegaConf raise into our errors: one line with the key, the near miss and the fix.
 
-Reads their exceptions and messages and knows the plugin host, whose broken plugins may be the cause. Composes nothing.
+Reads their exceptions and messages, and asks the plugin host whether a broken plugin is the cause. Composes nothing.
 """
 
 from __future__ import annotations

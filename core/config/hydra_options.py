@@ -65,9 +65,9 @@ def add_free_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def let_join_ray(arguments: Sequence[str]) -> list[str]:
-    """The arguments with what Hydra's launcher for Ray needs to be told: to start a cluster, if the one that ran on
-    this machine last is gone; and unless it is to start one, for how much memory to ask. It asks every cluster for so
-    much, and Ray refuses that of one that runs already.
+    """The arguments, with two more for Hydra's Ray launcher. One is for when it has to start a cluster, since the one
+    that ran on this machine last is gone. The other, when it joins a cluster, takes back its request for an amount of
+    memory, which Ray refuses of a cluster that is already running.
 
     Raises: ConfigError if the cluster of RAY_ADDRESS does not answer.
     """

@@ -1,7 +1,7 @@
 """Turns plain values into an instance of a config dataclass, checked and converted by OmegaConf.
 
 Values are taken as they stand: nothing in them is interpolated, since they may come from a request. Every error names
-the full key. Knows no kind and no plugin: `core.config.settings` says which dataclass belongs to which key.
+the full key. `core.config.settings` says which dataclass belongs to which key.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def _inert(value: Any, key: str, texts: list[str]) -> Any:
 
 
 def _with_texts(value: str, texts: Sequence[str]) -> str:
-    def text(stand_in: re.Match[str]) -> str:
+    def _text_of(stand_in: re.Match[str]) -> str:
         index = int(stand_in[1])
         return texts[index] if index < len(texts) else stand_in[0]  # a key may look like one
 
-    return _STAND_INS.sub(text, value)
+    return _STAND_INS.sub(_text_of, value)
 
 
 def _instance(node: Any, texts: Sequence[str], key: str) -> Any:
@@ -142,7 +142,7 @@ def _default(one: dataclasses.Field[Any]) -> Any:
 
 
 def documented(cls: type, prefix: str = "") -> Iterator[str]:
-    """Lines that say what each key of a dataclass is unless set, and what it means."""
+    """Lines with each key of a dataclass, its default and its meaning."""
     docs = field_docs(cls)
     for one in dataclasses.fields(cls):
         key, factory = joined(prefix, one.name), one.default_factory

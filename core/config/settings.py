@@ -1,8 +1,8 @@
 """The configuration as plain frozen dataclasses, and `validate`, which makes it from a tree once.
 
-The same for the command line and for `LLM(...)`: nothing unknown is ignored, and no DictConfig gets past here. Knows
-the kinds and core's own keys with their defaults. Options and their fields come from plugins; conf/config.yaml says
-which of them are chosen if nothing else is said.
+The same for the command line and for `LLM(...)`: an unknown key is an error, and no DictConfig gets past here. The
+kinds and core's own keys, with their defaults, are stated here. Options and their fields come from plugins;
+conf/config.yaml says which of them are chosen by default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_COUNT = 2**31 - 1
 """Largest size or limit of an engine: on the device these, and what they count, are 32-bit integers."""
 EXECUTORS = ("local", "ray")
 PLACES = ("here", "apart")
-"""Of rank 0."""
+"""Values of engine.rank_0."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -52,55 +52,55 @@ class EngineConfig:
     cpu_cache_gib: float = bounded(2.0, above=0)
     """Size of the KV cache on a CPU, in GiB."""
     cpu_threads: int | None = bounded(None, 1, MAX_COUNT)
-    """Threads of a CPU that compute, of all ranks together. None: as many as torch has, and in a command whose model
-    has a hidden size below 1024, one for each rank unless OMP_NUM_THREADS is set: more mostly wait for each other.
-    The number is the whole process's; an engine made in Python changes it only if this is set. In commands, threads
-    sleep while they wait unless OMP_WAIT_POLICY is set."""
+    """CPU threads that compute, for all ranks together. None: as many as torch takes; for a command whose model has a
+    hidden size below 1024, one for each rank unless OMP_NUM_THREADS is set, since more mostly wait for each other. The
+    number holds for the whole process, so an engine made in Python changes it only if this is set. In commands,
+    threads sleep while they wait unless OMP_WAIT_POLICY is set."""
     block_size: int | None = bounded(None, 1, MAX_COUNT)
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)
-    """KV blocks, each of one group of layers if layers keep unlike things; None takes as many as memory allows."""
+    """KV blocks; if layers cache different things, each block is of one group of layers. None: as many as fit."""
     pp_layers: tuple[int, ...] | None = None
-    """pp > 1: layers of each stage, e.g. [10, 9, 9]. None: as equal as they get; where they are not, the first stages
-    have one more, since the last one has the head."""
+    """pp > 1: layers of each stage, e.g. [10, 9, 9]. None: as equal as possible; if layers are left over, the first
+    stages have one more, since the last one has the head."""
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
 
-    So are steps of both, if max_num_batched_tokens is at most 512 and max_model_len at most 16,384.
+    Steps with both are replayed too if max_num_batched_tokens is at most 512 and max_model_len at most 16,384.
     """
     captured_prompt_tokens: int | None = bounded(None, 0, MAX_COUNT)
-    """Tokens of the largest step of prompts that is captured as a CUDA graph, padded to a few sizes. None: what a card
-    computes in about the time in which the host would launch it: 1,280 for a model of 8 billion weights, 4,096 for
-    one of 0.6 billion. More start the engine slower; 0 captures none."""
+    """Tokens of the largest step of prompts that is captured as a CUDA graph, padded to a few sizes. None: as many as a
+    GPU computes in about the time that the host would take to launch the step: 1,280 for a model of 8 billion weights,
+    4,096 for one of 0.6 billion. More of them make the start slower; 0 captures none."""
     compile_ahead: bool = True
-    """At a start whose kernels are not in their compiler's cache yet, compile them in processes of their own, one a
-    core, while the weights load. hookline warm does it before any start."""
+    """If kernels that the engine needs are not in their compiler's cache at its start, compile them while the weights
+    load, in processes of their own, one for each core. hookline warm compiles them ahead of any start."""
     freeze_gc: bool | None = None
-    """When the engine is ready, collect garbage once and leave all that is there then, your objects too, out of full
-    collections until the engine is closed: they would stop steps for 0.1 s and more. Reference cycles among those
-    objects are searched when an AsyncLLM has had nothing to do for a minute, every ten minutes from then on, and when
-    another engine starts. None: in an AsyncLLM, not in an LLM."""
+    """When the engine is ready, collect garbage once. From then on until the engine is closed, leave all objects that
+    exist then, yours too, out of full collections, which would stop steps for 0.1 s and more. Reference cycles among
+    those objects are searched when an AsyncLLM has had nothing to do for a minute, every ten minutes from then on, and
+    when another engine starts. None: true in an AsyncLLM, false in an LLM."""
     prepare_grammars: bool | None = None
-    """While the weights load, make the grammar back end in a thread if one is installed: its vocabulary of 151k tokens
-    takes a second, in which it holds up all of Python for half a one. None: in an AsyncLLM and a server, whose streams
-    would feel that in the middle of serving, not in an LLM, where the first request that asks for a form makes it."""
+    """Make the grammar back end, if one is installed, in a thread while the weights load. A vocabulary of 151k tokens
+    takes it a second, half of which blocks all of Python. None: true in an AsyncLLM and a server, where this would
+    interrupt streams later; false in an LLM, where the first request with structured_outputs makes it."""
     overlap: bool | None = None
-    """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
+    """Plan and launch a step before the tokens of the previous one are known. None: true on a GPU."""
     prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
     batch_invariant: bool = False
-    """Give a request the same bits, its tokens and log-probabilities, whatever runs beside it and however its prompt is
-    cut, preempted or found in the cache. Costs some speed; refused where a plugin does not declare it."""
+    """Give a request the same bits, its tokens and log-probabilities, whatever runs beside it, and whether its prompt
+    is cut, preempted or found in the cache. Costs some speed; refused if a plugin in use does not declare it."""
     max_queued_requests: int | None = bounded(None, 1, MAX_COUNT)
-    """Most requests that wait for a place; further ones are refused until some have started, though LLM.generate waits
-    instead. None: no limit."""
+    """Most requests that wait for a place. Further ones are refused until some have started; LLM.generate waits until
+    then. None: no limit."""
     max_queued_tokens: int | None = bounded(None, 1, MAX_COUNT)
-    """Prompt tokens of waiting requests from which on further requests are refused. None: no limit."""
+    """Further requests are refused once the prompts of those that wait have this many tokens. None: no limit."""
     tag_keys: tuple[str, ...] | None = None
     """The only keys that requests' tags may have, e.g. [tenant, class]; others are refused. None: any."""
     taps: tuple[int, ...] | None = None
-    """Layers, from 0, behind which observers are shown each step's hidden states (the hook on_hidden_states). Every
-    step then copies them to the host, and none is a CUDA graph. None: no layer."""
+    """Layers, from 0, after which observers get each step's hidden states (the hook on_hidden_states). Every step then
+    copies them to the host, and no step is a CUDA graph. None: no layer."""
     executor: str = "local"
     """Where ranks compute: local, on this host, or ray, as actors of a Ray cluster, each with a GPU, or with CPUs where
     no node has a GPU. The cluster is the one this process is in, that of RAY_ADDRESS, or one that Ray starts here. The
@@ -109,18 +109,18 @@ class EngineConfig:
     """With executor=local, where rank 0 computes: here, in the engine's own process, or apart, in a process of its own,
     as the further ranks do."""
     stall_timeout_s: float = bounded(30.0, above=0)
-    """Seconds without progress after which a scheduler policy is broken off with an error: while it waits without
-    computing anything, or in one call of it."""
+    """Seconds without progress after which a scheduler policy is stopped with an error: it keeps asking to wait while
+    nothing is computed, or does not return from one call."""
     rank_timeout_s: float = bounded(5.0, above=0)
-    """Several ranks: seconds without a sign of life from a rank's process after which the engine ends with an error."""
+    """With several ranks: seconds without a sign of life from a rank's process until the engine ends with an error."""
     step_timeout_s: float = bounded(5.0, above=0)
-    """Several ranks: seconds for which they wait for one of them in a step, beyond what they took themselves to get
-    there, after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of
-    compiling do not count. Raise it to stop a rank in a debugger. One rank: a step that gets no further is broken off
-    after 12 times as long."""
+    """With several ranks: seconds that ranks wait for another one in a step, beyond the time they took themselves to
+    get there, until the engine ends with an error; 12 times as long while all ranks of a CPU compute. Up to five
+    minutes of compiling do not count. Raise it to stop a rank in a debugger. With one rank, a step that makes no
+    progress is ended after 12 times as long."""
     start_timeout_s: float = bounded(300.0, above=0)
-    """Several ranks: seconds for which they wait for one of them while they start, importing, building or loading,
-    after which the start ends with an error; compiling does not count."""
+    """With several ranks: seconds that they wait for another one while they import, build or load, until the start ends
+    with an error. Compiling does not count."""
 
     def __post_init__(self) -> None:
         check_ranges(EngineConfig, vars(self), "engine")
@@ -180,10 +180,10 @@ class EngineKeys:
     device: str = AUTO
     """auto, cpu, cuda or cuda:N."""
     observers: tuple[Option, ...] = ()
-    """Who watches the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
+    """Observers of the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
     processors: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of logits processors for requests that do not say otherwise, as processors.NAME.FIELD=VALUE; a
-    request's own extra_args go before, field by field. python -m core.info NAME lists the fields."""
+    """Default arguments of logits processors, as processors.NAME.FIELD=VALUE; a request's own extra_args override them
+    field by field. python -m core.info NAME lists the fields."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and limits of the engine."""
 

@@ -1,4 +1,4 @@
-"""What plugins implement and what they are given: protocols and plain values, and nothing that runs.
+"""What plugins implement and what they are given: protocols and plain values.
 
 A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `parsing`, `testing` and
 the errors. Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.

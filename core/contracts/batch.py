@@ -1,6 +1,7 @@
 """One step's worth of work as the kernels see it: flat tokens, cache slots, block tables.
 
-Knows nothing of requests or scheduling. Legend: T tokens of the step, B requests of the step, M blocks in a table row.
+Kernels get no requests and no plans, only this. Legend: T tokens of the step, B requests of the step, M blocks in a
+table row.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Batch:
     Rows are ordered decodes first (one token each), then prefill chunks; tokens lie in row order.
     Shapes: token_ids_T, positions_T, slot_mapping_T int64; query_starts_B1 (B + 1,) int32, the first token of each row;
     context_lens_B int32, tokens in the cache once this step has written (padding rows: 1);
-    block_table_BM int32; entries past a row's context, and those wholly before what its first query sees, name any
-    block.
+    block_table_BM int32; entries past a row's context, and those of blocks wholly before what its first query sees, may
+    name any block.
 
     A batch inside a captured graph has no lengths on the host: context_lens_host is None, and every size here is the
     graph's. Captured decodes are rows of one token. In a captured step with prompts (only for kernels that declare
@@ -36,7 +37,7 @@ class Batch:
     context_lens_B: Tensor
     block_table_BM: Tensor
     num_decodes: int
-    """The first rows, one query token each."""
+    """How many rows decode. They come first and have one query token each."""
     max_query_len: int
     max_context_len: int
     """An upper bound; block_table_BM covers it."""
@@ -51,7 +52,7 @@ class Batch:
     """Tokens that a query sees, itself included; None for all before it. Layers of other windows have batches of their
     own, each prepared by itself, which differ from this one in window, slot_mapping_T, block_table_BM and scratch."""
     scratch: dict[str, Any] = field(default_factory=dict)
-    """Whatever Kernels.prepare wants its attend to find."""
+    """Whatever Kernels.prepare leaves there for `attend`."""
 
     @property
     def num_tokens(self) -> int:

@@ -58,7 +58,7 @@ class RecurrentState:
     """
 
     tensors: tuple[tuple[str, StateTensor], ...]
-    """Names, by which the model finds them, and forms."""
+    """Pairs of a name, by which the model finds the tensor, and its form."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ LayerCache = FullAttention | SlidingWindow | SharedCache | RecurrentState | NoCa
 
 @dataclass(frozen=True)
 class StateRows:
-    """The state of one layer, and whose tokens a step has: what `attend.states(layer)` gives a model's forward.
+    """The states of one layer and the requests of a step: what `attend.states(layer)` gives a model's forward.
 
     tensors: by the names of RecurrentState, each (R, *shape of this rank), to be read and written in place.
     rows_B: (B,) int64, the row of each request; several may name the padding row, whose state belongs to no request.
     query_starts_B1: (B + 1,) int32, the first token of each request; one without tokens leaves its state as it is.
-    is_new_B: (B,) bool, whose first token is the first of its sequence; their states are zeros already.
+    is_new_B: (B,) bool, true if the step has the first token of the request; its state is already zero.
     num_decodes: the first requests, one token each. max_query_len: most tokens of a request.
     query_starts_host: query_starts_B1 on the host; None in a captured step with prompts.
     """

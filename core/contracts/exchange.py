@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADER_BYTES = 128
-"""Bytes at the start of a block, zero until its rank is let go."""
+"""Bytes of the header of each rank's block; zero until `PeerMemory.let_go` is called for that rank."""
 WORD_BYTES = 4
-"""Bytes of the header's flag that says so."""
+"""Bytes of the flag that `let_go` sets, at the start of the header."""
 NUM_COPIES = 2
 """Copies of each slot, taken in turn: an exchange fills one while slower ranks are still in the exchange before."""
 MIN_SLOT_BYTES = 2048
-"""Least slot_bytes that core gives, however few bytes a step exchanges."""
+"""Smallest slot_bytes that core gives, however few bytes a step exchanges."""
 EMPTY = 0xFF
 """Initial value of each byte of data."""
 
@@ -30,9 +30,9 @@ EMPTY = 0xFF
 class PeerMemory:
     """One rank's view of the shared memory. A slot holds what one program exchanges at a time.
 
-    rank: this one's number, from 0. size: R. num_slots: S, so most programs of an exchange.
+    rank: this rank's number, from 0. size: R. num_slots: S, the most programs that an exchange may launch.
     slot_bytes: most bytes of a slot that come from one rank, a multiple of 16.
-    addresses_R: (R,) int64, each rank's block: a header, whose first 4 bytes become nonzero when the rank is let go,
+    addresses_R: (R,) int64, the address of each rank's block: a header, whose first 4 bytes `let_go` makes nonzero,
     then data, (slots, copies, R + 1, slot_bytes), of which all bytes are 0xFF at first.
     counts_S: (slots,) int64, how often this rank has used each slot so far.
     """
@@ -44,7 +44,7 @@ class PeerMemory:
     addresses_R: Tensor
     counts_S: Tensor
     let_go: Callable[[], None] = field(default=lambda: None)
-    """Frees kernels of this rank that wait for others, from another stream; what they compute is then worthless."""
+    """Makes this rank's kernels stop waiting for other ranks, from another stream; their results are then invalid."""
     close: Callable[[], None] = field(default=lambda: None)
     """Unmaps the peers' memory when the rank ends; no kernel may use the addresses afterwards."""
 
@@ -57,7 +57,7 @@ class Exchange(Protocol):
     """
 
     def fits(self, x_TD: Tensor) -> bool:
-        """Whether sums of such a tensor are for this exchange; the others go through torch.distributed."""
+        """Whether this exchange sums tensors of this shape and dtype; others go through torch.distributed."""
         ...
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ class Exchange(Protocol):
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """Kernels.add_rms_norm of the sum over ranks of `linear`; None, with nothing done, where it would not pay.
+        """Kernels.add_rms_norm of the sum over ranks of `linear`; None, with nothing done, where it is not faster.
 
-        Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. Only rank 0 has the layer's bias, if there
-        is one, and whether the answer is None must not depend on it: all ranks must give the same.
+        Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. All ranks must agree whether to return
+        None. A bias is given on rank 0 alone, so that must not depend on it.
         """
         return None
 
@@ -96,9 +96,9 @@ class Exchange(Protocol):
 
     @optional
     def add_rms_norm_own(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """add_rms_norm's first result, on every rank; row t of the second is written over the residual of rank t % R.
+        """The norm of add_rms_norm on every rank; row t of the new residual is written on rank t % R alone.
 
-        x fits, and all three have one dtype and are contiguous. The residual's other rows are meaningless, before and
-        after. May overwrite x.
+        It overwrites that row of residual_TD there; the rank's other rows are meaningless, before and after. `fits` is
+        true of x; all three tensors have one dtype and are contiguous. May overwrite x.
         """
         raise AssertionError("left out")

@@ -25,9 +25,9 @@ class GrammarVocabulary:
     """What a back end may know of the tokenizer.
 
     tokens: the bytes of each of the V token ids, in order; b"" where an id has none, as where the model's vocabulary is
-    larger than the tokenizer's: such an id is never allowed. special_ids: tokens that are no text, such as
-    the marks of a chat. stop_ids: the checkpoint's end-of-sequence tokens, at least one. encode: a text's token ids,
-    without the special tokens around a whole one.
+    larger than the tokenizer's: such an id is never allowed. special_ids: tokens that stand for no text, such as
+    those that mark the turns of a chat. stop_ids: the checkpoint's end-of-sequence tokens, at least one. encode: a
+    text's token ids, without the special tokens that begin or end a prompt.
     """
 
     tokens: Sequence[bytes]
@@ -82,13 +82,18 @@ class Grammar(Protocol):
         ...
 
     def matcher(self) -> GrammarMatcher:
-        """A matcher at the beginning, independent of all others. Takes microseconds: called in the step loop."""
+        """A new matcher at the beginning, independent of all others.
+
+        Called in the step loop, so it may take only microseconds.
+        """
         ...
 
 
 class GrammarBackend(Protocol):
-    """Compiles grammars. For classes to extend. Constructed as `Backend(config, vocabulary)` in a thread: of a server
-    and an AsyncLLM while the weights load (engine.prepare_grammars), else of the first request that needs it.
+    """Compiles grammars. For classes to extend.
+
+    Constructed as `Backend(config, vocabulary)` in a thread of its own: for a server and an AsyncLLM while the weights
+    load (engine.prepare_grammars), otherwise when the first request needs it.
     """
 
     def __init__(self, config: Any, vocabulary: GrammarVocabulary) -> None:
@@ -98,10 +103,11 @@ class GrammarBackend(Protocol):
     def compile(self, wanted: StructuredOutputs) -> Grammar:
         """The grammar of `wanted.kind` and `wanted.value` (of json and structural_tag: JSON text; of a choice: texts).
 
-        Runs in a thread beside the step loop, several at a time: code that holds the interpreter's lock holds up
-        everybody. It must end by itself, within about a second, whatever it is given: bound sizes, states and time. A
-        request whose grammar takes longer than two seconds ends with an error. Core handles `after` itself.
-        Raises: RequestError with one line for a grammar that is invalid, too large, or of a kind that it does not know.
+        Runs in a thread beside the step loop, several at a time: code that holds the interpreter's lock (GIL) delays
+        the steps of all requests. It must end by itself, within about a second, whatever it is given: bound sizes,
+        states and time. A request whose grammar takes longer than two seconds ends with an error. Core handles
+        `wanted.after` itself.
+        Raises: RequestError with one line for a grammar that is invalid, too large, or of a kind that is not supported.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The pluggy markers and every hook Hookline calls.
 
-Hooks stay off the hot path: registration runs once per process, observers at most once a step and only if somebody
-listens. A plugin module marks its functions with `hookimpl` and sets `API_VERSION` at its top.
+Hooks stay off the hot path: registration runs once per process, and an observer's hook only if an observer implements
+it. A plugin module marks its functions with `hookimpl` and sets `API_VERSION` at its top.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from hookline.core.util.arrays import FloatArray
 
 NO_NEEDS = Needs()
-"""Of an entry that works everywhere."""
+"""The default of `Registrar`: the entry works everywhere."""
 API_VERSION = 2
-"""Version of this interface, the public names of core; a plugin states the one it was written for."""
+"""Version of this interface, the public names of core. A plugin states the version that it was written for."""
 PROJECT = "hookline"
 """pluggy project name, and the entry-point group that plugins are found in."""
 
@@ -56,9 +56,10 @@ class Registrar(Protocol):
         config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
         help:     one line for `core.info`.
         priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
-        replace:  take the place of an entry of the same name, or of those that claim the same architectures, openly.
-        architectures: of a model, which checkpoints model=auto serves with it: names as config.json's `architectures`
-                  has them; "*" claims all that nobody else does.
+        replace:  take the place of the entry of the same name, or of those that claim the same architectures. Without
+                  it, a taken name is an error; so is model=auto for an architecture that two entries claim.
+        architectures: for models: the checkpoints that model=auto serves with this entry, by the names that config.json
+                  has in `architectures`; "*" means every architecture that no other entry claims.
         """
         ...
 
@@ -99,14 +100,15 @@ def register_samplers(register: Registrar) -> None:
 
 @hookspec
 def register_processors(register: Registrar) -> None:
-    """Add logits processors: they change the logits of requests that ask for it, in front of the sampler.
+    """Add logits processors: they change the logits of the requests that ask for it, before the sampler draws.
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
-             priority=...). The dataclass is the schema of a request's arguments, given as
-             SamplingParams(extra_args={name: {...}}), or of an engine's requests, processors.name.field=value; its
-             defaults change nothing. If it extends hookline.core.contracts.FromSamplingParams, its fields are
-             SamplingParams' own. Higher priorities run first.
+             priority=...). The dataclass is the schema of the arguments. A request gives its own as
+             SamplingParams(extra_args={name: {...}}), an engine those of all its requests as
+             processors.name.field=value. Default values leave the logits as they are. If the dataclass extends
+             hookline.core.contracts.FromSamplingParams, its fields are read from SamplingParams itself. Higher
+             priorities run first.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/samplers/__init__.py
     """
@@ -114,7 +116,7 @@ def register_processors(register: Registrar) -> None:
 
 @hookspec
 def register_kernels(register: Registrar) -> None:
-    """Add numerical back ends: norms, rotary embedding, KV-cache writes and paged attention.
+    """Add kernels, numerical back ends: norms, rotary embedding, KV-cache writes and paged attention.
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...),
@@ -162,7 +164,7 @@ def register_tool_parsers(register: Registrar) -> None:
 
 @hookspec
 def register_grammars(register: Registrar) -> None:
-    """Add grammar back ends: they say which tokens may come next in a completion that must have a form.
+    """Add grammar back ends: they say which tokens may come next in a completion whose form is prescribed.
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...),
@@ -181,7 +183,7 @@ def register_poolers(register: Registrar) -> None:
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(...)). The
              class is hookline.core.contracts.Pooler; it is imported by the first request that asks for it, and requests
-             may ask for any that is registered. `pooler=auto` takes the one that the checkpoint says.
+             may ask for any that is registered. `pooler=auto` takes the one that the checkpoint's files call for.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/poolers/__init__.py
     """
@@ -207,9 +209,10 @@ def on_engine_start(engine: EngineView) -> None:
 
 @hookspec
 def on_request_begin(info: RequestBegin) -> None:
-    """Observe a request that was queued: each completion of a prompt is one. Those that are refused only end.
+    """Observe a request that was queued. Each completion of a prompt is a request of its own.
 
-    When:    when the engine has taken it, before any of it is planned; skipped entirely when nobody implements it.
+    When:    when the engine has accepted it, before any of it is planned. A refused request is told to on_request_end
+             alone. Costs nothing if no observer implements it.
     Errors:  as on_step_end.
     """
 
@@ -218,7 +221,8 @@ def on_request_begin(info: RequestBegin) -> None:
 def on_first_token(info: RequestBegin, first_token_s: float) -> None:
     """Observe a request's first token. first_token_s: when it was known, on the engine's clock.
 
-    When:    once for each request that comes so far, before its step ends; skipped entirely when nobody implements it.
+    When:    once for each request that gets a token, before on_step_end of that step. Costs nothing if no observer
+             implements it.
     Errors:  as on_step_end.
     """
 
@@ -229,17 +233,17 @@ def on_token_gaps(gaps_s: FloatArray) -> None:
 
     gaps_s: (N,) seconds between a token and the one before it, for each token of a step that is not its request's
     first; a preemption in between is part of the gap.
-    When:    after a step's tokens are known, if there are any such; skipped entirely when nobody implements it.
+    When:    after a step's tokens are known, if N is at least 1. Costs nothing if no observer implements it.
     Errors:  as on_step_end.
     """
 
 
 @hookspec
 def on_hidden_states(states: TappedStates) -> None:
-    """Observe the hidden states of a step behind the layers that `engine.taps` names.
+    """Observe the hidden states of a step after each of the layers that `engine.taps` names.
 
-    When:    after a step was computed, before requests that end with it are told of; only if engine.taps names layers,
-             and skipped entirely when nobody implements it.
+    When:    after a step was computed, before on_request_end of requests that end with it; only if engine.taps names
+             layers. Costs nothing if no observer implements it.
     Errors:  as on_step_end.
     """
 
@@ -248,15 +252,15 @@ def on_hidden_states(states: TappedStates) -> None:
 def on_step_end(stats: StepStats) -> None:
     """Observe one step.
 
-    When:    after each step's tokens are committed; skipped entirely when nobody implements it.
-    Errors:  an exception switches this observer off: it is told nothing more but on_engine_stop. One line names it
-             then, requests go on, and closing the engine raises it.
+    When:    after each step's tokens are committed. Costs nothing if no observer implements it.
+    Errors:  an exception switches this observer off: of its hooks, only on_engine_stop is still called. One line in the
+             log names the observer, requests go on, and closing the engine raises the exception.
     """
 
 
 @hookspec
 def on_request_end(output: RequestOutput) -> None:
-    """Observe a request that finished, was refused or was aborted. Its output has no text: the engine knows tokens.
+    """Observe a request that finished, was refused or was aborted. Its output has tokens and no text.
 
     When:    once per request and completion, after its blocks are given back.
     Errors:  as on_step_end.

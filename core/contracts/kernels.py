@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 ATTENTION_FEATURES = ("window", "scale", "softcap", "sinks")
-"""What attention may do beyond the plain one; a kernels entry says in Needs.attention which of it its class does."""
+"""What a layer's attention may need beyond PLAIN_ATTENTION. Kernels name in Needs.attention those that they compute."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class AttentionForm:
     """How a layer's attention differs from softmax(q k / sqrt(E)) v. The window is the batch's, see Batch.window.
 
     scale: of the scores, in place of 1 / sqrt(E). softcap: c, for c * tanh(score / c) in place of each scaled score.
-    sinks_H: (H,), one more score of each head of this rank that takes its part of the softmax and has no value; the
-    model's own parameter.
+    sinks_H: (H,), for each head of this rank one more score in the softmax, which has no value; a parameter of the
+    model.
     """
 
     scale: float | None = None
@@ -40,7 +40,7 @@ class AttentionForm:
 
     @property
     def features(self) -> frozenset[str]:
-        """What of ATTENTION_FEATURES it asks for."""
+        """Which of ATTENTION_FEATURES it needs."""
         asked = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks_H}
         return frozenset(name for name, value in asked.items() if value is not None)
 
@@ -92,8 +92,8 @@ class AttentionSpec:
     device: device
     dtype: dtype
     batch_invariant: bool = False
-    """Whether a row's results must have the same bits in every batch and place of a batch, and a token's attention
-    however many tokens of its prompt are in the step. Only kernels that declare it in Needs are asked."""
+    """Whether a row's results must have the same bits in every batch and at every place in it, and a token's attention
+    however many tokens of its prompt are in the step. True only for kernels that declare it in Needs."""
 
     @property
     def scale(self) -> float:
@@ -105,9 +105,9 @@ class AttentionSpec:
 class StepShape:
     """Sizes of a step, as far as kernels choose by them.
 
-    num_decodes: rows of one token. num_tokens: of prompts, besides one for each decode. context_len: most tokens that a
-    row has in the cache at the end of the step, 0 for the fewest there can be; more prompt tokens than that are of
-    several prompts. is_shared: whether decodes share a prefix, see Batch.shared_lens_B.
+    num_decodes: rows of one token. num_tokens: prompt tokens, without the one token of each decode. context_len: most
+    tokens that a row has in the cache at the end of the step; 0 means as few as possible. If num_tokens is larger, the
+    tokens are those of several prompts. is_shared: whether decodes share a prefix, see Batch.shared_lens_B.
     """
 
     num_decodes: int = 0
@@ -129,14 +129,14 @@ class Kernels(NormsAndGates, Protocol):
         ...
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
-        """The product x @ W.T + b: (T, D) -> (T, O), as functional.linear; few rows may deserve a kernel of their own.
+        """The product x @ W.T + b: (T, D) -> (T, O), as functional.linear. A class may use other kernels for few rows.
 
-        The weight is a parameter: nothing writes it while steps run.
+        The weight is a parameter, which does not change while steps run.
         """
         ...
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
-        """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. Need not round the product in between."""
+        """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. The product may stay float32 before it."""
         ...
 
     def qk_norm_rope(
@@ -158,9 +158,9 @@ class Kernels(NormsAndGates, Protocol):
     def prepare(self, batch: Batch) -> None:
         """Called once a step before the first layer; may put what `attend` needs into batch.scratch.
 
-        Where layers keep unlike things, all batches of a step are prepared before the first layer: what is left for
-        `attend` of one must not be overwritten for another, which has another window or other blocks.
-        A captured step captures this call too, so what depends on lengths is derived on the device at each replay.
+        If the model's layers keep different things, a step has several batches, with different windows or blocks. All
+        of them are prepared before the first layer, so each needs its own scratch.
+        A captured step captures this call too, so anything that depends on lengths must be computed on the device.
         """
         ...
 
@@ -168,7 +168,7 @@ class Kernels(NormsAndGates, Protocol):
     def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
         """`prepare` of a batch that differs from one already prepared in slot_mapping_T and block_table_BM alone.
 
-        What was derived from lengths holds for both, so a class may hand on what it left in the other's scratch.
+        What was computed from lengths is right for both, so a class may copy it from the other's scratch.
         """
         self.prepare(batch)
 
@@ -176,8 +176,8 @@ class Kernels(NormsAndGates, Protocol):
         """Causal attention of ragged queries over the paged cache: prefill, decode and mixed.
 
         Query i of request b sits at position p = context_lens_B[b] - query_len_b + i and sees positions up to its own;
-        with Batch.window W only those above p - W. Blocks that lie wholly before what a row's first query sees may be
-        any. A form is passed only if it is not the plain one, and only to kernels that declare its features.
+        with Batch.window W only those above p - W. The block table may name any block for positions that no query of
+        the row sees. A form is passed only if it is not the plain one, and only to kernels that declare its features.
         Shapes: q_THE (T, H, E); returns (T, H, E). Head h reads kv head h // (H / K).
         Device: no host sync.
         """
@@ -186,13 +186,14 @@ class Kernels(NormsAndGates, Protocol):
     # ------------------------------------------------------------------------------------ what a class may leave out
 
     own_row_counts: Sequence[int] = ()
-    """Numbers of rows of which each may take another kernel than those beside it: products, norms and draws of each are
-    computed once before the engine is ready, so that no request waits for a compiler."""
+    """Numbers of rows for which the class may launch other kernels than for their neighbours. Products, norms and draws
+    of each are computed once before the engine is ready, so that no request waits for a compiler."""
 
     @optional
     def step_shapes(self) -> Sequence[StepShape]:
-        """Steps that between them launch every kernel, in every variant, that attention may take within the limits of
-        the spec; each is computed once before the engine is ready. Core adds some of common sizes by itself.
+        """Steps that together launch every kernel, in every variant, that attention may use within the spec's limits.
+
+        Each is computed once before the engine is ready. Core adds some steps of common sizes.
         """
         return ()
 
@@ -219,7 +220,7 @@ class Kernels(NormsAndGates, Protocol):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """add_rms_norm of `linear` and the residual: (rms_norm(x @ W.T + b + residual), x @ W.T + b + residual).
 
-        Shapes: x_TD (T, D); both results (T, O). Need not round the product in between. May overwrite the residual.
+        Shapes: x_TD (T, D); both results (T, O). The product may stay in float32. May overwrite the residual.
         """
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
 
@@ -227,7 +228,8 @@ class Kernels(NormsAndGates, Protocol):
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
-        normalise: divide each token's probabilities by their sum. Left out, `hookline.core.layers` computes it plainly.
+        normalise: divide each token's probabilities by their sum. If it is left out, `hookline.core.layers` computes it
+        in plain torch.
         Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
         Device: graph-safe if the entry is; no tensor's shape depends on the routing.
         """
@@ -239,7 +241,8 @@ class Kernels(NormsAndGates, Protocol):
     ) -> Tensor:
         """Sum over a token's experts of weight * (silu_mul(x @ gate_up.T) @ down.T): (T, D) -> (T, D).
 
-        Left out, `hookline.core.layers` computes it plainly. A token's result does not depend on the other tokens.
+        A token's result does not depend on the other tokens. If it is left out, `hookline.core.layers` computes it in
+        plain torch.
         Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
         (X, 2F, D), gate then up; down_XDF (X, D, F).
         Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
@@ -253,8 +256,8 @@ class Kernels(NormsAndGates, Protocol):
     ) -> Tensor:  # fmt: skip
         """Sum over a token's experts of weight * (((u + 1) * g * sigmoid(alpha * g)) @ down.T + down_bias): (T, D).
 
-        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. Left out,
-        `hookline.core.layers` computes it plainly. The rest is as for expert_mlp.
+        g = min(gate, limit) and u = clamp(up, -limit, limit) of x @ gate_up.T + gate_up_bias. The rest is as for
+        expert_mlp.
         Shapes: gate_up_bias_XF (X, 2F), gate then up; down_bias_XD (X, D), or None for no bias there.
         """
         raise AssertionError("left out")
@@ -263,8 +266,8 @@ class Kernels(NormsAndGates, Protocol):
     def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
         """A causal convolution of every channel by itself over a sequence's last W tokens, then silu: (T, C) -> (T, C).
 
-        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]).
-        Left out, `hookline.core.layers` computes it plainly.
+        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]). If it is left out, `hookline.core.layers`
+        computes it in plain torch.
         Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token,
         oldest first, zeros before its first one; read, and written with those before the next step's. Its row is
         states.rows_B[b] for request b.
@@ -286,8 +289,8 @@ class Kernels(NormsAndGates, Protocol):
         """Linear attention that forgets and corrects its state S, a matrix for each value head: (T, H, F).
 
         For each token in order: S = exp(log_decay) S; S = S + k (beta (v - k S)); the result is q S. Queries and keys
-        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). Left out, `hookline.core.layers`
-        computes it plainly.
+        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). If it is left out,
+        `hookline.core.layers` computes it in plain torch.
         Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share
         a key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
         written, whose row is states.rows_B[b] for request b. Computed in float32.
@@ -300,6 +303,7 @@ class Kernels(NormsAndGates, Protocol):
     def exchange(self, peers: PeerMemory) -> Exchange:
         """Collectives of a few rows through this memory: each GPU reads that of the others.
 
-        Called once, on every rank, when the engine starts. Left out, torch.distributed does them all.
+        Called once, on every rank, when the engine starts. If it is left out, all collectives go through
+        torch.distributed.
         """
         raise AssertionError("left out")

@@ -28,7 +28,7 @@ class ModelConfig:
     checkpoint: str = ""
     """A local folder, a hub id (owner/name), or package:MODULE/FOLDER for one shipped inside a Python package."""
     weights: str = "checkpoint"
-    """"checkpoint", or "random": deterministic per seed and parameter name, nothing is read but the config."""
+    """"checkpoint", or "random": drawn from the seed and each parameter's name; only the config is read."""
     tokenizer: str = ""
     """Where the tokenizer comes from, if not from the checkpoint; same forms."""
     hf_overrides: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +36,8 @@ class ModelConfig:
     random_shape: dict[str, Any] = field(default_factory=dict)
     """The config.json to use with weights=random when no checkpoint folder is at hand."""
     chat: bool = False
-    """Take a text as a user's message, by the tokenizer's chat template; false completes it as it is."""
+    """Whether a prompt given as text is a user's message, which the tokenizer's chat template renders. If false, the
+    model continues the text as it is."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class ModelSpec:
     layers: tuple[LayerCache, ...] = ()
     """What each layer keeps, in order; empty means FullAttention in every layer."""
     attention: frozenset[str] = frozenset()
-    """What of ATTENTION_FEATURES the layers ask of the kernels, besides "window", which `layers` says."""
+    """Which of ATTENTION_FEATURES the layers need of the kernels; without "window", since `layers` has the windows."""
 
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
@@ -76,8 +77,9 @@ class ModelSpec:
 class Attend(Protocol):
     """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer.
 
-    Core's own also has `rows_N`, which `wanted_rows` reads: the tokens whose hidden states are wanted, (N,) int64 on
-    the device, in any order, some perhaps twice; None, or no such attribute, means all.
+    The object that core passes also has the attribute `rows_N`, which `wanted_rows` reads: the tokens whose hidden
+    states are wanted, (N,) int64 on the device, in any order, possibly with repeats. All are wanted if it is None or
+    the attribute is missing.
     """
 
     def __call__(
@@ -90,7 +92,7 @@ class Attend(Protocol):
     ) -> Tensor:
         """Attend with this rank's heads over the paged cache, within the window that ModelSpec.layers states.
 
-        To be called for the layers that ModelSpec.layers gives keys and values, and for those that share another's.
+        Call it for each layer that has keys and values of its own, and for each with a SharedCache.
         rope: None leaves queries and keys as they are. form: a scale, cap or sinks of the model's own.
         Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; of a layer with a SharedCache (T, H * E),
         heads of q alone. Returns (T, H * E).
@@ -153,7 +155,8 @@ class Runtime:
     config: Any = None
     """The option's config dataclass, with the user's values; None where a model is built without one."""
     batch_invariant: bool = False
-    """Whether a row must get the same bits in every batch. Products are then the kernels', or of a row by itself."""
+    """Whether a row's results must have the same bits in every batch. The model's matrix products then have to be those
+    of `kernels`, or of one row at a time."""
     stage: Stage = WHOLE_MODEL
 
 
@@ -196,7 +199,7 @@ class Model(Protocol):
 
 
 class RunsInStages(Protocol):
-    """What a model class says besides Model's methods if pp > 1 may cut it into stages of consecutive layers.
+    """What a model class has besides Model's methods if it can be cut into stages of consecutive layers (pp > 1).
 
     It then builds the layers of `runtime.stage` alone, begins with what `hookline.core.layers.stage_input` gives and
     ends with the residual stream unless its stage is the last: `hookline.core.layers.StageLayers` and `FinalNorm` do
@@ -204,13 +207,13 @@ class RunsInStages(Protocol):
     """
 
     runs_in_stages: bool
-    """Whether it can; a model without it is refused by name."""
+    """True if it can. With pp > 1, a model without this attribute is refused with an error that names it."""
 
 
 def wanted_rows(attend: Attend) -> Tensor | None:
     """The tokens (N,) whose hidden states are wanted of a model's forward; None if all are.
 
-    See Attend. A wrapper around core's own `attend` wants all rows, unless it says otherwise.
+    See Attend. A wrapper around core's `attend` that has no `rows_N` wants all.
     """
     rows_N: Tensor | None = getattr(attend, "rows_N", None)
     return rows_N

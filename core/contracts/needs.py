@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Needs:
-    """What an entry requires of the machine, the model and the engine. An empty value means anything will do.
+    """What an entry requires of the machine, the model and the engine. An empty value requires nothing.
 
     Core compares needs with the facts once, before any weight is loaded, and says what does not fit.
     """
@@ -19,9 +19,9 @@ class Needs:
     block_size_multiple: int = 1
     """engine.block_size must be a multiple of this."""
     preferred_block_size: int = 16
-    """Kernels: engine.block_size where the user names none; small blocks share prefixes more finely."""
+    """Kernels: engine.block_size if the user sets none; small blocks share prefixes more finely."""
     head_dims: tuple[int, ...] = ()
-    """Kernels: head dims of models that they serve."""
+    """Kernels: the head dims they can compute."""
     compute_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability, e.g. (8, 0)."""
     packages: tuple[str, ...] = ()
@@ -29,16 +29,16 @@ class Needs:
     graph_safe: bool = False
     """A capability: every operation may be captured in a CUDA graph (no host sync, no data-dependent shape)."""
     graph_prefill: bool = False
-    """A capability of kernels that are graph_safe: so may steps with prompts, be there decodes in them or not, whose
-    lengths then only the device knows (`Batch` says what such a batch looks like). Without it, decode steps alone are
-    captured."""
+    """A capability of kernels that are graph_safe: steps with prompts, with or without decodes, may be captured too.
+    The lengths of such a step are known on the device only; `Batch` says what it looks like. Without this, only decode
+    steps are captured."""
     shared_prefix: bool = False
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     attention: tuple[str, ...] = ()
-    """Capabilities of kernels: which of ATTENTION_FEATURES `attend` does. Models that need others are refused."""
+    """Capabilities of kernels: which of ATTENTION_FEATURES `attend` computes. Models that need others are refused."""
     batch_invariant: bool = False
-    """A capability of kernels, models and samplers: what a row gets has the same bits whatever else is in its step, and
-    however its prompt was cut into steps. Kernels keep that where AttentionSpec.batch_invariant asks for it, models
-    where Runtime.batch_invariant does, samplers always. Without it, engine.batch_invariant=true refuses the entry."""
+    """A capability of kernels, models and samplers: a row's results have the same bits whatever else is in its step,
+    and however its prompt was cut into steps. Kernels guarantee it if AttentionSpec.batch_invariant is set, models if
+    Runtime.batch_invariant is, samplers always. Without it, engine.batch_invariant=true refuses the entry."""
     vocabulary_shards: bool = False
     """A capability of samplers: `sample_shard` works on one rank's part of the vocabulary."""

@@ -1,7 +1,7 @@
-"""The part of Kernels that is about norms and gates: what reads its input once and writes its output once.
+"""The part of Kernels that is about norms and gates: operations that read their input once and write their output once.
 
-Each is a launch of its own where it is not joined to what comes before and after it, so a class that saves launches
-overrides the joint ones; they have plain versions here.
+Each costs a kernel launch unless it is fused with its neighbours. The fused operations have plain versions here, which
+a class overrides to save launches.
 Legend: T tokens, D hidden, F half of gate and up, H heads, E head dim, P parts.
 """
 
@@ -39,11 +39,11 @@ class NormsAndGates(Protocol):
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
     ) -> None:
-        """add_rms_norm of the sum of P parts and the residual, which the sum with it is written over.
+        """add_rms_norm of the sum of P parts and the residual. The new residual overwrites residual_TD.
 
         Shapes: parts_PTD (P, T, D), each part contiguous, in the dtype of the others; residual_TD and out_TD (T, D),
-        contiguous. out_TD receives the norm; it shares no memory with the others. The current stream need not be that
-        of the rest of the step.
+        contiguous. out_TD receives the norm; it shares no memory with the others.
+        Device: may be called on another stream than the rest of the step.
         """
         normed_TD, sum_TD = self.add_rms_norm(parts_PTD.sum(0), residual_TD, weight_D, eps)
         out_TD.copy_(normed_TD)
@@ -54,7 +54,7 @@ class NormsAndGates(Protocol):
     def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
         """gelu(first half) * second half along the last dimension, GELU in its tanh form: (T, 2F) -> (T, F).
 
-        Left out, `hookline.core.layers` computes it plainly.
+        If it is left out, `hookline.core.layers` computes it in plain torch.
         """
         raise AssertionError("left out")
 
@@ -64,24 +64,25 @@ class NormsAndGates(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """add_rms_norm of n = rms_norm(x, inner weight) and the residual: (rms_norm(n + residual), n + residual).
 
-        Shapes: x_TD, residual_TD and both results (T, D). Need not round n. May overwrite x and the residual.
+        Shapes: x_TD, residual_TD and both results (T, D). n may stay in float32. May overwrite x and the residual.
         """
         return self.add_rms_norm(self.rms_norm(x_TD, inner_weight_D, eps), residual_TD, weight_D, eps)
 
     @optional
     def rms_norm_silu_mul(self, x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:
-        """rms_norm(x) * silu(gate), head by head: (T, H, E). Need not round the norm.
+        """rms_norm(x) * silu(gate), head by head: (T, H, E). The norm may stay in float32 in between.
 
-        The heads of a token lie one behind the other; those of the gate may be columns of a wider matrix.
+        The heads of a token are adjacent in memory; the gate's heads may be columns of a wider matrix.
         """
         gate = gate_THE.float()
         return (self.rms_norm(x_THE, weight_E, eps) * (gate * gate.sigmoid())).to(x_THE.dtype)
 
     @optional
     def sigmoid_mul(self, x_TD: Tensor, gate_TG: Tensor, added_TD: Tensor | None = None) -> Tensor:
-        """The product x * sigmoid(gate), plus `added` if any: (T, D). Need not round in between.
+        """The product x * sigmoid(gate), plus `added` if any: (T, D). The product may stay in float32 in between.
 
-        Writes to none of its inputs. Shapes: gate_TG (T, D), or (T, 1) for one gate a token; its rows may be apart.
+        Writes to none of its inputs. Shapes: gate_TG (T, D), or (T, 1) for one gate a token; its rows need not be
+        adjacent in memory.
         """
         gated_TD = x_TD * gate_TG.sigmoid()
         return gated_TD if added_TD is None else gated_TD + added_TD
@@ -90,10 +91,10 @@ class NormsAndGates(Protocol):
     def delta_gates(
         self, beta_TH: Tensor, decay_TH: Tensor, log_rate_H: Tensor, decay_bias_H: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What `gated_delta_rule` forgets and writes by: (-exp(log_rate) * softplus(decay + bias), sigmoid(beta)).
+        """Decay and write strength of `gated_delta_rule`: (-exp(log_rate) * softplus(decay + bias), sigmoid(beta)).
 
-        Shapes: beta_TH, decay_TH (T, H), whose rows may be apart in memory; log_rate_H, decay_bias_H (H,) float32;
-        returns log_decay_TH and beta_TH (T, H) float32.
+        Shapes: beta_TH, decay_TH (T, H), whose rows need not be adjacent in memory; log_rate_H, decay_bias_H (H,)
+        float32; returns log_decay_TH and beta_TH (T, H) float32.
         """
         shifted_TH = decay_TH.float() + decay_bias_H
         softplus_TH = shifted_TH.clamp(min=0) + (-shifted_TH.abs()).exp().log1p()

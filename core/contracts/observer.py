@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineView(Protocol):
-    """What an observer may read of an engine: live, and never to be changed."""
+    """What an observer may read of an engine. Values are live; do not change them."""
 
     @property
     def model_name(self) -> str:
@@ -31,7 +31,7 @@ class EngineView(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Seconds; the clock of all times in StepStats and in a RequestOutput's timings."""
+        """Gives seconds: the clock of all times in StepStats and in a RequestOutput's timings."""
         ...
 
     @property
@@ -46,22 +46,23 @@ class EngineView(Protocol):
 
     @property
     def waiting_by_reason(self) -> Mapping[str, int]:
-        """The same, counted by what they wait for, under three keys that are always there. capacity: for room to begin.
-        preempted: for room to go on. grammar: for their grammar, which is being compiled.
+        """num_waiting by what the requests wait for. Three keys are always there: "capacity", for room to begin;
+        "preempted", for room to go on; "grammar", for their grammar, which is being compiled.
         """
         ...
 
     @property
     def late_work(self) -> Mapping[str, int]:
-        """What the device's kernels and graphs still needed after the engine was ready, while requests waited: counts
-        by kind, kernel_compiled, kernel_fetched (from the compiler's cache), kernel_loaded, graph, inductor. Each is a
-        warning in the log, too. With tp > 1, of rank 0. Empty on executors that compile nothing.
+        """How often a kernel or a graph was made only after the engine was ready, so that requests waited for it.
+
+        Counts by kind: kernel_compiled, kernel_fetched (from the compiler's cache), kernel_loaded, graph, inductor.
+        Each is also a warning in the log. With tp > 1, those of rank 0. Empty on executors that compile nothing.
         """
         ...
 
     @property
     def job_folder(self) -> Path | None:
-        """The folder of the sweep's job that the engine works for, where files about it belong; None outside of one."""
+        """The folder of the sweep's job that this engine runs in, for files about it; None outside a sweep."""
         ...
 
     @property
@@ -77,12 +78,12 @@ class EngineView(Protocol):
 
 @dataclass(frozen=True)
 class RequestBegin:
-    """A request that an engine has just queued: what it says of itself. There is no text, and no token."""
+    """A request that an engine has just queued, without its text and its tokens."""
 
     request_id: int
     """As in its RequestOutput."""
     arrival_s: float
-    """On the engine's clock."""
+    """When it arrived, on the engine's clock."""
     num_prompt_tokens: int
     """Length of the prompt, cached tokens included."""
     params: SamplingParams
@@ -90,19 +91,19 @@ class RequestBegin:
     priority: int
     """Lower is more urgent."""
     tags: Mapping[str, str]
-    """Read-only."""
+    """The caller's names for it, e.g. {"tenant": "acme"}; read-only."""
     deadline_s: float | None
-    """Seconds after the arrival."""
+    """When it should be done, in seconds after its arrival; None unless the caller set it."""
     is_pooled: bool = False
-    """Whether it ends with a vector in place of tokens; its params mean nothing then."""
+    """Whether it ends with a vector in place of tokens; its params are then unused."""
 
 
 @dataclass(frozen=True)
 class TappedStates:
-    """Hidden states of the T tokens of one step: the residual stream behind each tapped layer, before any norm.
+    """Hidden states of the T tokens of one step: the residual stream after each tapped layer, before any norm.
 
-    request_ids_T: whose tokens they are, decoding requests first; positions_T: their places in their sequences, from 0.
-    layers: (T, D) float32 by layer. All numpy's, and the observer's to keep.
+    request_ids_T: whose tokens they are, decoding requests first; positions_T: their positions in their sequences, from
+    0. layers: for each tapped layer, (T, D) float32. All are numpy arrays, which the observer may keep.
     """
 
     request_ids_T: IntArray
@@ -115,9 +116,9 @@ class StepStats:
     """What one step did, for observers and the progress bar. Requests and blocks are counted when it is committed.
 
     num_running, num_waiting: requests. num_free_blocks, num_blocks: KV-cache blocks that no request holds, and all.
-    num_prefill_tokens: known tokens that it computed, those that a preemption made necessary again included.
-    num_decode_tokens: rows that decoded. num_cached_tokens: tokens of the requests it admitted that the prefix cache
-    held. num_preemptions: running requests that it sent back to wait.
+    num_prefill_tokens: tokens of prompts that it computed, and tokens that it computed again after a preemption.
+    num_decode_tokens: rows that decoded. num_cached_tokens: tokens that the requests it admitted found in the prefix
+    cache. num_preemptions: running requests that it sent back to wait.
     """
 
     num_running: int
@@ -135,8 +136,8 @@ class StepStats:
     step_s: float
     """From the launch to the end of the commit."""
     host_s: float
-    """What the host worked for this step: all parts but the waiting, and without device_s where that is a part of
-    launch_s."""
+    """The host's work for this step: plan_s + dispatch_s + launch_s + commit_s; on a CPU less device_s, which launch_s
+    contains there."""
     plan_s: float
     """Asking the scheduler and checking its plan."""
     dispatch_s: float
@@ -150,14 +151,14 @@ class StepStats:
     device_s: float | None = None
     """From the first of the step's work on the device to the last; None unless `Engine.time_steps` asked for it."""
     idle_s: float | None = None
-    """What the device waited since the last step's work ended, copies included; None as before."""
+    """How long the device waited after the previous step's work ended, copies included; None like device_s."""
 
 
 class Observer(Protocol):
     """Watches one engine. Constructed as `Observer(config)`, before anything is loaded, if the configuration names it.
 
-    For classes to extend, with any of these methods; when they are called and what an exception does is said with the
-    hooks of the same names in `hookline.core.contracts.hooks`. Callers find the object again as `LLM.observers[name]`.
+    Extend it with any of these methods. The hooks of the same names in `hookline.core.contracts.hooks` say when each is
+    called and what an exception does. The caller of an LLM finds the object as `LLM.observers[name]`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -166,40 +167,40 @@ class Observer(Protocol):
 
     @optional
     def on_engine_start(self, engine: EngineView) -> None:
-        """See the hook."""
+        """The engine is ready to take requests; see the hook of this name."""
         return
 
     @optional
     def on_request_begin(self, info: RequestBegin) -> None:
-        """See the hook."""
+        """A request was queued; see the hook of this name."""
         return
 
     @optional
     def on_first_token(self, info: RequestBegin, first_token_s: float) -> None:
-        """See the hook."""
+        """A request got its first token; see the hook of this name."""
         return
 
     @optional
     def on_token_gaps(self, gaps_s: FloatArray) -> None:
-        """See the hook."""
+        """How long requests waited for their next token, (N,) seconds; see the hook of this name."""
         return
 
     @optional
     def on_hidden_states(self, states: TappedStates) -> None:
-        """See the hook."""
+        """Hidden states after the layers that `engine.taps` names; see the hook of this name."""
         return
 
     @optional
     def on_step_end(self, stats: StepStats) -> None:
-        """See the hook."""
+        """A step's tokens are committed; see the hook of this name."""
         return
 
     @optional
     def on_request_end(self, output: RequestOutput) -> None:
-        """See the hook."""
+        """A request finished, was refused or was aborted; see the hook of this name."""
         return
 
     @optional
     def on_engine_stop(self, engine: EngineView) -> None:
-        """See the hook."""
+        """The engine is being closed; see the hook of this name."""
         return

@@ -1,6 +1,7 @@
 """Operations of a contract that a class may leave out.
 
-A class that extends its contract inherits them: either a plain version, or a mark that tells core to do without.
+A class that extends the contract inherits either a plain version of such an operation, or a mark that tells core not to
+call it.
 """
 
 from __future__ import annotations
@@ -19,5 +20,5 @@ def optional(method: Method) -> Method:
 
 
 def is_offered(method: Any) -> bool:
-    """Whether an object's operation is its class's own. Asked once, when an engine is put together."""
+    """Whether a class has its own version of an operation that it might have left out. `method` is the object's."""
     return not getattr(method, "is_left_out", False)

@@ -1,4 +1,4 @@
-"""What a parser of a server is given and what it implements: it tells reasoning and tool calls from the answer's text.
+"""What a server's parser is given and what it implements: it separates reasoning and tool calls from the answer's text.
 
 Parsers work on text alone and know neither tokens nor HTTP. Two kinds have this contract: reasoning parsers, which see
 a completion's text first, and tool parsers, which see what those leave as `Text`.
@@ -59,16 +59,16 @@ class OutputParser(Protocol):
     """Takes one completion's text as it comes and gives the parts it is made of. For classes to extend.
 
     Constructed as `Parser(config, context)` for each completion; config is an instance of the registered dataclass, or
-    None. What the parts say in all does not depend on how the text was cut into pieces, so a parser keeps back what may
-    turn out to begin a tag.
+    None. Joined together, the parts must not depend on how the text was cut into pieces, so a parser keeps back what
+    may turn out to begin a tag.
     """
 
     keeps_special_tokens: bool = False
-    """Whether its tags are special tokens, which the text must then have in it."""
+    """Whether its tags are special tokens. The text that it gets then includes special tokens."""
 
     closing_tag: str | None = None
-    """Of a reasoning parser: behind this the answer begins. Where a chat template has it, a request's structured output
-    is asked of the answer alone."""
+    """For a reasoning parser: the text after which the answer begins. If the chat template contains it, a request's
+    structured output constrains the answer alone, not the reasoning."""
 
     is_done: bool = False
     """Set once all further text is plain `Text` and nothing is kept back: the parser is not asked again, and costs
@@ -83,5 +83,5 @@ class OutputParser(Protocol):
         ...
 
     def finish(self) -> Sequence[ParsedPart]:
-        """What was kept back, when no more text comes. What is no call after all is given as text, unchanged."""
+        """What was kept back; no more text comes. What turned out not to be a tool call is given as Text, unchanged."""
         ...

@@ -20,7 +20,7 @@ class PoolerModel(Protocol):
     def weight(self, name: str, shape: Sequence[int]) -> Tensor:
         """A tensor of the checkpoint, in float32 on the device: for a head that the model itself does not have.
 
-        Raises: CheckpointError if the checkpoint has no such tensor, or one of another shape.
+        Raises: CheckpointError if the checkpoint lacks the tensor, or has it in another shape.
         """
         ...
 
@@ -29,7 +29,7 @@ class PoolerModel(Protocol):
         ...
 
     def token_ids(self, text: str) -> list[int]:
-        """The tokens of a piece of text, without those that begin or end a whole one.
+        """The tokens of a piece of text, without the special tokens that begin or end a prompt.
 
         Raises: RequestError if there is no tokenizer.
         """

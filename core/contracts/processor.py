@@ -51,9 +51,10 @@ class ProcessorSpec:
 
 @dataclass
 class FromSamplingParams:
-    """Base of the arguments of a processor whose fields are SamplingParams' own, of the same names.
+    """Base class for arguments whose fields are read from the fields of the same names in SamplingParams.
 
-    Other processors get theirs through `SamplingParams.extra_args[name]`, over the engine's own, `processors.name`.
+    Other processors' arguments come from `SamplingParams.extra_args[name]`, and where a request does not set them, from
+    the engine's `processors.name`.
     """
 
 
@@ -70,11 +71,11 @@ class RequestFacts:
     vocab_size: int
     """V: every token id is below it."""
     has_logprobs: bool = False
-    """Whether the log-probabilities of its tokens are computed: sampling.logprobs is set."""
+    """Whether the log-probabilities of its tokens are computed, which SamplingParams.logprobs asks for."""
     tokenizer: TokenTexts | None = None
     """See ProcessorSpec."""
     state: Any = None
-    """What `start` made of it, for `encode`; None without `start`."""
+    """The state that `start` returned, for `encode`; None for a class without `start`."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class LogitsRows:
     rows_N: int64, rows of the request table, as in `load`; padding names the last row. columns: each int, float or bool
     field of the arguments, (N,) int64 or float32 (bool as int64); a row whose request does not use the processor holds
     the fields' defaults. sampling: temperature, seed and position (the number of tokens before the draw) of each row.
-    tokens_RL, num_prompt_tokens_N: only for processors that set `reads_tokens`, and only right for rows that use one:
-    row r of tokens_RL (R, L) int32 holds the request's tokens, the prompt first; those before position_N are there,
-    what lies beyond is of other times. max_num_tokens: a number no position exceeds.
+    tokens_RL, num_prompt_tokens_N: only for processors that set `reads_tokens`, and only valid for rows that use such a
+    processor: row r of tokens_RL (R, L) int32 holds the request's tokens, the prompt first; those at and beyond
+    sampling.position_N are stale. max_num_tokens: an upper bound of the positions.
     """
 
     rows_N: Tensor
@@ -98,7 +99,7 @@ class LogitsRows:
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits in front of the sampler, for the requests that ask for it. For classes to extend.
+    """Changes logits before the sampler draws, for the requests that ask for it. For classes to extend.
 
     Constructed as `Processor(spec)`. It is registered with a dataclass, `config=`, whose fields are a request's
     arguments and whose defaults mean "leave the logits alone". Processors run in descending priority, ties in order of
@@ -107,16 +108,16 @@ class LogitsProcessor(Protocol):
     """
 
     reads_tokens: bool = False
-    """Whether rows come with their tokens."""
+    """Whether LogitsRows has the tokens of the requests."""
     reads_texts: bool = False
-    """Whether its spec and its requests come with the tokenizer."""
+    """Whether ProcessorSpec and RequestFacts have the tokenizer."""
     follows_tokens: bool = False
     """Whether a draw depends on what `on_token` made of the token before it: `encode` is then asked again after each
     token and `load` gets its values before the next draw, so no step is launched while such a request's token is
     unknown. Otherwise they come when the request is admitted, also again after a preemption."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
-        """Allocate what is kept per row, and nothing later: a captured graph would not see it."""
+        """Allocate all that is kept per row here: a captured graph would not see what is allocated later."""
         ...
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
@@ -154,8 +155,8 @@ class LogitsProcessor(Protocol):
     def load(self, row: int, values_X: Tensor) -> None:
         """Keep those values, on the device, for the request that now owns a row.
 
-        They are empty for a request that does not use the processor and follows one that did. Called outside of graphs,
-        before the first draw.
+        They are empty if this request does not use the processor and the row's previous request did. Called outside of
+        graphs, before the first draw.
         """
         return
 
@@ -164,8 +165,9 @@ class LogitsProcessor(Protocol):
     def start(arguments: Any, request: RequestFacts) -> Any:
         """A request's state on the host, which `on_token` changes and `encode` reads as `request.state`.
 
-        Made when the request arrives, of each of n completions its own, and kept until it ends: preemptions do not
-        touch it. A class that has it or `on_token` follows its requests' tokens; others cost nothing by it.
+        Made when the request arrives, one for each of n completions, and kept until it ends: preemptions do not
+        change it. The host follows the tokens of requests of a class that has this or `on_token`; other classes do not
+        have that cost.
         Raises: RequestError for arguments that the request cannot have.
         """
         return None

@@ -86,7 +86,7 @@ class Ranks(Protocol):
         ...
 
     def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
-        """Rows (N, D) of a residual that `add_rms_norm_each` may have left, up to date on every rank.
+        """Rows (N, D) of a residual that went through `add_rms_norm_each`, up to date on every rank.
 
         All norms of that call must have been taken. The rows are counted over all chunks.
         """

@@ -57,11 +57,11 @@ class Sampler(Protocol):
 
     @optional
     def score(self, logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-        """Log-probabilities of the drawn tokens and of the K = num_logprobs likeliest; left out, core computes them.
+        """Log-probabilities of the drawn tokens and of the K = num_logprobs likeliest. Core computes them if left out.
 
         Shapes: logits_NV (N, V) as the model gives them, tokens_N (N,) int64; returns (N, 2 + 2K) int64: the token, its
         log-probability, the K token ids, the most likely first, their log-probabilities. Log-probabilities are float32,
         stored by their bits: `x.view(torch.int32)`, widened to int64.
-        Called with logits on a GPU, inside of graphs too if the entry is graph_safe. Asked for when the engine starts.
+        Called with logits on a GPU only, also inside of graphs if the entry is graph_safe.
         """
         raise AssertionError("left out")

@@ -30,12 +30,12 @@ class RequestView(Protocol):
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """What the caller calls it by, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
+        """The caller's names for it, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
         ...
 
     @property
     def deadline_s(self) -> float | None:
-        """When it should be done, on the engine's clock; None unless the caller set it. A wish: nothing ends it."""
+        """When it should be done, on the engine's clock; None unless the caller set it. It is not enforced."""
         ...
 
     @property
@@ -81,8 +81,8 @@ class Limits:
     max_num_seqs: most requests that run at a time. max_num_batched_tokens: most tokens of a step: those of prompts, and
     one for each decode. max_model_len: most tokens of a request, prompt and output. block_size: tokens of a KV-cache
     block. num_blocks: all blocks there are.
-    max_blocks_per_token: blocks that one more token of a request can take; more than 1 where unlike layers have blocks
-    of their own.
+    max_blocks_per_token: most blocks that one more token of a request can take; more than 1 where layers that cache
+    different things have blocks of their own.
     """
 
     max_num_seqs: int
@@ -102,17 +102,18 @@ class BlockBudget(Protocol):
         ...
 
     def num_cached_tokens(self, request: RequestView) -> int:
-        """Leading tokens a waiting request finds in the prefix cache: computed already, or by this very plan."""
+        """Leading tokens that a waiting request finds in the prefix cache: computed already, or by this plan."""
         ...
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
-        """Tokens still to be computed before the request can generate: free of what the cache holds."""
+        """Tokens still to be computed before the request can generate; those in the prefix cache do not count."""
         ...
 
     def cost(self, request: RequestView, num_tokens: int) -> int:
         """Free blocks that computing `num_tokens` more tokens of the request takes, in all groups of layers.
 
-        Of more tokens than a step computes: what they take at most at a time, chunk by chunk.
+        For more tokens than one step computes: the most blocks that they hold at any time when they are computed in
+        chunks.
         """
         ...
 
@@ -123,20 +124,20 @@ class BlockBudget(Protocol):
     def take_decodes(self) -> bool:
         """`take` one more token for every running request that can decode; False, and nothing reserved, if not all fit.
 
-        As good as `take` for each of them and much faster; for plans that preempt none of them.
+        The same as `take` for each of them and much faster; for plans that preempt none of them.
         """
         ...
 
     def give_back(self, request: RequestView) -> None:
-        """Note that the plan preempts this request: what only it holds becomes free."""
+        """Note that the plan preempts this request: the blocks that only it holds become free."""
         ...
 
 
 @dataclass(frozen=True)
 class ServedTokens:
-    """What requests were served. What the prefix cache held, or a preemption made necessary again, does not count.
+    """Tokens that requests were served. Those in the prefix cache, and those computed again, do not count.
 
-    prompt: computed of prompts. generated: drawn and kept.
+    prompt: tokens of prompts that were computed. generated: tokens that were drawn and kept.
     """
 
     prompt: int = 0
@@ -154,11 +155,11 @@ class SchedulerView:
     waiting: in queue order, preempted requests at the head. running: in order of admission, oldest first; those that
     are prefilling go on through Plan.prefill, the others decode one token a step. prefilling: just those, in the same
     order; a policy that looks there, at `len(running)` and at `budget.take_decodes` need not go through the running
-    ones at all. num_steps_without_decode: steps in a row, the last one included, in which nobody decoded although
-    somebody could; a policy that puts prompts first bounds it, or arrivals that never end starve the running requests.
-    served_tokens: `view.served_tokens("tenant")` is what the requests with each value of that tag were served, by
-    committed steps, since the policy first asked for the key; "" stands for requests without it. Core keeps at most
-    MAX_SERVED_VALUES values and forgets those first that were served longest ago.
+    ones at all. num_steps_without_decode: how many steps in a row, up to the last one, decoded no request although one
+    could have been; a policy that puts prompts first bounds it, or arrivals that never end starve the running requests.
+    served_tokens: `view.served_tokens("tenant")` maps each value of that tag to the tokens that its requests were
+    served by committed steps since the policy first asked for the tag; "" stands for requests without it. Core keeps at
+    most MAX_SERVED_VALUES values and drops those that were served longest ago.
     limits: what the plan must keep. budget: a ledger for this one plan. now_s: on the engine's clock, in seconds.
     """
 
@@ -173,7 +174,7 @@ class SchedulerView:
 
 
 MAX_SERVED_VALUES = 4096
-"""See SchedulerView.served_tokens."""
+"""Most values of a tag in SchedulerView.served_tokens."""
 
 
 class Everyone(Enum):
@@ -204,11 +205,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A request whose known tokens a step computed. Counts are tokens.
+    """A request of which a step computed prompt tokens, or tokens again after a preemption. Counts are tokens.
 
-    num_tokens: computed by this step. num_new_tokens: of these, never computed before; a preempted request computes
-    the others again. num_cached_tokens: found in the prefix cache, if this step admitted the request. is_sampled: it
-    was its last chunk, and the step drew a token that was kept.
+    num_tokens: computed by this step. num_new_tokens: those of them that were never computed before; the others are
+    computed again after a preemption. num_cached_tokens: found in the prefix cache, if this step admitted the request.
+    is_sampled: whether this was the last chunk and the step drew a token that was kept.
     """
 
     request: RequestView
@@ -232,16 +233,17 @@ class Ended:
 
 @dataclass(frozen=True)
 class CommittedStep:
-    """What became of a plan, or who ended between two steps.
+    """What became of a plan, or which requests ended between two steps.
 
-    plan: the object that `plan` returned; None if only `ended` is told. is_carried_out: False for one of which nothing
-    was done: it asked to wait, broke a rule, was made ahead of time and given up, or its step broke off. now_s: on the
-    engine's clock. prefilled: chunks, in the order of the plan; some of these requests may have ended while the step
-    was computed. decoded: who decoded and keeps the token: not those that ended meanwhile. preempted: those sent back
-    to wait. ended: those that ended with this step's tokens; or, in a notice without a plan, those that were aborted,
-    met their time limit or broke off, told at once. num_decodes, num_context_tokens: rows that decoded, and the tokens
-    they read from the cache. busy_s: seconds from the later of the launch and the end of the step before to the end of
-    this one. device_s: seconds that the device computed, if it has a clock. In a simulation both are virtual.
+    plan: the object that `plan` returned; None in a notice that only has `ended`. is_carried_out: False if the plan was
+    not carried out: it asked to wait, broke a rule, was made ahead of time and discarded, or its step failed. now_s: on
+    the engine's clock. prefilled: chunks, in the order of the plan; some of these requests may have ended while the
+    step was computed. decoded: requests that decoded and keep the token, without those that ended meanwhile. preempted:
+    requests sent back to wait. ended: requests that ended with this step's tokens; in a notice without a plan, those
+    that were aborted, reached their time limit or failed, as soon as they did. num_decodes, num_context_tokens: rows
+    that decoded, and the tokens they read from the cache. busy_s: seconds from the launch, or from the end of the
+    previous step if that is later, to the end of this step. device_s: seconds that the device computed, if it has a
+    clock. In a simulation both are virtual.
     """
 
     plan: Plan | None
@@ -258,7 +260,7 @@ class CommittedStep:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Known tokens that the step computed."""
+        """Tokens of prompts that the step computed, and tokens that it computed again after preemptions."""
         return sum(one.num_tokens for one in self.prefilled)
 
     @property
@@ -299,16 +301,15 @@ class Scheduler(Protocol):
 
 
 class RemembersSteps(Protocol):
-    """A policy that is told what became of its plans, so that it can keep a memory. Any Scheduler may have this."""
+    """A policy that is told what became of its plans, so that it can learn from them. Any Scheduler may have this."""
 
     def committed(self, step: CommittedStep) -> None:
         """Learn what became of a plan.
 
-        When: once for each plan that `plan` returned, in the order of the plans, whatever became of it; and at once
-            when requests end otherwise than with a step's tokens, with `step.plan` None. Each request's end is
-            told once, even if it was in no plan. With overlap, a step is told of when the plan of the next one has been
-            made. Plans that were not asked for by the engine are not told.
-        Cost: for a policy without this method, none. With it each step's time on the device is measured.
+        When: once for each plan that the engine asked for, in the order of the plans, whatever became of it; and with
+            `step.plan` None as soon as requests end otherwise than with a step's tokens. Each request's end is
+            reported once, even if it was in no plan. With overlap, a step is reported after the next one was planned.
+        Cost: none for a policy without this method. For one that has it, each step's time on the device is measured.
         Errors: whatever it raises ends all requests with a PluginError that names the policy.
         """
         ...

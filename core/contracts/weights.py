@@ -36,11 +36,11 @@ Init = Literal["normal", "ones", "zeros"]
 class WeightTarget:
     """Where one checkpoint tensor goes on this rank.
 
-    view: this rank's part of a parameter; None if the tensor is known and not needed. shape: of the whole tensor in the
-    checkpoint. dim, start, stop, step: the rank reads every step-th of [start, stop) of dimension dim; dim None reads
-    it whole. transposed: what is read has the view's last two dimensions exchanged. add: added to what is read, e.g. 1
-    where a checkpoint stores a norm's weights less one. more: further parts of the same tensor, which go elsewhere.
-    init: how random weights are drawn for it, with weights=random.
+    view: this rank's part of a parameter; None for a tensor that checkpoints may have and this model does not need.
+    shape: of the whole tensor in the checkpoint. dim, start, stop, step: the rank reads every step-th of [start, stop)
+    of dimension dim; dim None reads it whole. transposed: what is read has the view's last two dimensions exchanged.
+    add: added to what is read, e.g. 1 where a checkpoint stores a norm's weights less one. more: further parts of the
+    same tensor, which go elsewhere. init: how random weights are drawn for it, with weights=random.
     """
 
     view: Tensor | None
@@ -88,7 +88,7 @@ class WeightTarget:
 
     @classmethod
     def interleaved(cls, targets: Sequence[WeightTarget], dim: int) -> WeightTarget:
-        """One tensor that takes turns with these along `dim`: the first's element 0, the second's element 0, and so on.
+        """One tensor whose elements along `dim` alternate between these: each one's element 0, each one's 1, and so on.
 
         Each target is whole, or split along the same dimension.
         """
@@ -114,9 +114,9 @@ class WeightTarget:
         return () if self.view is None else (self, *self.more)
 
     def cut(self, whole: Any) -> Any:
-        """What the rank reads of the whole tensor, or of anything indexed like one, in the form of the view.
+        """What the rank reads of the whole tensor, or of anything indexed like one, in the shape of `view`.
 
-        Of a tensor it is a view. `more` and `add` are not part of it.
+        Cutting a tensor copies nothing. `more` and `add` are not applied.
         """
         if self.dim is None:
             found = whole[...]
@@ -127,7 +127,7 @@ class WeightTarget:
         return found.mT if self.transposed else found
 
     def fill(self, whole: Any) -> None:
-        """Write what `cut` gives, and `add`, to the view of every piece."""
+        """Write what `cut` gives, plus `add`, to the view of every piece."""
         for piece in self.pieces:
             assert piece.view is not None
             if piece.view.numel():
@@ -181,7 +181,7 @@ class OpensCheckpoint(Protocol):
 
 
 class RenamesTensors(Protocol):
-    """For a model with checkpoints that name tensors otherwise than `weight_targets`; a method besides Model's."""
+    """For a model whose checkpoints do not have the tensor names of `weight_targets`; a method besides Model's."""
 
     def tensor_name(self, stored: str) -> str | None:
         """The name that weight_targets has for a tensor of the checkpoint's files; None if the model does not need it.

@@ -1,4 +1,4 @@
-"""How many rows an engine is given at once: a tenth more than run, so that a place that gets free is taken at once.
+"""How many rows an engine gets at once: a tenth more than run, so that a place that becomes free is taken at once.
 
 Bounded in requests and in prompt tokens; the rest wait here, in their order, where they cost the scheduler nothing.
 """
@@ -39,7 +39,7 @@ class Admission:
 
     @asynccontextmanager
     async def room(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait for room for a request with so many prompt tokens, and hold it."""
+        """Wait for room for a request with `num_tokens` prompt tokens, and keep it while inside."""
         if self._waiting or not self._has_room(num_tokens):
             await self._turn(num_tokens)
         else:

@@ -68,7 +68,7 @@ def only(facts: dict[str, Any], name: str) -> dict[str, Any]:
     """What concerns one name: an option, a preset, a plugin, all of a kind, a root key of the configuration, or a name
     that a broken plugin wanted.
 
-    Raises: ConfigError with the near miss if there is no such name.
+    Raises: ConfigError with the near miss for an unknown name.
     """
     found = {
         "plugins": [one for one in facts["plugins"] if name == one["plugin"]],

@@ -1,4 +1,4 @@
-"""Lays the inventory of `core.info` out as plain text. Knows its keys and nothing behind them."""
+"""Lays the inventory of `core.info` out as plain text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
-Fills in the text files of core/new/templates: those of common/, and those of the kind. Knows no kind beyond their
-folders' names; imports no plugin and no torch.
+Fills in the text files of core/new/templates: those of common/, and those of the folder named like the kind. Imports no
+plugin and no torch.
 """
 
 from __future__ import annotations

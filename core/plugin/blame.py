@@ -1,6 +1,6 @@
-"""Turns whatever a plugin's code raises into one line that names the plugin, where the error itself does not.
+"""Turns any error that a plugin's code raises into one line that names the plugin.
 
-Costs nothing until something was raised: only then are the frames of its traceback looked at. Knows no engine.
+It costs nothing until something is raised: then the frames of the traceback show whose code it was.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tries one plugin out, away from all others: its version, its hooks and everything it registers.
+"""Tries out one plugin by itself: its version, its hooks and everything it registers.
 
-A plugin is accepted whole or not at all. Knows nothing of entry points and of the plugins' order; `core.plugin.host`
-decides what to try and what becomes of the result.
+A plugin is accepted whole or not at all. `core.plugin.host` decides which plugins are tried, in which order, and what
+becomes of the result.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class _Collector:
         self._fault: str | None = None
 
     def collect(self, kind: str, hook: Callable[..., Any]) -> None:
+        """Call a registration hook with a registrar of this kind; anything it raises becomes the fault."""
         try:
             hook(register=self._registrar(kind))
         except PASSES:
@@ -130,6 +131,7 @@ class _Collector:
             self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {one_line(error)}"
 
     def raise_fault(self) -> None:
+        """Raise Rejected with the first fault, if there was one."""
         if self._fault is not None:
             raise Rejected(Phase.REGISTER, self._fault, tuple(self.wanted))
 
@@ -145,6 +147,7 @@ class _Collector:
             replace: bool = False,
             architectures: tuple[str, ...] = (),
         ) -> None:
+            """See Registrar. Its name is what the TypeError of a wrong call shows to the plugin's author."""
             entry = Entry(
                 kind, name, target, self._origin, config, help, needs, priority, architectures, replaces=replace
             )

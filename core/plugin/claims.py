@@ -1,6 +1,7 @@
 """Which model serves a checkpoint that names no model: the one that claims its architectures.
 
-A model claims architectures when it is registered; "*" claims what nobody else does. Imports no plugin and no torch.
+A model claims architectures when it is registered; "*" claims those that no other model does. Imports no plugin and no
+torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ REST = "*"
 """The claim of every architecture that no other model claims."""
 
 HEADLESS = ("ForSequenceClassification", "Model")
-"""What the names of architectures end in that have no head for tokens."""
+"""How the names of architectures end that have no head for tokens."""
 
 
 def bringing_checkpoint(host: PluginHost) -> Entry | None:
@@ -44,7 +45,7 @@ def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str
 
 
 def with_head(architecture: str) -> str:
-    """The language model that a body, or a body with a head of classes, is of: as transformers names them."""
+    """The language model to which this body, or body with a head of classes, belongs, as transformers names it."""
     body = next((architecture.removesuffix(one) for one in HEADLESS if architecture.endswith(one)), None)
     return architecture if body is None else f"{body}ForCausalLM"
 

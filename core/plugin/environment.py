@@ -1,4 +1,4 @@
-"""What has to be the same in every process that computes for one caller, and what of it is another one elsewhere."""
+"""What has to be the same in every process that computes for one caller, and how two processes differ in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _version(package: str) -> str:
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """The first thing that another process's environment has otherwise than ours, and the fix; None if all is equal."""
+    """The first difference between another process's environment and ours, with the fix; None if they are equal."""
     for name, ours in here.items():
         theirs = there.get(name)
         if theirs != ours:
@@ -40,7 +40,7 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
 
 def check_here(drivers: Mapping[str, Any], node: str) -> None:
-    """Make sure that this process has the environment of the one that had it started. node: this one's.
+    """Make sure that this process has the driver's environment. node: the node of this process, for the message.
 
     Raises: ConfigError naming the node and the first thing that differs.
     """

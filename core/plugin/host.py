@@ -1,8 +1,7 @@
-"""Finds the plugins of this process, keeps the sound ones apart from the broken, and says who is to blame.
+"""Finds the plugins of this process, separates the sound from the broken ones, and says what is wrong with these.
 
 Every process builds its own host. Core loops over the entry points itself, one `try` per plugin, all or nothing: a
-broken plugin stops nobody else and raises only when a name it wanted is chosen. Knows no plugin by name; imports no
-torch.
+broken plugin does not affect the others, and is an error only if a name that it registers is chosen. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares what an entry needs with what is there, once, before any weight is loaded; picks the kernels for "auto".
 
-Knows machines and sizes, not entries by name. `unavailable` is quick and imports no torch: `core.info` asks it.
+`unavailable` is quick and imports no torch, since `core.info` calls it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Facts:
     head_dim: int | None = None
     num_ranks: int = 1
     attention: frozenset[str] = frozenset()
-    """What of ATTENTION_FEATURES the model asks of its kernels."""
+    """Which of ATTENTION_FEATURES the model needs of its kernels."""
     batch_invariant: bool = False
-    """Whether a row must get the same bits in every batch."""
+    """Whether a row's results must have the same bits in every batch."""
 
 
 def unmet(needs: Needs, facts: Facts) -> list[str]:
@@ -58,13 +58,13 @@ def unmet(needs: Needs, facts: Facts) -> list[str]:
 
 
 def _lacking(needs: Needs, facts: Facts) -> list[str]:
-    """What kernels do not do of what the model's attention needs."""
+    """The attention features that the model needs and the kernels do not have."""
     missing = sorted(facts.attention.difference(needs.attention))
     return [f"the model's attention needs {', '.join(missing)}"] if missing else []
 
 
 def unmet_invariance(needs: Needs, facts: Facts) -> list[str]:
-    """Whether a model, kernels or a sampler may give a row other bits in another batch although nobody may."""
+    """Why engine.batch_invariant=true rules out a model, kernels or a sampler, in one phrase; empty if it does not."""
     is_refused = facts.batch_invariant and not needs.batch_invariant
     return ["engine.batch_invariant is true, which it does not declare"] if is_refused else []
 

@@ -1,7 +1,7 @@
 """Calls the observers of an engine, and names the one that raised.
 
 There are two ways to observe: a plugin implements the hooks and sees every engine, or it registers an observer, which
-sees the engines whose configuration names it. Knows nothing of engines; a hook without observers costs one look-up.
+sees the engines whose configuration names it. A hook without observers costs one look-up.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Observers:
         return [*_plugins_calls(hook, manager), *chosen]
 
     def hears(self, hook: str) -> bool:
-        """Whether anybody implements a hook; if nobody does, its arguments need not be computed."""
+        """Whether an observer implements a hook; if none does, its arguments need not be computed."""
         return hook in self._calls
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call everybody who implements a hook. One that raises is switched off: it is only told when the engine stops.
+        """Call all observers that implement a hook. One that raises is switched off, except for on_engine_stop.
 
         Raises: PluginError naming the plugin or the observer that raised while the engine starts or stops.
         """

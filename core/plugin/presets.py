@@ -1,7 +1,7 @@
 """YAML presets: an option under another name, with some of its fields set; and the default options.
 
-Reads them without Hydra, for `LLM(...)` and `core.info`, with the same result as composing them. Knows no option by
-name and no plugin; which presets exist follows from the folders.
+Reads them without Hydra, for `LLM(...)` and `core.info`, with the same result as composing them. Which presets exist
+follows from the files in the folders.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def presets_in(folder: str | Path, distribution: str) -> list[Preset]:
 
 
 def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[str, Any]]:
-    """The option a preset stands on, and the values it sets, laid over those of the presets in between.
+    """The option that a preset is based on, and its values, laid over those of the presets in between.
 
     Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or interpolates what is
     not in it.
@@ -51,7 +51,7 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
     while current is not None:
         if current.name in seen:
             raise ConfigError(
-                f"preset {preset.kind}/{preset.name} stands on itself: {' -> '.join([*seen, current.name])}"
+                f"preset {preset.kind}/{preset.name} is based on itself: {' -> '.join([*seen, current.name])}"
             )
         seen.append(current.name)
         base, values = _split(current, _read(current.path))

@@ -1,7 +1,4 @@
-"""What is wrong with a plugin, as data: who it is, where it failed, why, and which names it wanted.
-
-Knows neither how plugins are found nor how they are checked.
-"""
+"""What is wrong with a plugin, as data: who it is, where it failed, why, and which names it wanted to register."""
 
 from __future__ import annotations
 

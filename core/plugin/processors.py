@@ -62,7 +62,7 @@ class Stage:
         return bool(self.cls.reads_tokens)
 
     def arguments_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a request says of the fields, over what the engine's configuration says."""
+        """The request's values of the fields, and the engine's configuration for those it does not give."""
         if self.setting is None:
             return dict(given)
         return {**{name: getattr(self.setting, name) for name in self.field_names}, **given}

@@ -62,9 +62,9 @@ class Entry:
     needs: Needs = field(default_factory=Needs)
     priority: int = 0
     architectures: tuple[str, ...] = ()
-    """Of a model: whose checkpoints it claims."""
+    """For a model: the architectures whose checkpoints it claims."""
     replaces: bool = False
-    """Whether it openly takes the place of others."""
+    """Whether it was registered with replace=True."""
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' of {self.origin}"

@@ -1,4 +1,4 @@
-"""A chart of a report as plain data: lines of numbers with titles. Knows no colour, pixel or file format."""
+"""A chart of a report as plain data: lines of numbers with titles. Colours and pixels are up to what draws it."""
 
 from __future__ import annotations
 

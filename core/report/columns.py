@@ -2,7 +2,7 @@
 
 A group whose choice differs (`scheduler=a,b`, `workload=x,y`) is one column; a key inside of it is a column only if it
 differs between jobs of the same choice. A key that only jobs of other revisions have explains no difference: it may
-have been there under another name, or be new. Knows no group and no option.
+have been there under another name, or be new.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from hookline.core.report.jobs import Job
 
 LOAD_KEYS = ("workload", "slo", "repeats")
-"""What says how a job is measured, not what is."""
+"""Keys that say how a job is measured, not what is measured."""
 FACTS = {"on device": "device", "kernels taken": "kernels", "revision": "revision"}
-"""Of the outcome: a comparison should say so if these differ although the same was asked for."""
+"""Results that a comparison should show if they differ although the same was asked for."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _candidates(jobs: Sequence[Job]) -> dict[str, _Candidate]:
 
 
 def _differing(name: str, candidate: _Candidate, jobs: Sequence[Job]) -> Column | None:
-    """The column, if jobs of the same choice of its group differ in it; a job without the key differs from nobody."""
+    """The column, if jobs of the same choice of its group differ in it; jobs without the key are not compared."""
     values = {job.id: candidate.of(job) for job in jobs}
     revisions = {job.record.get("revision") for job in jobs if _has(job, name)}
     seen = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Charts as shapes to be written as SVG: axes with round ticks, paths in pixels. Knows no page.
+"""Charts as shapes to be written as SVG: axes with round ticks, paths in pixels.
 
 A drawing is 360 wide, as wide as a phone shows without shrinking its text.
 """

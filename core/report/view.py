@@ -1,7 +1,7 @@
 """A sweep laid out for reading: jobs grouped by the load they served, each group with a baseline and ratios to it.
 
 Throughput and latency of different loads are not comparable, so a ratio is always between two jobs of the same load,
-unless no two jobs share one. Knows no HTML and no plot.
+unless no two jobs share one.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
         model = fit_cost([one for folder in str(fit).split(",") for one in read_measured(Path(folder))])
         decode, prompt = model.origin["range"]["decode"], model.origin["range"]["prompt"]
         _log.info(
-            "fit=%s stands on %d decode steps of %d to %d rows and %d steps with prompts of %d to %d tokens",
+            "fit=%s is based on %d decode steps of %d to %d rows and %d steps with prompts of %d to %d tokens",
             *(fit, *decode.values(), *prompt.values()),
         )
     elif isinstance(cost, Mapping):
@@ -166,7 +166,7 @@ def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
 
 
 def warn_beyond(cost: CostModel, runs: Sequence[Recording]) -> None:
-    """Warn if steps were far larger than any that the cost model was fitted to; says nothing of given coefficients."""
+    """Warn if steps were far larger than any that the cost model was fitted to; never for given coefficients."""
     for name, what in (
         ("decode", "decode steps of up to %d rows"),
         ("prompt", "steps with prompts of up to %d tokens"),

@@ -1,7 +1,6 @@
 """What a step costs: seconds of the device and of the host, from what the step computes.
 
-Coefficients are fitted to measured steps by `core.simulate.fit`, or given. Knows no engine and no clock;
-docs/simulation.md explains the file.
+Coefficients are fitted to measured steps by `core.simulate.fit`, or given. docs/simulation.md explains the file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Curve:
     """Seconds by tokens: straight lines between points, and the last line goes on.
 
     tokens: ascending. Below the first point it costs as much as there.
-    Raises: ConfigError for points that are no such curve.
+    Raises: ConfigError for another number of seconds than tokens, negative seconds, or tokens out of order.
     """
 
     tokens: Sequence[float]

@@ -201,6 +201,7 @@ class _Steps:
 
     @classmethod
     def of(cls, measured: Iterable[Measured]) -> _Steps:
+        """The steps of these benchmarks, one benchmark after the other."""
         tables = [_columns(one) for one in measured]
         columns = {name: np.concatenate([columns[name] for _, columns, _ in tables]) for name in tables[0][1]}
         counts = [one for counts, _, _ in tables for one in counts]

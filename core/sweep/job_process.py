@@ -1,7 +1,4 @@
-"""One command in a process of its own: what it prints goes to a file, and how it ended comes back.
-
-Knows no sweep and no engine.
-"""
+"""One command in a process of its own: what it prints goes to a file, and how it ended comes back."""
 
 from __future__ import annotations
 

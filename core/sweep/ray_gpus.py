@@ -1,7 +1,7 @@
 """Jobs of a sweep on Ray: each gets as many GPUs as its engine has ranks, on one node, where the cluster has any.
 
 Hydra's launcher gives all jobs of a sweep the same resources, so a job's GPUs are asked for where the job is known: in
-its task, which starts another one on them and waits. Imports Ray nowhere: who is not on Ray needs none.
+its task, which starts another one on them and waits. Imports Ray nowhere, so a sweep without Ray does not need it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def on_gpus(run: Run, tree: Mapping[str, Any]) -> Run:
         error = f"{need}, and no node of the Ray cluster has more than {most:g}"
         return lambda *_: {"status": FAILED, "error": error, "exit_code": None}
 
-    def run_there(*arguments: Any) -> dict[str, Any]:
+    def _run_there(*arguments: Any) -> dict[str, Any]:
         task = ray.remote(num_cpus=0, num_gpus=wanted, max_retries=0)(run)
         # Not ray.get: while it waits, Ray would start the task of every other job of the sweep, too.
         try:
@@ -46,7 +46,7 @@ def on_gpus(run: Run, tree: Mapping[str, Any]) -> Run:
             found = {"status": FAILED, "error": f"Ray lost the job: {one_short_line(error)}", "exit_code": None}
         return found
 
-    return run_there
+    return _run_there
 
 
 def num_gpus(tree: Mapping[str, Any]) -> int:

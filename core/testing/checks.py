@@ -1,7 +1,4 @@
-"""Checks of tensors for the conformance suites: every failure is one line that says what is wrong and where.
-
-Knows no plugin kind.
-"""
+"""Checks of tensors for the conformance suites: every failure is one line that says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empt
 
 
 def check(holds: bool, message: str) -> None:
-    """Raise AssertionError with `message` unless it holds; unlike `assert` it also works under python -O."""
+    """Raise AssertionError with `message` unless `holds`; unlike `assert` it also works under python -O."""
     if not holds:
         raise AssertionError(message)
 
@@ -50,7 +47,7 @@ def check_unchanged(what: str, before: Tensor, after: Tensor) -> None:
 
 
 class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, torch.empty and its kin give NaN: what is never written, or forgotten when loading, shows."""
+    """While active, torch.empty and its like give NaN, which shows values that were never written or loaded."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Loads of several tenants, for testing policies that share the machine among them: what each got, how long it waited.
+"""Loads of several tenants, for tests of fair policies: what share each tenant got, and how long it waited.
 
 A tenant is a value of the tag "tenant".
 """
@@ -29,7 +29,10 @@ def add_for(engine: Engine, tenant: str, rng: random.Random) -> int:
 
 
 def served_shares(engine: Engine, backlog: Mapping[str, int], num_steps: int = 3000) -> dict[str, float]:
-    """Each tenant's part of all tokens served while each has so many requests waiting; the first tenth is left out."""
+    """Each tenant's share of the tokens served, from 0 to 1, while its `backlog` of requests is kept waiting.
+
+    The first tenth of the steps is not counted.
+    """
     rng = random.Random(0)
     served = engine.served.of("tenant")
     before: dict[str, int] = {}
@@ -48,7 +51,7 @@ def served_shares(engine: Engine, backlog: Mapping[str, int], num_steps: int = 3
 
 
 def p99_waits(engine: Engine, per_step: Mapping[str, float], num_steps: int = 3000) -> dict[str, float]:
-    """Each tenant's 99th percentile of steps until a request begins, with so many arrivals of it a step."""
+    """Each tenant's 99th percentile of the steps that a request waits; `per_step` of its requests arrive each step."""
     clock = VirtualClock()
     engine.clock, engine.sleep = clock.now, clock.sleep
     rngs = {tenant: random.Random(tenant) for tenant in per_step}

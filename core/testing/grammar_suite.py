@@ -29,13 +29,13 @@ from hookline.core.testing.plain_grammar import allowed_in, allowed_tokens, smal
 from hookline.core.util.arrays import MaskArray
 
 MOST_COMPILE_S = 2.0
-"""For any grammar, hostile ones included, to be compiled or refused."""
+"""Seconds within which any grammar, also a hostile one, must be compiled or refused."""
 MOST_FILL_S = 0.5
-"""For any mask."""
+"""Seconds within which any mask must be filled."""
 NUM_WALKS = 6
 """Random completions that each case's masks are followed through."""
 MOST_STEPS = 64
-"""Of a walk through a finite language."""
+"""Most tokens of a walk through a finite language."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ HOSTILE = (
 
 
 class GrammarSuite:
-    """`class TestMine(GrammarSuite)` with `make`. kinds: what the back end knows; cases of others must be refused.
+    """`class TestMine(GrammarSuite)` with `make`. kinds: those that the back end supports; it must refuse all others.
 
     vocabulary: small, with several tokens that spell the same text.
     """
@@ -112,8 +112,10 @@ class GrammarSuite:
         raise NotImplementedError
 
     def test_masks_allow_what_trying_every_token_does(self) -> None:
-        """Nothing else, and a way to every text of the language: of several tokens that spell the same text, some may
-        be left out, as those that the tokenizer would not choose. The end exactly where the text is complete.
+        """A token is allowed only if the text can still become one of the language's, and each of these can be reached.
+
+        Of several tokens that spell the same text, those that the tokenizer would not choose may be left out. The end
+        is allowed exactly where the text is complete.
         """
         for case in self._cases():
             grammar = self.make(self.vocabulary).compile(case.wanted)
@@ -141,7 +143,7 @@ class GrammarSuite:
                 check(not grammar.matcher().advance([token_id]), f"{case.wanted.kind}: token {token_id} was taken")
 
     def test_a_stop_token_ends_a_complete_text(self) -> None:
-        """It is taken there."""
+        """`advance` takes a stop token where the text is complete."""
         for case in self._cases():
             grammar = self.make(self.vocabulary).compile(case.wanted)
             for text in sorted(case.language)[:4]:
@@ -153,7 +155,7 @@ class GrammarSuite:
                     check(done is True, f"{case.wanted.kind}: the end of {text!r} was refused")
 
     def test_rollback_restores_masks(self) -> None:
-        """One token back, several, and all of them; then on again as if nothing had been."""
+        """One token back, several, and all of them; the same tokens then lead to the same masks again."""
         for case in self._cases():
             grammar = self.make(self.vocabulary).compile(case.wanted)
             matcher, steps = grammar.matcher(), self._walk(grammar, 1)
@@ -170,7 +172,7 @@ class GrammarSuite:
                 check(np.array_equal(self._filled(matcher), masks[-1]), f"{case.wanted.kind}: another mask further on")
 
     def test_matchers_do_not_share_their_state(self) -> None:
-        """One goes on and the other stays; both fill the same together as alone."""
+        """One goes on while the other stays, and filling both together gives the same masks as filling each alone."""
         for case in self._cases():
             backend = self.make(self.vocabulary)
             grammar = backend.compile(case.wanted)
@@ -201,14 +203,14 @@ class GrammarSuite:
                 check(allowed_in(masks_NW[1]) == expected, f"masks of {num_words} words are others")
 
     def test_what_is_invalid_is_refused_in_one_line(self) -> None:
-        """By RequestError alone."""
+        """The error is a RequestError with one line."""
         backend = self.make(self.vocabulary)
         for wanted in INVALID:
             self._refused_or_compiled(backend, StructuredOutputs(**wanted), must_refuse=True)
 
     def test_hostile_grammars_end_in_time(self) -> None:
         """They are refused, or compiled, and their masks filled, within the limits; nothing else is raised."""
-        backend = self.make(self.vocabulary)  # which may start a process: nothing that a grammar can help
+        backend = self.make(self.vocabulary)  # outside the measured time: it may start a process
         for wanted in HOSTILE:
             asked = StructuredOutputs(**wanted)
             started = time.perf_counter()
@@ -219,7 +221,7 @@ class GrammarSuite:
                 self._walk_blindly(grammar.matcher(), _short(wanted))
 
     def test_a_grammar_says_how_large_it_is(self) -> None:
-        """So that the engine can bound what it keeps."""
+        """num_bytes is what the engine adds up to bound the memory of the grammars it keeps."""
         for case in self._cases():
             num_bytes = self.make(self.vocabulary).compile(case.wanted).num_bytes
             check(isinstance(num_bytes, int) and num_bytes > 0, f"num_bytes is {num_bytes!r}")

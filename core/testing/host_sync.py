@@ -1,7 +1,7 @@
-"""Notices on any device what would make the host wait for a GPU: a captured CUDA graph allows none of it.
+"""Finds, on any device, calls that would make the host wait for a GPU, which a captured CUDA graph does not allow.
 
-On a CPU nothing waits, so it goes by what is called: values asked of tensors (item, tolist, numpy, a condition) and
-operations whose result's shape depends on values (nonzero, unique, indexing with a mask). Knows no plugin kind.
+On a CPU nothing waits, so calls are recognised by what they are: those that read values of tensors (item, tolist,
+numpy, a condition) and those whose result's shape depends on values (nonzero, unique, indexing with a mask).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOT_TO_BLAME = ("torch.", __name__)
 def no_host_sync(what: str, but: Sequence[str] = ()) -> Iterator[None]:
     """Fail as soon as the block, called `what` in the message, would wait for the device.
 
-    but: modules (beginnings of their names) that may, when the block calls into them.
+    but: beginnings of the names of modules that may wait when the block calls into them.
     """
     with _Methods(what, but), _Operations(what, but):
         yield

@@ -1,4 +1,4 @@
-"""A grammar back end that knows finite languages alone and asks every token: the reference that suites compare with.
+"""A grammar back end for finite languages only, which tries every token: the reference that suites compare with.
 
 Also a small vocabulary, and for tests of the engine a back end that can be told to fail or to be slow.
 Legend: as in core/contracts/grammar.py.
@@ -37,24 +37,24 @@ WORDS = (
 
 
 def small_vocabulary(num_padding: int = 27) -> GrammarVocabulary:
-    """Every byte, some words, a stop token, a special token that is no text, and ids that no token has."""
+    """Every byte, some words, a stop token, a special token without text, and ids without a token."""
     tokens = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS]
     stop, special = len(tokens), len(tokens) + 1
     tokens += [b"<end>", b"<mark>", *[b""] * num_padding]
     by_length = sorted(range(stop), key=lambda token_id: -len(tokens[token_id]))
 
-    def encode(text: str) -> list[int]:
+    def _encode(text: str) -> list[int]:
         rest, found = text.encode(), list[int]()
         while rest:
             found.append(next(token_id for token_id in by_length if rest.startswith(tokens[token_id])))
             rest = rest[len(tokens[found[-1]]) :]
         return found
 
-    return GrammarVocabulary(tokens, frozenset({stop, special}), frozenset({stop}), encode)
+    return GrammarVocabulary(tokens, frozenset({stop, special}), frozenset({stop}), _encode)
 
 
 def allowed_tokens(vocabulary: GrammarVocabulary, language: Iterable[bytes], prefix: bytes) -> set[int]:
-    """What may follow a text if the whole has to be one of a language's."""
+    """The tokens that may follow a text which has to become one of the language's."""
     rests = [text[len(prefix) :] for text in language if text.startswith(prefix)]
     found = {
         token_id
@@ -84,7 +84,7 @@ class PlainGrammars(GrammarBackend):
     def compile(self, wanted: StructuredOutputs) -> PlainGrammar:
         """See GrammarBackend. Raises: RequestError for anything but a choice."""
         if wanted.kind != "choice":
-            raise RequestError(f"this back end knows choices alone, and no {wanted.kind}")
+            raise RequestError(f"this back end supports choice alone, not {wanted.kind}")
         return PlainGrammar(self.vocabulary, [text.encode() for text in wanted.value], self.matcher_class)
 
     @property

@@ -1,7 +1,7 @@
 """The smallest correct policy, for testing engines and suites: prompts in order while they fit, then decode.
 
 Once decodes are due they go first, so that arrivals that never end starve no running request.
-Deliberately knows no watermark, no priority and no mixed step.
+Deliberately without a watermark, priorities and mixed steps.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_pooler import fake_spec
 
 LENGTHS = (1, 7, 3, 24)
-"""Of the suite's prompts, in tokens."""
+"""Lengths of the suite's prompts, in tokens."""
 TASKS = ("embed", "classify", "score")
 """What a pooler's `task` may be."""
 
@@ -53,7 +53,7 @@ class PoolerSuite:
         check(bool(vectors_BF.isfinite().all()), "what finish returns holds NaN or infinity")
 
     def test_vectors_are_what_is_expected(self) -> None:
-        """If `expected` says what that is; from states in bfloat16, too."""
+        """Compared with `expected` unless it returns None, also for hidden states in bfloat16."""
         for dtype in (torch.float32, torch.bfloat16):
             prompts = [hidden_TD.to(dtype) for hidden_TD in self._prompts()]
             vectors_BF = self._pooled(self._made(), prompts)

@@ -1,6 +1,6 @@
 """Runs a conformance suite without pytest: which of its tests fail, and with what message.
 
-For testing the suites themselves against deliberately broken plugins. Knows no plugin kind.
+For testing the suites themselves against deliberately broken plugins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server whose engine has no model: all processes, sockets and the step loop are real, its tokens are made up.
+"""A server whose engine has no model: all processes, sockets and the step loop are real, the tokens are made up.
 
 `python -c "from hookline.core.testing.serving import main; main()" serve.port=0 ...` takes the keys of `core.serve`.
 With `exact`, tokens are those of `hookline.core.testing.fakes.completion`, so a test knows what each stream must bring.
@@ -41,7 +41,7 @@ BLOCK_SIZE = 16
 
 
 class PacedExecutor(Executor):
-    """Another executor's tokens, so many seconds after a step's launch; fails after `fail_after` of them."""
+    """Gives another executor's tokens `step_s` seconds after a step's launch; fails after `fail_after` steps."""
 
     def __init__(self, inner: Executor, step_s: float, fail_after: int | None = None, low: int = 0) -> None:
         self._inner, self._step_s, self._steps_left, self._low = inner, step_s, fail_after, low

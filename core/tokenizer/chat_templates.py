@@ -1,7 +1,7 @@
 """Renders chat templates, programs that come with a checkpoint: in Jinja's sandbox, within bounds of time and size.
 
-A loop is broken off by the clock, by the memory that it takes, and by the text that it makes. A single operation cannot
-be, so a template with numbers that only serve to make something huge is refused before it is compiled.
+A loop is interrupted when it takes too much time or memory, or makes too much text. A single operation cannot be
+interrupted, so a template with numbers that only serve to make something huge is refused before it is compiled.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hookline.core.errors import PASSES, RequestError, clipped, one_short_line
 from hookline.core.util.interrupt import limits
 
 TIMEOUT_S = 2.0
-"""For a template to render a conversation."""
+"""Longest time that a template may take to render a conversation."""
 MAX_BYTES = 2**30
 """Most memory that it may take meanwhile."""
 MAX_CHARACTERS = 2**25
-"""Of a rendered conversation: the largest body that a server takes, and as much again."""
+"""Most characters of a rendered conversation: twice the largest body that a server takes."""
 MAX_NUMBER = 1_000_000
 """Largest number in a template: with more, one operation may fill the memory."""
 _WIDTHS = re.compile(r"%[^a-zA-Z]{0,20}[0-9]{7}|\{[^}]{0,40}:[^}]{0,40}[0-9]{7}")
@@ -80,7 +80,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 @lru_cache(maxsize=64)
 def size_fault(template: str) -> str:
-    """What in a template could fill the memory in one operation; empty if nothing is seen."""
+    """What in a template could fill the memory in one operation; empty if nothing was found."""
     from jinja2 import Environment, TemplateError
 
     try:

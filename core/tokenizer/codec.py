@@ -1,7 +1,7 @@
 """Between text and token ids: prompts in their three forms, and what the caller reads.
 
-Knows the checkpoint's tokenizer, loaded on first use, and nothing of the engine. Without tokenizer files only token ids
-are taken, and outputs have no text.
+The checkpoint's tokenizer is loaded on first use. Without tokenizer files only token ids are accepted, and outputs have
+no text.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
 MAX_TOKENS = 2**24
-"""Most token ids of a prompt that are looked at; no checkpoint has more positions."""
+"""Most token ids of a prompt, refused before they are looked at; no checkpoint has more positions."""
 OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 _NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
-"""What can be gone through and is no prompt, nor a list of some."""
+"""Types that can be iterated and are neither a prompt nor a list of prompts."""
 _BOOLS = frozenset((bool, np.bool_))
 
 

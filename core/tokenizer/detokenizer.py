@@ -1,7 +1,7 @@
 """Text of a growing list of tokens: whole characters only, and in the end exactly what decoding all of them gives.
 
-Knows a decode function and no engine. Decoding from the start for each token would take time quadratic in the length.
-So a short window of tokens is decoded, which begins where a character does.
+Decoding from the start for each token would take time quadratic in the length, so a short window of tokens is decoded,
+which begins where a character does.
 """
 
 from __future__ import annotations

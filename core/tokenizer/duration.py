@@ -1,4 +1,4 @@
-"""Whether tokenizing takes so long that an event loop must not wait for it."""
+"""Whether tokenizing a request takes too long for an event loop to wait for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ LONG_BAD_WORDS = 8
 
 
 def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
-    """Whether a request's texts would hold up an event loop for a millisecond or more; a chat template may for good."""
+    """Whether a request's texts may hold up an event loop for a millisecond or more, as a chat template always may."""
     is_long = prompt_size(prompt) >= LONG_PROMPT or sum(map(len, params.stop)) >= LONG_STOPS
     return is_long or sum(isinstance(word, str) for word in params.bad_words) >= LONG_BAD_WORDS or is_chat(prompt)

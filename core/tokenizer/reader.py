@@ -13,8 +13,8 @@ from hookline.core.util.stop_strings import StopSearch
 class TextReader:
     """`core.requests.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
 
-    on_news: called with the reader at the first token since `take`; None if nobody wants news before the end.
-    stop_ids: the tokens that are no text at the end of a completion that stops; None: the last token of any never is.
+    on_news: called with the reader at the first token since `take`; None if the text is only read at the end.
+    stop_ids: the tokens that, at the end of a completion that stops, are not part of its text; None: any last token.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class TextReader:
 
     @property
     def is_followed(self) -> bool:
-        """Whether anyone wants to hear of it before its end."""
+        """Whether its text is read before its end."""
         return self._on_news is not None
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:

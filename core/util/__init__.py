@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of inference."""
+"""Small helpers without any code about inference."""

@@ -1,8 +1,8 @@
-"""What Python's full collections of garbage leave out: with torch imported and a large heap one stops a process for
+"""Keeps objects out of Python's full garbage collections, each of which stops a process with torch and a large heap for
 0.1 s and more, in the middle of a step.
 
-Objects that are frozen are still freed with their last reference; reference cycles among them are kept. Freezing is the
-process's, not an engine's: whoever froze before us decides, and engines of one process share what they froze.
+Frozen objects are still freed with their last reference; reference cycles among them are kept. gc.freeze is for the
+whole process: if other code froze objects before us, we leave that alone; engines of one process share what they froze.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Inside, the objects that exist now are left out of garbage collection.
+    """While active, the objects that existed at its beginning are left out of garbage collection.
 
     With torch and transformers imported a collection of all of them stops a step for 0.13 s.
 
@@ -30,7 +30,7 @@ def settled() -> Iterator[None]:
 
 @contextmanager
 def imports_kept() -> Iterator[None]:
-    """Around the imports of a child process of ours: they are never searched for garbage, neither now nor later."""
+    """Around the imports of a child process of ours: their objects are never searched for garbage."""
     gc.disable()
     try:
         yield
@@ -40,15 +40,15 @@ def imports_kept() -> Iterator[None]:
 
 
 class FrozenHeap:
-    """An engine's wish that what was there when it was ready is left out of full collections; see `freeze_heap`."""
+    """While it lives, what existed when its engine was ready is left out of full collections; see `freeze_heap`."""
 
     def __init__(self) -> None:
         self.is_idle = True
-        """Whether nobody waits for the engine's steps, as far as it says so: then a full collection does no harm."""
+        """Whether no caller waits for the engine's steps, if the engine tells: a full collection does no harm then."""
 
     @contextmanager
     def thawed(self) -> Iterator[None]:
-        """Around the engine's end, which gives back what is in cycles, too; for other engines all is frozen again."""
+        """Around the engine's end, whose cycles can be collected there; for other engines all is frozen again after."""
         froze_more = _froze_more()
         _OURS.engines.discard(self)
         gc.unfreeze()
@@ -64,7 +64,7 @@ class _Ours:
     def __init__(self) -> None:
         self.engines: set[FrozenHeap] = set()
         self.num_objects = 0
-        """Frozen ones after the last time; more than that, and somebody else has frozen since."""
+        """Frozen objects after we last froze some; if there are more now, other code has frozen objects since."""
 
 
 _OURS = _Ours()
@@ -73,7 +73,7 @@ _OURS = _Ours()
 def freeze_heap() -> FrozenHeap | None:
     """Collect once, then leave all that is there out of full collections, until the last engine that asked has ended.
 
-    None: the process had frozen objects that are not ours, so it sees to that by itself.
+    None: other code of the process had frozen objects before, so this is left to it.
     """
     if not _OURS.engines and gc.get_freeze_count() > 0:
         return None
@@ -94,12 +94,12 @@ def search_frozen() -> None:
 
 
 def _froze_more() -> bool:
-    """Whether somebody else has frozen objects since we did."""
+    """Whether other code has frozen objects since we did."""
     return gc.get_freeze_count() > _OURS.num_objects
 
 
 def _freeze_for_others(froze_more: bool) -> None:
-    """Freeze what is there, if an engine is left that wishes it, or somebody else froze objects before."""
+    """Freeze what is there, if an engine is left that asked for it, or if other code had frozen objects before."""
     if _OURS.engines or froze_more:
         _freeze()
     if not (_OURS.engines or froze_more):  # asked again: the last one may have ended while this one froze

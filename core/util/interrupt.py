@@ -1,7 +1,7 @@
 """Gets this process's own thread out of Python code that does not end, so that a stuck plugin cannot keep its caller.
 
-What is broken off: Python code that runs, and in the main thread also one that sleeps or waits. A call into C that
-never returns cannot be.
+It can interrupt Python code that runs, and in the main thread also code that sleeps or waits, but no call into C that
+never returns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hookline.core.errors import Interrupted
 LOOK_S = 0.02
 """Time between two looks at the memory of code that is limited in it."""
 AGAIN_S = 0.25
-"""Time after which code at its limit is broken off again: Python drops what is raised in a destructor."""
+"""Time after which code at its limit is interrupted again, since Python drops what is raised in a destructor."""
 SIGNAL = signal.SIGURG
-"""Ignored by default, so one that comes too late does nothing. Others may send it too, and are not answered."""
+"""A signal that is ignored by default, so one that comes too late does nothing. Other code may use it, too."""
 
 
 class Interrupter:
-    """Knows the thread that is inside a region, and breaks it off once, on another thread's demand."""
+    """Interrupts the thread that is inside its region, once, when another thread asks for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Interrupter:
 
     @contextmanager
     def region(self) -> Iterator[None]:
-        """Around code that may be broken off.
+        """Around code that may be interrupted.
 
         Raises: Interrupted once that was asked for.
         """
@@ -90,7 +90,7 @@ class Interrupter:
             return True
 
     def _heed(self, before: Any, number: int, frame: Any) -> None:
-        """The handler in the region: a signal for somebody else is handled as if this did not exist."""
+        """The signal handler in the region. A signal that is not ours goes to the handler that was there before."""
         if self._is_signalled:
             self._is_signalled = False
             raise Interrupted
@@ -107,7 +107,7 @@ def limits(seconds: float, num_bytes: int) -> Iterator[None]:
     interrupter, done = Interrupter(), threading.Event()
     faults: list[Exception] = []
 
-    def watch() -> None:
+    def _watch() -> None:
         end_s, before = time.monotonic() + seconds, _resident_bytes()
         while not done.wait(max(0.0, min(LOOK_S, end_s - time.monotonic()))):
             if time.monotonic() >= end_s:
@@ -119,7 +119,7 @@ def limits(seconds: float, num_bytes: int) -> Iterator[None]:
         while not done.wait(AGAIN_S if interrupter.break_off(again=True) else LOOK_S):
             pass
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=_watch, daemon=True).start()
     try:
         try:
             with interrupter.region():

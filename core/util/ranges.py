@@ -21,11 +21,13 @@ class _Range:
     excludes_high: bool
 
     def holds(self, value: float) -> bool:
+        """Whether the range has the value; no range has NaN or the infinities."""
         is_above = self.low < value if self.excludes_low else self.low <= value
         is_below = value < self.high if self.excludes_high else value <= self.high
         return is_above and is_below and abs(value) < math.inf
 
     def text(self, value: float) -> str:
+        """What the value must be, for an error: "at least 1 and at most 8"."""
         low = f"{'above' if self.excludes_low else 'at least'} {self.low}" if self.low > -math.inf else ""
         high = f"{'below' if self.excludes_high else 'at most'} {self.high}" if self.high < math.inf else ""
         if low and not high and isinstance(value, float):

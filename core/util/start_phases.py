@@ -1,6 +1,6 @@
 """How long the parts of an engine's start took, for the log and for records of benchmarks.
 
-Knows no engine: whoever starts one names the parts. Parts do not overlap; time in none of them is called the rest.
+The code that starts an engine names the parts. They do not overlap; the time outside of them is called the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that comes in pieces, and keeps back what may become one. Knows no tokens."""
+"""Finds stop strings in text that comes in pieces, and keeps back what may become one."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ class LLGuidanceConfig:
     """
 
     num_threads: int | None = bounded(None, 1, 1024)
-    """Most threads that fill the masks of a step; None takes four fifths of the machine's cores, 32 at most. Fewer fill
-    them where that is quicker, which is found by trying; 1: the engine's own thread."""
+    """Most threads that fill the masks of a step. None: four fifths of the machine's cores, 32 at most. Fewer are used
+    where that is quicker, which is found by trying; 1: the engine's own thread."""
     max_whitespace: int = bounded(32, 1, 1024)
-    """json: most white space in a row where it is allowed, so that a model that gets lost in it is led out."""
+    """json: most white space in a row where it is allowed, so that a model cannot generate white space without end."""
     finer_lengths: bool = False
     """Sort the vocabulary by more lengths: masks of strings that come near their maxLength take a quarter less time.
     Making the back end then takes a second longer, in which nothing else runs, and 50 MB of memory more."""

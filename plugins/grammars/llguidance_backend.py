@@ -1,10 +1,10 @@
 """Grammars by llguidance, which computes masks from the text so far: nothing is enumerated in advance.
 
-Its parser runs without the interpreter's lock, so compiling and filling hold up nobody. The masks of a batch are filled
-in the calling thread or in several: waking threads takes longer than most masks on many machines, so the quickest way
-is found by trying. Copies of one parser share its lexer, which one thread uses at a time: requests of one grammar
-are spread over several parsers, so that their masks are filled side by side. Its limits end what is too large; it
-reports that, and never raises, so states are looked at.
+Its parser runs without the interpreter's lock, so other threads run while it compiles and fills. The masks of a batch
+are filled in the calling thread or in several: waking threads takes longer than most masks on many machines, so the
+quickest way is found by trying. Copies of one parser share its lexer, which one thread uses at a time: requests of one
+grammar are spread over several parsers, so that their masks are filled side by side. A parser that reaches a limit
+gives up; it does not raise, so its state is checked.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAX_FORCED_TEXTS = 16384
 LONG_TEXT = 256
 """Characters from which on a text is not remembered."""
 BASE_BYTES = 1 << 20
-"""What a small one takes, with the states that its lexer makes while it is used."""
+"""What a small grammar takes, with the states that its lexer makes while it is used."""
 PARSERS_S = 0.1
-"""Most time of processors for the further parsers of a grammar."""
+"""Most processor time for making the further parsers of a grammar, in seconds."""
 FEW_THREADS = 4
 """Between one thread and all of them."""
 FINER_LENGTHS = (*range(1, 11), 12, 15, 20, 30)

@@ -1,8 +1,8 @@
-"""Whether the masks of a step are filled by one thread or by several, found by trying. Knows no grammar.
+"""Whether the masks of a step are filled by one thread or by several, found by trying.
 
-How long masks take changes from step to step by a factor of ten; how long threads take to wake changes little on one
-machine, and is what machines differ in. So the two are measured apart: a way that lost while masks were long is not
-held to be slow when they are short.
+How long masks take changes from step to step by a factor of ten. How long threads take to wake differs between
+machines and changes little on one. So the two are measured apart: a way that was slower while masks were long is not
+taken for slow when they are short.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RETRY_EVERY = 64
 FIRST_RETURN = 4
 """After this many calls in several threads one thread is tried again; twice as many each time that it loses."""
 WAKING_STEP = 1.2
-"""How much one measurement changes the belief how long threads take to wake."""
+"""How much one measurement changes the estimate of how long threads take to wake."""
 SHORTEST_S = 1e-6
 
 
@@ -38,7 +38,7 @@ class Quickest:
         self._return_after = FIRST_RETURN
 
     def choose(self, num_rows: int) -> int:
-        """The way to take for so many rows: mostly the one that should be the quickest."""
+        """The way to take for `num_rows` rows: mostly the one that should be the quickest."""
         num_ways = len(self._num_threads)
         if num_ways == 1:
             return 0
@@ -72,7 +72,7 @@ class Quickest:
         return min(range(len(self._num_threads)), key=lambda way: self._expected_s(way, alone_s))
 
     def took(self, way: int, seconds: float, num_rows: int) -> None:
-        """What the way that was chosen took for so many rows."""
+        """Learn how many seconds the way that was chosen took for `num_rows` rows."""
         self._tries[way] += 1
         if way == 0:
             self._row_s, self._is_fresh = seconds / num_rows, True

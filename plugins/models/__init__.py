@@ -8,7 +8,7 @@ from hookline.core.contracts import ModelConfig, Needs, Registrar, hookimpl
 
 API_VERSION = 2
 ROW_BY_ROW = Needs(batch_invariant=True)
-"""Of models whose products and norms are all their kernels'."""
+"""Needs of models that compute all products and norms by their kernels."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
-"""Gemma 3 (text), arXiv:2503.19786: windows with a rope of their own on most layers, norms before and behind each part.
+"""Gemma 3 (text), arXiv:2503.19786: windows with a rope of their own on most layers, norms before and after each part.
 
-Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
+The file has the network and its weight names; gemma3_config.py reads the config.json.
 A norm multiplies by one more than the checkpoint's weight; the sum is kept in float32, as bfloat16 would round it.
 Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,
 V vocabulary (of this rank).
@@ -127,7 +127,7 @@ class Gemma3Layer:
     def __call__(
         self, normed_TD: Tensor, hidden_TD: Tensor, next_norm_D: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream behind the layer, normalised for the next one, and as it is."""
+        """The residual stream after the layer, normalised for the next one, and as it is."""
         attended_TC = attend(self.index, self.qkv(normed_TD), self.rope, self.qk_norm, self.form)
         rows_N = wanted_rows(attend) if self.is_last else None
         if rows_N is not None:

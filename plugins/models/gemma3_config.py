@@ -1,7 +1,7 @@
 """Gemma 3's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Knows nothing of tensors. Defaults are those of transformers' Gemma3TextConfig, whose values a checkpoint that also sees
-images keeps in `text_config`.
+Defaults are those of transformers' Gemma3TextConfig, whose values a checkpoint that also sees images keeps in
+`text_config`.
 """
 
 from __future__ import annotations

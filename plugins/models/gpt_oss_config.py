@@ -1,6 +1,6 @@
 """gpt-oss' config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Knows nothing of tensors. Defaults are those of transformers' GptOssConfig.
+Defaults are those of transformers' GptOssConfig.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """config.json of Llama, Mistral and Phi-3, read once into plain sizes; whatever is not implemented is refused by name.
 
-Knows nothing of tensors. Defaults are those of transformers' LlamaConfig, MistralConfig and Phi3Config.
+Defaults are those of transformers' LlamaConfig, MistralConfig and Phi3Config.
 """
 
 from __future__ import annotations

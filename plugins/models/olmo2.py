@@ -1,4 +1,4 @@
-"""OLMo 2, arXiv:2501.00656: norms behind attention and feed-forward, queries and keys normalised over all heads.
+"""OLMo 2, arXiv:2501.00656: norms after attention and feed-forward, queries and keys normalised over all heads.
 
 Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
 Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,

@@ -1,6 +1,6 @@
 """Qwen2's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Knows nothing of tensors. Defaults are those of transformers' Qwen2Config.
+Defaults are those of transformers' Qwen2Config.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Qwen3-MoE's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Knows nothing of tensors. Defaults are those of transformers' Qwen3MoeConfig.
+Defaults are those of transformers' Qwen3MoeConfig.
 """
 
 from __future__ import annotations

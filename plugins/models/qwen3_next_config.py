@@ -1,6 +1,6 @@
 """Qwen3-Next's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Knows nothing of tensors. Defaults are those of transformers' Qwen3NextConfig.
+Defaults are those of transformers' Qwen3NextConfig.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class OtelConfig:
 
 @hookimpl
 def register_observers(register: Registrar) -> None:
-    """Register prometheus."""
+    """Add the observers, prometheus and otel."""
     register(
         "prometheus",
         "hookline.plugins.observers.prometheus:Prometheus",

@@ -1,7 +1,7 @@
 """A span for each request, by OpenTelemetry's conventions for generative models (`gen_ai.*`).
 
-No text and no token of a request is in its span. Spans are made when requests begin and leave in a thread of
-OpenTelemetry's: the engine waits for nobody, and spans that nobody takes are dropped.
+No text and no token of a request is in its span. Spans are made when requests begin and sent by a thread of
+OpenTelemetry's, so the engine never waits for a collector, and spans that no collector takes are dropped.
 """
 
 from __future__ import annotations

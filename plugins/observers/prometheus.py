@@ -114,7 +114,7 @@ class _Maker:
         return lambda value: counter.labels(self._model_name, value).inc()
 
     def read_counters(self, name: str, help: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Counters that somebody else keeps, looked at when they are asked for."""
+        """Counters that the engine keeps, read at each scrape."""
         self._registry.register(_ReadCounters(PREFIX + name, help, self._model_name, label, read))
 
     def gaps(self, name: str, help: str, buckets: tuple[float, ...]) -> _Gaps:
@@ -132,7 +132,7 @@ class _Maker:
 
 
 class _ReadCounters(Collector):
-    """Counters that somebody else keeps, by one label."""
+    """Counters that the engine keeps, by one label, read at each scrape."""
 
     def __init__(
         self, name: str, help: str, model_name: str, label: str, read: Callable[[], Mapping[str, float]]

@@ -78,7 +78,7 @@ class Hermes(OutputParser):
         return rest is not None
 
     def _tail(self, parts: list[ParsedPart]) -> bool:
-        """Behind a call's arguments: up to its closing tag nothing matters."""
+        """After a call's arguments: what comes up to its closing tag is dropped."""
         _, found, rest = self._kept.partition(CLOSE)
         if found:
             self._kept, self._step, self._has_called = rest, self._text, True

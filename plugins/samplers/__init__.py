@@ -68,7 +68,7 @@ class MirostatArguments:
 
 @hookimpl
 def register_samplers(register: Registrar) -> None:
-    """Register gumbel."""
+    """Add the sampler, gumbel."""
     register(
         "gumbel",
         "hookline.plugins.samplers.gumbel:Gumbel",
@@ -80,7 +80,7 @@ def register_samplers(register: Registrar) -> None:
 
 @hookimpl
 def register_processors(register: Registrar) -> None:
-    """Register the processors of SamplingParams' own fields."""
+    """Add the processors of SamplingParams' own fields, and mirostat."""
     register(
         "token_bias",
         "hookline.plugins.samplers.token_bias:TokenBias",

@@ -1,7 +1,7 @@
 """Gumbel-max sampling without state: a draw depends on the request's seed, the position and the token id alone.
 
-So a request's tokens do not change with the batch it runs in, the scheduler, preemption or the number of ranks. Knows
-nothing of requests or ranks. Legend: N rows, V vocabulary (or one rank's shard of it).
+So a request's tokens do not change with the batch it runs in, the scheduler, preemption or the number of ranks.
+Legend: N rows, V vocabulary (or one rank's shard of it).
 """
 
 from __future__ import annotations

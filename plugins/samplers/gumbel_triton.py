@@ -2,7 +2,7 @@
 
 A program takes a stretch of one row's vocabulary. Two logarithms a token would take longer than reading the logits, so
 it bounds every token's noise from the exponent and mantissa of the random number, computes the noise of the few tokens
-with the highest bounds, and that of all only if those do not settle it. Knows nothing of requests.
+with the highest bounds, and that of all only if those few do not decide it.
 Legend: N rows, V vocabulary (or one rank's shard of it), P stretches of a row.
 """
 

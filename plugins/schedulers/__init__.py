@@ -38,9 +38,9 @@ class LongestFirstConfig(WatermarkConfig):
     ageing_tokens_per_s: float = bounded(100.0, above=0)
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
     pace: bool = False
-    """Compute prompts no faster than all answers need to end with the longest, and leave those of short answers for the
-    steps in which few decodes remain. For mixed steps that are captured as CUDA graphs, and answers about as long as
-    their max_tokens; otherwise, prompts as fast as the steps hold them are done sooner."""
+    """Compute prompts only as fast as needed for all answers to end when the longest does, which leaves the prompts of
+    short answers for steps with few decodes. For mixed steps that are captured as CUDA graphs, and answers about as
+    long as their max_tokens; otherwise all is done sooner if prompts are computed as fast as they fit into steps."""
 
 
 @dataclass
@@ -66,17 +66,17 @@ class FairShareConfig(WatermarkConfig):
 
 @dataclass
 class DeadlineConfig(WatermarkConfig):
-    """Earliest deadline first, among those who can still be served in time."""
+    """Earliest deadline first, among requests that can still be served in time."""
 
     ttft_s: float = bounded(0.2, above=0)
     """Seconds after its arrival by which a request without a deadline should have its first token."""
     tpot_s: float = bounded(0.02, above=0)
     """Seconds between two tokens of a running request that steps should keep."""
     default_deadline_s: float | None = bounded(None, above=0)
-    """Seconds after its arrival by which a request without a deadline should be done; null: ttft_s is all it has."""
+    """Seconds after its arrival by which a request without a deadline should be done; null: it has ttft_s alone."""
     late_share: float = bounded(0.05, above=0, below=1)
-    """Part of the prompt tokens for those who can no longer be in time, while others wait; above 0, so that nobody
-    starves."""
+    """Part of the prompt tokens for requests that can no longer be in time, while others wait; above 0, so that no
+    request starves."""
 
 
 @hookimpl

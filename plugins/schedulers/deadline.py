@@ -1,9 +1,9 @@
-"""Earliest deadline first, for those who can still be served in time; steps as large as running requests can wait for.
+"""Earliest deadline first, for requests that can still be in time; steps as large as running requests can wait for.
 
 A waiting request is due when its first token has to come. Those due first are admitted first (Liu and Layland 1973,
 doi:10.1145/321738.321743); when not all can be in time, those with most to compute are passed over, so that as many as
-possible are (Moore 1968, doi:10.1287/mnsc.15.1.102). How large steps with prompts may be follows from what steps cost,
-which is learned from those that were carried out: between two tokens of a running request there is time for so many.
+possible are (Moore 1968, doi:10.1287/mnsc.15.1.102). Steps with prompts are as large as fits between two tokens of a
+running request, by the costs of steps that were carried out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hookline.plugins.schedulers import DeadlineConfig
 from hookline.plugins.schedulers.step_costs import LEAST_TOKENS, StepCosts
 
 FIRST_TOKENS = 512
-"""Of a step with prompts, before anything is known of their cost."""
+"""Prompt tokens of a step before any cost is known."""
 SPARE = 0.85
-"""Part of the time per token that is planned for; the rest is for what was not foreseen."""
+"""Part of the time per token that is planned for; the rest is a reserve."""
 DECODING = 0.6
-"""Part of that time that decodes may take; nobody is admitted who would make them take more."""
+"""Part of that time that decodes may take; a request that would make them take more is not admitted."""
 MOST_LOOKED_AT = 256
 """Waiting requests for which it is worked out who can be in time; those behind them have time."""
 
@@ -43,9 +43,8 @@ class Deadline:
 
     Worst gap, whatever arrives: a running request gets its next token at most 17 steps after its last one, and, once
     the costs of steps are known, about tpot_s after it, if a step of few requests takes less than half of that. Of a
-    prompt that was begun a chunk is computed in every second step at least. Who cannot be in time waits for those who
-    can, but such requests get late_share of the prompt tokens at least, in order of arrival. Who was preempted goes
-    first.
+    prompt that was begun, a chunk is computed in every second step at least. Requests that cannot be in time wait for
+    those that can, but get at least late_share of the prompt tokens, in order of arrival. Preempted requests go first.
     """
 
     def __init__(self, config: DeadlineConfig) -> None:
@@ -89,7 +88,7 @@ class Deadline:
         self._last_decode_s = step.now_s
 
     def _begin(self, request: RequestView, num_tokens: int) -> None:
-        """A step computed a part of its prompt; it may have ended meanwhile, and is not known any more then."""
+        """A step computed a part of its prompt. If it has ended meanwhile, it was forgotten already."""
         is_late = self._late.pop(request.id, None) is not None
         if is_late or self._due.pop(request.id, None) is not None:
             self._begun[request.id] = is_late
@@ -100,12 +99,12 @@ class Deadline:
             self._owed_tokens += self.config.late_share * num_tokens
 
     def _tidy(self) -> None:
-        """Drop those that wait no more from the queue, once they are the most of it."""
+        """Drop requests that do not wait any more from the queue, once they are most of it."""
         if len(self._queue) > 64 + 2 * len(self._due):
             self._queue = [entry for entry in self._queue if entry[1] in self._due]
 
     def _note(self, view: SchedulerView) -> None:
-        """Take note of who came, and of who has become late."""
+        """Note the requests that arrived, and those that have become late."""
         for request in self._arrivals.new(view.waiting):
             if request.id in self._begun:
                 self._preempted[request.id] = request

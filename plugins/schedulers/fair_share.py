@@ -1,8 +1,8 @@
-"""Weighted service by a tag: who was served least for its weight is admitted next.
+"""Weighted service by a tag: the tenant that was served least for its weight is admitted next.
 
 Each tenant has a counter of what it was served, divided by its weight; a waiting request of the tenant with the least
-counter is admitted first. A tenant that was idle begins at the least counter of those that wait, so that nobody
-saves up for later (Virtual Token Counter: Sheng et al. 2024, arXiv:2401.00588).
+counter is admitted first. A tenant that was idle begins at the least counter of those that wait, so idle time gives no
+claim to service later (Virtual Token Counter: Sheng et al. 2024, arXiv:2401.00588).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _Tenant:
 class FairShare:
     """Tenants that have requests waiting are served in proportion to their weights, however many each one sends.
 
-    Prompts go before decodes, and all machine time is used as long as anybody waits. Two tenants that both wait differ,
-    in service over weight, by no more than what the running requests of one of them can cost. Out of blocks, the newest
-    request of the tenant that is furthest ahead makes room; it goes on before any that has not begun.
+    Prompts go before decodes, and all machine time is used as long as any request waits. Two tenants that both wait
+    differ, in service over weight, by no more than what the running requests of one of them can cost. If blocks run
+    out, the newest request of the tenant that is furthest ahead is preempted; it goes on before any that has not begun.
     Worst gap, whatever arrives: a running request gets its next token at most max_prompt_steps + 1 steps after its last
     one (17 by default), and of a prompt that was begun a chunk is computed in every second step at least. A waiting
-    request is passed by others of its tenant never, and by those of another one only while that one has been served
-    less for its weight.
+    request is never overtaken by others of its tenant, and by those of another tenant only while that one has been
+    served less for its weight.
     """
 
     def __init__(self, config: FairShareConfig) -> None:
@@ -108,7 +108,7 @@ class FairShare:
     def _in_turn(self, view: SchedulerView) -> Iterator[RequestView]:
         """The waiting requests: preempted ones, then each time the oldest of the tenant with the least counter.
 
-        Who is taken counts as served for the rest of the plan, and who was admitted by the step in flight, too.
+        A request that is taken counts as served for the rest of the plan, as do those that the step in flight admitted.
         """
         yield from filter(_waits, list(self._preempted.values()))
         cost = self.config.prompt_token_cost
@@ -170,7 +170,7 @@ class FairShare:
 
     def _forget_idle(self) -> None:
         """Forget idle tenants that are not ahead of the floor, and beyond MAX_IDLE_TENANTS those least ahead of it."""
-        if not self._owners:  # an idle engine owes nobody anything
+        if not self._owners:  # in an idle engine, no tenant is behind another
             self._floor = max([self._floor, *self._idle.values()])
         elif len(self._idle) <= self._most_idle:
             return

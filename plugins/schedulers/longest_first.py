@@ -1,4 +1,4 @@
-"""For batch jobs: who has most left to generate begins first, and prompt chunks go along with the decodes.
+"""For batch jobs: requests with most left to generate begin first, and prompt chunks share steps with decodes.
 
 A decode step of few rows waits for the weights to come from memory; prompt tokens in the same step use that time. But a
 long answer that begins late decodes alone in the end, so the longest begin first and all end at about the same time
@@ -18,7 +18,7 @@ from hookline.core.scheduling import SIMPLY_DECODE, TILE_TOKENS, can_simply_deco
 from hookline.plugins.schedulers import LongestFirstConfig
 
 PLANS_A_PACE = 8
-"""Plans for which a pace holds if nobody arrives: to find it takes a look at everyone who runs."""
+"""Plans for which a pace is kept if no request arrives, since finding it means looking at all that run."""
 LEAST_PROMPT_TOKENS = 64
 """Room in a step with prompts: such steps have costs of their own, so there should not be many with hardly any."""
 BUCKET_TOKENS = 16
@@ -64,9 +64,9 @@ class LongestFirst:
 class _Ranked:
     """The waiting requests by rank, kept from plan to plan, for sorting a long queue at each step would take too long.
 
-    A rank is the arrival times ageing, less what a request may still generate: it stays while the request waits. Who
-    was preempted while generating is before all others, or later arrivals with more to generate would halt an answer.
-    All that wait are kept, for new ones join the queue at its ends; so if no more are kept than wait, those are they.
+    A rank is the arrival times ageing, less what a request may still generate: it stays while the request waits.
+    Requests that were preempted while generating come first, or later arrivals with more to generate would halt an
+    answer. New requests join the queue at its ends; so if as many are kept as wait, they are the same.
     """
 
     def __init__(self, ageing_tokens_per_s: float) -> None:
@@ -79,7 +79,7 @@ class _Ranked:
         a look at a long queue would take longer than a step."""
 
     def keep(self, waiting: Sequence[RequestView]) -> bool:
-        """Take note of who waits now; whether anybody is new."""
+        """Note the requests that wait now; returns whether any is new."""
         taken, self._taken = self._taken, []
         # Those that were taken and still wait, since that plan was not carried out.
         self._keep_new(request for request in taken if request.num_computed_tokens == 0)

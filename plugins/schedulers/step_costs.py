@@ -18,7 +18,7 @@ FORGETTING = 0.98
 RECENT = 0.2
 """Part of the newest step in a size's mean."""
 MOST_SURPRISE = 3.0
-"""A step counts at most as this many times what was expected: one that compiled a kernel does not foretell the next."""
+"""A step counts at most as this many times what was expected: one that compiled a kernel is no measure of others."""
 FIRST_STEPS = 2
 LAST_STEPS = 9
 REFIT_STEPS = 8

@@ -45,7 +45,7 @@ class Served(NamedTuple):
 
 
 class NoServer(HooklineError):
-    """Nobody answers at the address, or not as an OpenAI-compatible server does."""
+    """There is no server at the address, or it does not answer as an OpenAI-compatible one does."""
 
 
 def serve_load(
@@ -53,7 +53,7 @@ def serve_load(
 ) -> Served:
     """Load the server with each repetition of the workload; the one with the fewest seconds counts.
 
-    Token ids differ from run to run, so that the server's prefix cache holds nothing of an earlier one.
+    Token ids differ from run to run, so that no prefix of an earlier run is found in the server's cache.
     Raises: NoServer; RequestError if every request failed; a warning says so of some.
     """
     _allow_many_connections()
@@ -153,23 +153,27 @@ async def _warm_up(pool: ConnectionPool, config: ClientConfig, model: str, load:
 
 
 class _Whole:
-    """A `connection.Reader` of an answer that is wanted whole."""
+    """A `connection.Reader` that waits for the whole answer: `done` gets its status and its body."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._status, self._body = 0, b""
 
     def on_status(self, status: int) -> None:
+        """See Reader."""
         self._status = status
 
     def on_data(self, data: bytes) -> None:
+        """See Reader."""
         self._body += data
 
     def on_end(self) -> None:
+        """See Reader."""
         if not self.done.done():
             self.done.set_result((self._status, self._body))
 
     def on_failure(self, reason: str) -> None:
+        """See Reader."""
         if not self.done.done():
             self.done.set_exception(NoServer(f"the server does not answer: {reason}"))
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 over asyncio for a client that reads thousands of streams: connections that are used again and again.
 
-llhttp (httptools) parses, and what comes is handed on as it comes: no coroutine wakes up for a chunk. Knows no API.
+llhttp (httptools) parses, and what arrives goes to a Reader at once: no coroutine wakes up for a chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hookline.core.errors import clipped
 
 
 class Reader(Protocol):
-    """Is told what arrives of one answer."""
+    """Gets what arrives of one answer."""
 
     def on_status(self, status: int) -> None:
         """The answer's status and headers have arrived."""
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def abort(self) -> None:
-        """Close at once; the reader hears nothing more."""
+        """Close at once; the reader is not called again."""
         self._reader = None
         if self._transport is not None:
             self._transport.abort()
@@ -162,7 +162,7 @@ class ConnectionPool:
         self._all.discard(connection)
 
     async def close(self) -> None:
-        """Close every connection; readers hear nothing more."""
+        """Close every connection; readers are not called again."""
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)

@@ -40,6 +40,7 @@ class _Drive:
         self.num_open = len(load.requests)
 
     async def run(self) -> Recording:
+        """Serve the load; see `drive`."""
         self.loop = asyncio.get_running_loop()
         self.done = self.loop.create_future()
         self.loop.set_exception_handler(self._broke)

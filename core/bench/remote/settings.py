@@ -31,7 +31,7 @@ class ClientConfig:
     timeout_s: float = bounded(600.0, above=0)
     """Seconds that a request may take from being sent to its end."""
     body: dict[str, Any] | None = None
-    """Members that every request's body gets, over those that it has; client.body.ignore_eos=null takes one out."""
+    """Members added to every request's body; they replace others, and client.body.ignore_eos=null removes one."""
 
     def __post_init__(self) -> None:
         check_ranges(ClientConfig, vars(self), "client")

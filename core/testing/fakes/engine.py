@@ -119,7 +119,7 @@ class FakeExecutor(Executor):
 
     def release(self, handle: Any, num_rows: int) -> None:
         """See Executor."""
-        assert self._waiting is not None and self._waiting[2] is handle, "no such step waits for masks"
+        assert self._waiting is not None and self._waiting[2] is handle, "this step does not wait for masks"
         (step, ends, _), self._waiting = self._waiting, None
         assert num_rows == len(step.masked_draws)
         handle += self._draw_all(step, ends, dict(zip(step.masked_draws.tolist(), self.masks, strict=False)))
@@ -176,7 +176,7 @@ class FakeExecutor(Executor):
         return slots
 
     def _write(self, row: int, start: int, tokens: Any) -> None:
-        """Each group's cells tell them from another's."""
+        """Write tokens into the cells of a group's cache; a cell's value also says which group wrote it."""
         for group in range(len(self.windows)):
             slots = self._slots(row, start, start + len(tokens), group)
             self.cache[slots] = np.asarray(tokens) + group * self.vocab_size

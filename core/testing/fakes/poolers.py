@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 READS_ALL = 1
 """The index of "all"."""
 NUM_NUMBERS = 3
-"""Of a fake's vector."""
+"""Numbers in a fake's vector."""
 
 
 def pooled_numbers(prompt: Sequence[int]) -> list[float]:
@@ -36,25 +36,25 @@ def fake_poolers() -> Poolers:
 
 
 class AllOfFakes(Pooler):
-    """What the host asks of a pooler's class."""
+    """A pooler class whose attributes the host reads; it is never constructed."""
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
         raise AssertionError("a FakeExecutor makes no pooler")
 
     def state_size(self) -> int:
-        """Never asked."""
+        """Never called."""
         return 0
 
     def accumulate(self, state_BS: Tensor, hidden_TD: Tensor, chunks: PooledChunks) -> Tensor:
-        """Never asked."""
+        """Never called."""
         return state_BS
 
     def finish(self, state_BS: Tensor, num_tokens_B: Tensor) -> Tensor:
-        """Never asked."""
+        """Never called."""
         return state_BS
 
 
 class LastOfFakes(AllOfFakes):
-    """The same, of one that reads the last token."""
+    """The same for a pooler that reads the last token alone."""
 
     reads_all_tokens = False

@@ -23,7 +23,7 @@ FAR_OUT = 1e3
 
 
 class AttentionSuite(AttentionCases):
-    """What `attend` must do."""
+    """Tests of `attend`."""
 
     def test_attend_decodes(self) -> None:
         """One query per row, contexts around block boundaries."""

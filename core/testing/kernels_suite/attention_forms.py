@@ -28,7 +28,7 @@ TOGETHER = (
 
 
 class AttentionFormSuite(AttentionCases):
-    """What `attend` must do beyond plain attention."""
+    """Tests of `attend` with each of ATTENTION_FEATURES that the kernels declare."""
 
     def test_attend_decodes_within_windows(self) -> None:
         """Windows shorter and longer than contexts, around block boundaries, down to the query's own token."""

@@ -21,7 +21,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 
 NUM_KV_HEADS = 2
 MIN_BLOCKS, MIN_SLOTS = 40, 1300
-"""Least size of a test's cache, in blocks and in tokens."""
+"""Smallest size of a test's cache, in blocks and in tokens."""
 
 
 class AttentionCases:
@@ -128,7 +128,7 @@ class AttentionCases:
         )
 
     def window(self, tokens: int) -> int | None:
-        """A window of so many tokens, if the kernels declare windows."""
+        """`tokens` as a window, if the kernels declare "window"; otherwise None."""
         return tokens if "window" in self.attention else None
 
     def tolerance(self, spec: AttentionSpec) -> float:
@@ -137,14 +137,14 @@ class AttentionCases:
 
 
 def forms(form: AttentionForm) -> tuple[AttentionForm, ...]:
-    """The form as an argument, which kernels that know of no forms are not given."""
+    """The form as arguments for `attend`; none for the plain form, since kernels without forms take none."""
     return (form,) if form.features else ()
 
 
 def with_window(
     batch: Batch, rows: Sequence[Row], spec: AttentionSpec, window: int, scratch: int | None = None
 ) -> Batch:
-    """The same batch with a window, and the scratch block wherever a row's first query sees nothing of a block."""
+    """The same batch with a window; its table names the scratch block for blocks that no query of a row sees."""
     scratch = cache_blocks(spec) if scratch is None else scratch
     table_BM = batch.block_table_BM.clone()
     for row, table_M in zip(rows, table_BM, strict=True):

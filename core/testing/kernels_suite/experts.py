@@ -23,7 +23,7 @@ SHAPES = ((1, 4, 1, 16, 16), (17, 5, 3, 48, 40))
 
 
 class ExpertCases(AttentionCases):
-    """What route_experts and expert_mlp must do; nothing is asked of kernels without them."""
+    """Tests of route_experts, expert_mlp and clamped_expert_mlp; kernels without them pass."""
 
     def test_route_experts(self) -> None:
         """The most probable experts, best first, and their probabilities."""
@@ -42,7 +42,7 @@ class ExpertCases(AttentionCases):
                     check_close(f"the weights {what}", weight_TA, expected[1], 1e-5)
 
     def test_expert_mlp(self) -> None:
-        """Of one token and of many, evenly routed and all to the same experts."""
+        """For one token and for many, routed evenly and all to the same experts."""
         for spec, kernels in self._offering("expert_mlp"):
             for what, given in self._inputs(spec):
                 expected_TD = PlainKernels(None, exact(spec)).expert_mlp(given[0].double(), *given[1:])

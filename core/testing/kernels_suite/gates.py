@@ -1,4 +1,4 @@
-"""The part of the kernels' conformance suite (suite.py) that is about norms and gates which kernels may join.
+"""The part of the kernels' conformance suite (suite.py) that is about fused norms and gates.
 
 Expected values are computed in float64. Legend: T tokens, D hidden, H heads, E head dim.
 """
@@ -21,7 +21,7 @@ HEADS = ((1, 3, 24), (7, 16, 128))
 
 
 class GateCases(AttentionCases):
-    """What kernels must give that join a norm or a gate to its neighbours; those inherited are held to it as well."""
+    """Tests of norms and gates that are fused with their neighbours; inherited plain versions are tested too."""
 
     def test_norm_add_rms_norm(self) -> None:
         """Returns (normalised sum, sum), in this order; weights may be float32."""
@@ -60,7 +60,7 @@ class GateCases(AttentionCases):
                 self._check_gate(spec, f"rms_norm_silu_mul of {tuple(x_THE.shape)}", actual_THE, expected_THE)
 
     def test_sigmoid_mul(self) -> None:
-        """By a gate for each feature and for each token, with and without something to add; inputs stay as they are."""
+        """With a gate for each feature or one for each token, with and without a sum; inputs stay as they are."""
         for spec in self.specs(self.groups[:1]):
             for num_tokens, width in SHAPES:
                 x_TD, wide_TD = (
@@ -81,7 +81,7 @@ class GateCases(AttentionCases):
                             check_unchanged(f"{name}, which sigmoid_mul was given,", old, new)
 
     def test_delta_gates(self) -> None:
-        """In float32, from columns of a wider matrix, also where softplus is its argument or nothing."""
+        """In float32, from columns of a wider matrix, also where softplus(x) rounds to x or to 0."""
         for spec in self.specs(self.groups[:1]):
             for num_tokens, num_heads in ((1, 4), (33, 6)):
                 wide_TC = self.random(spec, num_tokens, 2 * num_heads + 5) * 8

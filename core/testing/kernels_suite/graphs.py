@@ -23,7 +23,7 @@ EPS = 1e-5
 
 
 class GraphSuite(AttentionCases):
-    """What kernels that declare graph_safe must not do, and how captured steps with prompts look."""
+    """Tests of kernels that declare graph_safe: no host sync, and steps with prompts as a captured graph has them."""
 
     def test_what_a_graph_captures_never_waits_for_the_host(self) -> None:
         """Each operation of a decode step by itself, so that the message names it."""
@@ -42,7 +42,7 @@ class GraphSuite(AttentionCases):
             self._attend_captured(spec, 0)
 
     def test_attend_computes_mixed_steps_as_a_captured_graph_lays_them_out(self) -> None:
-        """The same behind decodes; a row of the step's own that is no decode to the graph has one query."""
+        """The same after decodes; one of the rows that the graph does not treat as a decode has a single query."""
         for spec in self.specs() if self.graph_prefill else ():
             self._attend_captured(spec, 2)
 

@@ -38,7 +38,7 @@ Pick = Callable[[Tensor], Any]
 
 
 class InvarianceCases(AttentionCases):
-    """What kernels must do that declare Needs.batch_invariant; nothing is asked of others.
+    """Tests of kernels that declare Needs.batch_invariant; others pass.
 
     batch_invariant: as in the entry's Needs. `make` is given specs with batch_invariant set.
     """
@@ -95,7 +95,7 @@ class InvarianceCases(AttentionCases):
         q_LHE = self.random(spec, length, spec.num_heads, spec.head_dim)
         kernels, first_query = self.make(spec), length - num_queries
 
-        def attended(rows: Sequence[Row], num_decodes: int, q_THE: Tensor, cache: Tensor = kv_2NSKE) -> Tensor:
+        def _attend(rows: Sequence[Row], num_decodes: int, q_THE: Tensor, cache: Tensor = kv_2NSKE) -> Tensor:
             batch = make_batch(rows, spec, num_decodes=num_decodes)
             if window is not None:
                 batch = with_window(batch, rows, spec, window)
@@ -103,27 +103,27 @@ class InvarianceCases(AttentionCases):
             out_THE: Tensor = kernels.attend(q_THE.clone(), cache, batch, *forms(form))
             return out_THE
 
-        def compare(what: str, found_THE: Tensor, first: int) -> None:
+        def _compare(what: str, found_THE: Tensor, first: int) -> None:
             same = torch.equal(found_THE, expected_QHE[first - first_query : first - first_query + len(found_THE)])
             named = f"{what} of {length} ({describe(spec)}, {', '.join(sorted(form.features)) or 'plain'})"
             check(same, f"attend gives other bits than in the whole prompt to {named}")
 
-        expected_QHE = attended([Row(length, num_queries, here.blocks)], 0, q_LHE[first_query:])
+        expected_QHE = _attend([Row(length, num_queries, here.blocks)], 0, q_LHE[first_query:])
         for first, stop in pairwise(cuts):
             chunk = [Row(stop, stop - first, here.blocks)]
-            compare(f"the chunk of tokens {first} to {stop}", attended(chunk, 0, q_LHE[first:stop]), first)
+            _compare(f"the chunk of tokens {first} to {stop}", _attend(chunk, 0, q_LHE[first:stop]), first)
         other_q_THE = self.random(spec, 9, spec.num_heads, spec.head_dim)
         for token in decodes or (0, spec.block_size - 1, spec.block_size, length - 2, length - 1):
             row, q_1HE = Row(token + 1, 1, here.blocks), q_LHE[token : token + 1]
-            compare(f"token {token} as a decode", attended([row], 1, q_1HE), token)
-            crowd_THE = attended([*others[:2], row, others[2]], 3, torch.cat((other_q_THE[:2], q_1HE, other_q_THE[2:])))
-            compare(f"token {token} as a decode beside other rows", crowd_THE[2:3], token)
-            many_THE = attended([*[others[1]] * 40, row], 41, torch.cat((other_q_THE[:1].expand(40, -1, -1), q_1HE)))
-            compare(f"token {token} as a decode beside 40 others", many_THE[40:], token)
+            _compare(f"token {token} as a decode", _attend([row], 1, q_1HE), token)
+            crowd_THE = _attend([*others[:2], row, others[2]], 3, torch.cat((other_q_THE[:2], q_1HE, other_q_THE[2:])))
+            _compare(f"token {token} as a decode beside other rows", crowd_THE[2:3], token)
+            many_THE = _attend([*[others[1]] * 40, row], 41, torch.cat((other_q_THE[:1].expand(40, -1, -1), q_1HE)))
+            _compare(f"token {token} as a decode beside 40 others", many_THE[40:], token)
         moved = Row(length, num_queries, tuple(reversed(here.blocks)))
         moved_2NSKE = kv_2NSKE.clone()
         moved_2NSKE[:, list(moved.blocks)] = kv_2NSKE[:, list(here.blocks)]
-        compare("all its tokens in other blocks", attended([moved], 0, q_LHE[first_query:], moved_2NSKE), first_query)
+        _compare("all its tokens in other blocks", _attend([moved], 0, q_LHE[first_query:], moved_2NSKE), first_query)
 
     def _row_operations(self, spec: AttentionSpec, kernels: Any) -> Iterator[tuple[str, Pick]]:
         """Operations by name, each as a function of the rows to compute."""
@@ -159,10 +159,10 @@ class InvarianceCases(AttentionCases):
     def _with_norm(self, spec: AttentionSpec, kernels: Any, x_TD: Tensor, weight_OD: Tensor) -> Pick:
         residual_TO, norm_weight_O = self.random(spec, NUM_ROWS, len(weight_OD)), torch.ones_like(weight_OD[:, 0])
 
-        def pick(rows_N: Tensor) -> Any:
+        def _pick_rows(rows_N: Tensor) -> Any:
             return kernels.linear_add_rms_norm(x_TD[rows_N], weight_OD, None, residual_TO[rows_N], norm_weight_O, EPS)
 
-        return pick
+        return _pick_rows
 
     def _rotation(self, spec: AttentionSpec, kernels: Any) -> Pick:
         angle_PF = torch.outer(torch.arange(NUM_ROWS), 100.0 ** -torch.linspace(0, 1, spec.head_dim // 2))

@@ -52,7 +52,7 @@ STEPS = (
 
 
 class RecurrentCases(AttentionCases):
-    """What short_convolution and gated_delta_rule must do; nothing is asked of kernels without them."""
+    """Tests of short_convolution and gated_delta_rule; kernels without them pass."""
 
     def test_short_convolution(self) -> None:
         """From each request's own past inputs, and the last ones kept; other states stay as they are."""

@@ -59,7 +59,7 @@ class KernelsSuite(
     """
 
     def test_rms_norm(self) -> None:
-        """Also of rows so small that eps counts, and with weights that are not one."""
+        """Also for rows so small that eps matters, and with weights other than one."""
         for spec, x_TD, weight_D in self._norm_inputs():
             expected = PlainKernels(None, exact(spec)).rms_norm(x_TD.double(), weight_D, EPS)
             with PoisonedMemory():
@@ -86,7 +86,7 @@ class KernelsSuite(
             self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
 
     def test_gelu_tanh_mul(self) -> None:
-        """As silu_mul; nothing is asked of kernels without it."""
+        """As silu_mul; kernels without it pass."""
         for spec, gate_up_TF, _ in self._norm_inputs():
             kernels = self.make(spec)
             if is_offered(kernels.gelu_tanh_mul):
@@ -107,7 +107,7 @@ class KernelsSuite(
             self._check(f"the norm of add_rms_norm, as {what}", spec, added_TD, expected_TD)
 
     def test_linear(self) -> None:
-        """Of one row, a few and many, with and without a bias, with rows of x apart in memory."""
+        """For one row, a few and many, with and without a bias, with rows of x that are not adjacent in memory."""
         for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
             for bias in (None, bias_O):
                 expected = PlainKernels(None, exact(spec)).linear(x_TD.double(), weight_OD, bias)
@@ -142,7 +142,7 @@ class KernelsSuite(
                 self._check(f"the sum that {what} returns", spec, actual[1], expected[1])
 
     def test_add_parts_rms_norm(self) -> None:
-        """Writes the norm where it is told to, and the sum over the residual, from parts that lie apart."""
+        """Writes the norm to out_TD and the sum to the residual, from parts that are not adjacent in memory."""
         for spec in self.specs():
             for num_parts, num_rows, width in ((2, 5, 48), (4, 1, 256), (3, 33, 64)):
                 apart_PTD = self.random(spec, num_parts, num_rows + 2, width)

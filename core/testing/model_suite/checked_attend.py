@@ -1,4 +1,4 @@
-"""What a driven model's forward is given as `attend`: it checks each call, and keeps what layers keep.
+"""The `attend` that a driven model's forward gets: it checks each call, and keeps the layers' caches and states.
 
 Legend: T tokens of a step, B sequences of it, C = (H + 2K) * E, H heads, K kv heads, E head dim, P positions.
 """

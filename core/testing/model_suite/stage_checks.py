@@ -1,4 +1,4 @@
-"""Whether a model that says `runs_in_stages` keeps its word: cut in two ways, it computes what it does whole.
+"""Whether a model with `runs_in_stages` can be cut into stages: they must compute what the whole model does.
 
 Legend: T tokens, D hidden, V vocabulary.
 """
@@ -21,7 +21,7 @@ from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
 def check_stages(model_class: Any, hf_config: Mapping[str, Any], chunk: Chunk, device: str, tolerance: float) -> None:
     """Cut between all layers, and before the last one; each stage has its layers and tensors alone.
 
-    A cut that parts a layer from the one whose cache it shares is left out.
+    A cut between a layer and the one whose cache it shares is left out.
 
     Raises: AssertionError saying what is wrong.
     """
@@ -39,7 +39,7 @@ def check_stages(model_class: Any, hf_config: Mapping[str, Any], chunk: Chunk, d
 
 
 def is_parting(spec: ModelSpec, layer_counts: Sequence[int]) -> bool:
-    """Whether stages of so many layers part one from another whose cache it shares."""
+    """Whether stages with these numbers of layers separate a layer from the one whose cache it shares."""
     stage_of = [stage for stage, count in enumerate(layer_counts) for _ in range(count)]
     shared = [(index, one.layer) for index, one in enumerate(spec.cache_layers) if isinstance(one, SharedCache)]
     return any(stage_of[index] != stage_of[owner] for index, owner in shared)

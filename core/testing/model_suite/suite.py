@@ -24,7 +24,7 @@ from hookline.core.testing.model_suite.stage_checks import check_stages
 from hookline.core.testing.model_suite.thread_ranks import on_ranks
 
 TOLERANCE = 1e-4
-"""Float32 sums in another order, through a few layers of weights far larger than real ones."""
+"""Relative error allowed: float32 sums in another order, through layers with weights far larger than real ones."""
 REFERENCE = "hookline.core.testing.plain_kernels"
 """The kernels models are tested over, which may ask the host as they like."""
 NO_SUCH_ROPE = {"rope_type": "no_such_rope", "factor": 2.0}

@@ -1,6 +1,6 @@
 """Tensor-parallel ranks as threads of one process: collectives without processes, ports or torch.distributed.
 
-For testing models and layers; knows neither. Every rank must call the same collectives in the same order.
+For tests of models and layers. Every rank must call the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def on_ranks(
     """Run `work` on every rank at once; its results in order of rank. The first rank's error is raised, if any."""
     meeting = Meeting(size)
 
-    def one(rank: int) -> Result:
+    def _work_on(rank: int) -> Result:
         try:
             return work(ranks_class(rank, size, meeting))
         except BaseException:
@@ -67,7 +67,7 @@ def on_ranks(
             raise
 
     with ThreadPoolExecutor(size) as threads:
-        futures = [threads.submit(one, rank) for rank in range(size)]
+        futures = [threads.submit(_work_on, rank) for rank in range(size)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error

@@ -1,6 +1,6 @@
 """Pearson's chi-square test, without SciPy: do these counts come from those probabilities?
 
-Knows nothing of samplers. Legend: V values.
+Legend: V values.
 """
 
 from __future__ import annotations

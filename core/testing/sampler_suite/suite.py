@@ -19,13 +19,13 @@ from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.sampler_suite.counts import chi_square_p_value
 
 LEAST_P_VALUE = 1e-6
-"""Of a chi-square test of counts: below it they are not taken for draws from the distribution."""
+"""Smallest p-value of a chi-square test that passes: a smaller one means draws from another distribution."""
 NUM_DRAWS = 8192
-"""Of each count."""
+"""Draws that each test counts."""
 NUM_TOKENS = 8
 """V of the distributions that are counted."""
 SEEDS = (0, 1, 2, 7, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1)
-"""Among them those of which only the lower or the upper half has bits."""
+"""Seeds of the tests; some have bits in their lower or in their upper half alone."""
 
 
 class SamplerSuite:
@@ -109,7 +109,7 @@ class SamplerSuite:
             self._check_counts(params, f"of seed {seed} over {NUM_DRAWS} positions")
 
     def test_consecutive_draws_are_independent(self) -> None:
-        """Neither the next position nor the next seed knows what this one drew; nor are they each other's copies."""
+        """What one position or seed draws says nothing about the draws of the next one, and they are not copies."""
         logits_NV = torch.zeros(NUM_DRAWS, NUM_TOKENS, device=self.device)
         aliased = float((self._draw_at(logits_NV, 1, 0) == self._draw_at(logits_NV, 0, 1)).double().mean())
         check(aliased < 0.2, "seed s + 1 at position p draws what seed s draws at p + 1: the two are only added")

@@ -49,7 +49,7 @@ class Overheard:
             assert got == kept, f"request {output.request_id} was told {got} tokens and has {kept}"
 
     def generated(self) -> Counter[int]:
-        """Tokens that were told of, by request."""
+        """Generated tokens that notices reported, by request."""
         found: Counter[int] = Counter()
         for step in self.steps:
             found.update(request.id for request in step.decoded)

@@ -1,6 +1,6 @@
 """Which of transformers' models a config.json names, and whether it can be served; what cannot is refused by name.
 
-Runs no code from a checkpoint, and knows nothing of weights. `probe` finds out how such a model attends.
+Runs no code from a checkpoint. `probe` finds out how such a model attends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hookline.core.layers import ConfigValues
 MODEL = "model=transformers"
 """What messages call this option."""
 SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size": 2**24, "vocab_size": 2**24}
-"""Sizes that a config.json must state, with the largest that is believed."""
+"""Sizes that a config.json must state, with the largest value that is accepted."""
 STATES = "its layers keep states, of which nothing is known here"
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
-"""What a config may ask of a forward, and none of ours needs."""
+"""Config values that ask a forward for results which the engine does not use, switched off."""
 
 
 def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:

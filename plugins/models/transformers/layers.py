@@ -106,7 +106,7 @@ class ServedHead(nn.Module):
         self.bias = marked(empty_parameter(runtime, num_rows).zero_()) if _has_bias(linear) else None
 
     def forward(self, hidden_1ND: Tensor) -> Tensor:
-        """Logits of this rank's tokens; what those of the padding are means nothing."""
+        """Logits of this rank's tokens; those of the padding have no meaning."""
         return functional.linear(hidden_1ND, self.weight, self.bias)
 
     def targets(self) -> dict[str, WeightTarget]:
@@ -133,9 +133,9 @@ def padded_embedding(embedding: nn.Embedding, runtime: Runtime) -> Tensor:
 
 
 def rank_part(total: int, runtime: Runtime, what: str, *, at_least_one: bool = False) -> Part:
-    """This rank's equal share; at_least_one: one of fewer than the ranks, which several of them then hold.
+    """This rank's equal share; at_least_one: if there are fewer than ranks, several ranks hold the same one.
 
-    Raises: ConfigError naming `what` if there is no such share.
+    Raises: ConfigError naming `what` if the ranks do not divide the total.
     """
     rank, size = runtime.ranks.rank, runtime.ranks.size
     if at_least_one and size % total == 0:

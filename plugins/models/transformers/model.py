@@ -1,8 +1,7 @@
 """Any causal decoder of transformers, its attention over core's paged KV cache, its linears sharded by its own plan.
 
-transformers knows the network; which of its models can be served says probe.py, and how their attention
-gets to core attention.py. Legend: T tokens, N rows whose logits are wanted, D hidden, V vocabulary (of
-this rank).
+transformers has the network. probe.py finds out which of its models can be served, and attention.py passes their
+attention to core. Legend: T tokens, N rows whose logits are wanted, D hidden, V vocabulary (of this rank).
 """
 
 from __future__ import annotations

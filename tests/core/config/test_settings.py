@@ -164,7 +164,7 @@ def test_a_preset_may_stand_on_a_preset(presets: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("defaults: [loop, _self_]\n", "preset scheduler/loop stands on itself: loop -> loop"),
+        ("defaults: [loop, _self_]\n", "preset scheduler/loop is based on itself: loop -> loop"),
         ("fair: true\n", "a preset's defaults list has the form [option, _self_], not None"),
         ("defaults: [gone, _self_]\n", "no scheduler named 'gone'"),
         ("defaults: [patient, _self_]\nfare: 1\n", "unknown key 'scheduler.fare'. Did you mean 'fair'?"),

@@ -283,9 +283,9 @@ def test_a_form_that_is_refused_is_refused_at_once_the_next_time(backend):
     engine = make_engine(backend)
     params = SamplingParams(structured_outputs={"regex": "a+"})
     (output,) = served(engine, [([1], params)])
-    line = "sampling.structured_outputs.regex: this back end knows choices alone, and no regex"
+    line = "sampling.structured_outputs.regex: this back end supports choice alone, not regex"
     assert (output.finish_reason, output.error, output.token_ids) == (FinishReason.ERROR, line, [])
-    with pytest.raises(RequestError, match="knows choices alone"):
+    with pytest.raises(RequestError, match="supports choice alone, not"):
         engine.add([1], params)
     check_engine(engine)
 
