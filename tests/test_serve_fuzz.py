@@ -22,7 +22,7 @@ LIMIT_S = 60
 bounded = settings(
     max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-DOCUMENT = document(PARSERS, "0")
+DOCUMENT = document(PARSERS)
 PATHS = [path for path, methods in DOCUMENT["paths"].items() if "post" in methods]
 
 

@@ -13,7 +13,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
 from hookline.core.serve.chat.template import ChatPrompt
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
-from hookline.core.serve.endpoints.structured import check_available, structured_outputs
+from hookline.core.serve.endpoints.structured import structured_outputs
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
@@ -120,7 +120,6 @@ def prepared(
     if (schema := tools.forced_schema) is not None:
         if structured is not None:
             raise invalid("tool_choice forces a call, and response_format something else; give one", "tool_choice")
-        check_available("tool_choice")
         structured = {"json": schema}
     readers = _readers(surface, tools)
     if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from hookline.core.errors import clipped
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.serve.endpoints.answering import EventStream, closing
+from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.serve.endpoints.request_options import request_options
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
@@ -158,7 +158,10 @@ class Surface:
         """
         generation = await self.open(asked, fields, request.headers)
         if not fields.stream:
-            return await closing(work.whole(generation, headers), generation.aclose)
+            try:
+                return await work.whole(generation, headers)
+            finally:
+                await generation.aclose()
         return EventStream(
             work.events(generation),
             generation.aclose,

@@ -8,12 +8,14 @@ from __future__ import annotations
 import html
 import inspect
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+import hookline
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.endpoints.answering import json_response
@@ -72,7 +74,7 @@ _HEADERS = {
 REF = "#/components/schemas/{name}"
 
 
-def document(settings: ServeConfig, version: str) -> Values:
+def document(settings: ServeConfig) -> Values:
     """The OpenAPI 3.1 document."""
     kinds = [kind for kind, _, _ in _POSTS.values()]
     references, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
@@ -89,11 +91,8 @@ def document(settings: ServeConfig, version: str) -> Values:
         if path != "/tokenizer_info" or settings.tokenizer_info:
             answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
             paths[path] = {"get": {"summary": summary, "operationId": _operation(path), "responses": answers}}
-    about = {
-        "title": "Hookline",
-        "version": version or "0",
-        "description": "A server of OpenAI's and Anthropic's APIs.",
-    }
+    about = {"title": "Hookline", "version": hookline.__version__}
+    about["description"] = "A server of OpenAI's and Anthropic's APIs."
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}}
 
 
@@ -135,16 +134,13 @@ def _responses(*, streams: bool) -> Values:
 class Documents:
     """The endpoints."""
 
-    def __init__(self, settings: ServeConfig, version: str) -> None:
-        self._settings, self._version = settings, version
-        self._document: Values | None = None
+    def __init__(self, settings: ServeConfig) -> None:
+        self._settings = settings
 
-    @property
+    @cached_property
     def document(self) -> Values:
-        """The document, made when somebody asks for it."""
-        if self._document is None:
-            self._document = document(self._settings, self._version)
-        return self._document
+        """The document, made when it is first asked for."""
+        return document(self._settings)
 
     async def json(self, request: Request) -> Response:
         """The document itself."""

@@ -41,7 +41,7 @@ def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
 
 def _openai(surface: Surface) -> list[Handler]:
     models, tokens, scores = Models(surface), Tokens(surface), Scores(surface)
-    documents = Documents(surface.settings, surface.facts.version)
+    documents = Documents(surface.settings)
     handlers: list[Handler] = [
         ("GET", "/openapi.json", documents.json),
         ("GET", "/docs", documents.page),

@@ -6,36 +6,16 @@ Plain arrays of plain values, checked against these types when they are read; no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from hookline.core.outputs import FinishReason, RequestOutput, Timings, TokenLogprob
-from hookline.core.pooling_params import SCORE
 from hookline.core.util.arrays import IntArray
 
 Scored: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
 """A TokenLogprob."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a front end must know of the model; see ServedModel. Goes by way of the supervisor, as JSON.
-
-    folder: of its tokenizer; None: as the model's own source has it. model: the name of its option.
-    """
-
-    root: str
-    folder: str | None
-    max_model_len: int
-    vocab_size: int
-    generation_defaults: dict[str, float | int]
-    created_s: int
-    model: str
-    scored_by: str = SCORE
-    no_embeddings: str | None = None
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):

@@ -158,11 +158,6 @@ class RemoteClient:
         """See EngineClient."""
         return self.is_accepting and self.death is None
 
-    @property
-    def is_dead(self) -> bool:
-        """See EngineClient."""
-        return self.death is not None
-
     async def aclose(self) -> None:
         """See EngineClient."""
         self.is_accepting = False

@@ -41,7 +41,7 @@ class ReplicaClient:
     ) -> RemoteStream:
         """See EngineClient."""
         keys = prefix_keys(prompt, cache_salt, session) if pooling is None else []
-        chosen = self._router.choose(keys, [None if one.is_dead else one.num_at_engine for one in self._clients])
+        chosen = self._router.choose(keys, [one.num_at_engine if one.death is None else None for one in self._clients])
         if chosen is None:
             raise EngineError(self.death or "no replica lives")
         return self._clients[chosen].stream(prompt, params, cache_salt=cache_salt, pooling=pooling, **options)
@@ -77,11 +77,6 @@ class ReplicaClient:
         """See EngineClient: the first one's, if all are dead."""
         deaths = [one.death for one in self._clients]
         return deaths[0] if all(one is not None for one in deaths) else None
-
-    @property
-    def is_dead(self) -> bool:
-        """See EngineClient."""
-        return self.death is not None
 
     async def aclose(self) -> None:
         """See EngineClient."""

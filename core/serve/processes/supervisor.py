@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone
 from hookline.core.serve.processes.server_process import LOOK_S, Restarts, ServerProcess, StartError, told_ends
@@ -41,7 +42,8 @@ class _FrontEnd:
 
 
 class Supervisor:
-    """Runs a server. sockets: one for each front end, bound. announce: called once all are ready.
+    """Runs a server. sockets: one for each front end, bound. announce: called once all are ready, with the model's
+    names and how many tokens a request may have.
 
     engine: what an engine's process runs, as "module:function". shares: each replica's part of the machine.
     """
@@ -50,7 +52,7 @@ class Supervisor:
         self,
         run: ServeRun,
         sockets: list[socket.socket],
-        announce: Callable[[dict[str, Any]], None],
+        announce: Callable[[Sequence[str], int], None],
         engine: str,
         shares: Sequence[Share] = (Share(),),
     ) -> None:
@@ -73,11 +75,11 @@ class Supervisor:
         try:
             ready = await self._unless_stopped(self._start())
             if ready is not None:
-                self._announce(ready)
+                self._announce(ready["names"], ready["max_model_len"])
                 watches += [asyncio.ensure_future(self._watch_replica(replica)) for replica in self._replicas]
                 watches += [asyncio.ensure_future(self._watch_front(index)) for index in self._fronts]
                 stopped = asyncio.ensure_future(self._stopping.wait())
-                await asyncio.wait({stopped, *watches}, return_when=asyncio.FIRST_COMPLETED)
+                await first_of(stopped, *watches)
                 for watch in watches:
                     if watch.done():
                         watch.result()  # it ends only by what nobody can go on with
@@ -96,7 +98,7 @@ class Supervisor:
     async def _unless_stopped(self, work: Any) -> Any:
         """The result of some work; None if we are told to stop before."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(task, stopped)
         stopped.cancel()
         if task.done():
             return task.result()

@@ -237,7 +237,7 @@ def test_a_step_that_raises_ends_its_requests_and_a_lost_rank_the_engine(tmp_pat
         broken.engine.executor.launch = fail
         with pytest.raises(EngineError, match="rank 1 was lost"):
             await deltas(client, [3], SamplingParams(max_tokens=5))
-        assert client.is_dead and not client.is_ready
+        assert client.death is not None and not client.is_ready
         with pytest.raises(EngineError, match="rank 1 was lost"):
             client.stream([3], SamplingParams())
 
