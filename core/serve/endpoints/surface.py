@@ -101,6 +101,14 @@ class Surface:
         """Token ids of each text."""
         return await self.each(texts, len, partial(self.codec.encode_text, add_special_tokens=add_special_tokens))
 
+    async def token_ids(
+        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each prompt, which is a text or has them already."""
+        texts = [one for one in prompts if isinstance(one, str)]
+        encoded = iter(await self.encoded(texts, add_special_tokens=add_special_tokens))
+        return [next(encoded) if isinstance(one, str) else one for one in prompts]
+
     async def each(
         self, items: Sequence[Item], size: Callable[[Item], int], work: Callable[[Item], Result]
     ) -> list[Result]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import inspect
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -20,13 +20,13 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.request_options import CACHE_SALT, DEADLINE, PRIORITY, SESSION, TAGS, TIMEOUT
+from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.embeddings import EmbeddingsRequest
 from hookline.core.serve.openai.responses_request import ResponsesRequest
 from hookline.core.serve.openai.scores import RerankRequest, ScoreRequest
 from hookline.core.serve.openai.tokens import DetokenizeRequest, TokenizeRequest
-from hookline.core.serve.settings import ServeConfig
 from hookline.core.util.field_docs import field_docs
 
 Values = dict[str, Any]
@@ -74,8 +74,9 @@ _HEADERS = {
 REF = "#/components/schemas/{name}"
 
 
-def document(settings: ServeConfig) -> Values:
-    """The OpenAPI 3.1 document."""
+@cache
+def document(*, tokenizer_info: bool) -> Values:
+    """The OpenAPI 3.1 document, made when it is first asked for. tokenizer_info: whether that endpoint is served."""
     kinds = [kind for kind, _, _ in _POSTS.values()]
     references, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
     for kind in kinds:
@@ -88,7 +89,7 @@ def document(settings: ServeConfig) -> Values:
         operation = {"summary": summary, "operationId": _operation(path), "requestBody": body}
         paths[path] = {"post": operation | {"parameters": parameters, "responses": _responses(streams=streams)}}
     for path, summary in _GETS.items():
-        if path != "/tokenizer_info" or settings.tokenizer_info:
+        if path != "/tokenizer_info" or tokenizer_info:
             answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
             paths[path] = {"get": {"summary": summary, "operationId": _operation(path), "responses": answers}}
     about = {"title": "Hookline", "version": hookline.__version__}
@@ -131,24 +132,14 @@ def _responses(*, streams: bool) -> Values:
     return {"200": {"description": "The answer, or its stream of events", "content": content}} | errors
 
 
-class Documents:
-    """The endpoints."""
+async def openapi_json(surface: Surface, request: Request) -> Response:
+    """The document itself."""
+    return json_response(document(tokenizer_info=surface.settings.tokenizer_info))
 
-    def __init__(self, settings: ServeConfig) -> None:
-        self._settings = settings
 
-    @cached_property
-    def document(self) -> Values:
-        """The document, made when it is first asked for."""
-        return document(self._settings)
-
-    async def json(self, request: Request) -> Response:
-        """The document itself."""
-        return json_response(self.document)
-
-    async def page(self, request: Request) -> Response:
-        """The document for people."""
-        return HTMLResponse("".join(_page(self.document)))
+async def docs_page(surface: Surface, request: Request) -> Response:
+    """The document for people."""
+    return HTMLResponse("".join(_page(document(tokenizer_info=surface.settings.tokenizer_info))))
 
 
 _STYLE = inspect.cleandoc(

@@ -215,7 +215,7 @@ def test_messages_are_tokenized_as_a_chat_would(ask: Ask) -> None:
 
 def test_the_document_has_every_header_that_says_something_of_a_request_s_service() -> None:
     headers = {value for name, value in vars(request_options).items() if name.isupper() and isinstance(value, str)}
-    parameters = document(ServeConfig())["paths"]["/v1/completions"]["post"]["parameters"]
+    parameters = document(tokenizer_info=False)["paths"]["/v1/completions"]["post"]["parameters"]
     assert {one["name"] for one in parameters} == headers and "X-Session-Id" in headers
 
 
