@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import PATIENT, logging_to_stderr
-from hookline.core.serve.processes.child_process import Parent, die_with_parent
+from hookline.core.serve.processes.parent import Parent, die_with_parent
 
 if TYPE_CHECKING:
     from hookline.core.errors import HooklineError

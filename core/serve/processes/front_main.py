@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import logging_to_stderr
 from hookline.core.serve.futures import first_of
-from hookline.core.serve.processes.child_process import Parent
+from hookline.core.serve.processes.parent import Parent
 
 if TYPE_CHECKING:
     from hookline.core.serve.engine_client import EngineClient, Facts

@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,12 @@ MAX_FOLDER = 60
 _log = logging.getLogger("hookline")
 
 
+@dataclass(frozen=True)
 class _FrontEnd:
-    """A front end's process. names: what each replica's engine knows it by."""
+    """A front end's process. names: what each replica's engine knows it by, by the replica's number."""
 
-    def __init__(self, process: ServerProcess) -> None:
-        self.process = process
-        self.names: dict[int, str] = {}
-
-    def tell(self, message: dict[str, Any]) -> None:
-        self.process.child.tell(message)
+    process: ServerProcess
+    names: dict[int, str] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -92,7 +89,7 @@ class Supervisor:
     def _hear_signal(self) -> None:
         if self._stopping.is_set():  # told again: at once
             for front in self._fronts.values():
-                front.tell({"drain": 0})
+                front.process.tell({"drain": 0})
         self._stopping.set()
 
     async def _unless_stopped(self, work: Any) -> Any:
@@ -125,9 +122,9 @@ class Supervisor:
         if replica.process.ready.done():
             self._num_connected += 1
             front.names[replica.number] = f"front-{self._num_connected}"
-            front.tell({"engine": replica.introduction(front.names[replica.number])})
+            front.process.tell({"engine": replica.introduction(front.names[replica.number])})
         if not replica.lives:
-            front.tell({"dead": replica.death(), "replica": replica.number})
+            front.process.tell({"dead": replica.death(), "replica": replica.number})
 
     def _start_front(self, index: int) -> None:
         one = self._sockets[index]
@@ -154,11 +151,11 @@ class Supervisor:
         Raises: StartError if no replica can be started any more.
         """
         while True:
-            await asyncio.shield(replica.process.child.ended)
+            await asyncio.shield(replica.process.ended)
             reason = replica.death()
             _log.error("%s is dead: %s", replica.name, reason)
             for front in self._fronts.values():
-                front.tell({"dead": reason, "replica": replica.number})
+                front.process.tell({"dead": reason, "replica": replica.number})
             delay_s = replica.restart_delay_s()
             if delay_s is None:
                 if self._run.serve.restart:
@@ -185,8 +182,8 @@ class Supervisor:
         restarts = Restarts()
         while True:
             front = self._fronts[index]
-            await asyncio.shield(front.process.child.ended)
-            ended = front.process.child.how_it_ended()
+            await asyncio.shield(front.process.ended)
+            ended = front.process.how_it_ended()
             delay_s = restarts.delay_s(front.process.served_s)
             if delay_s is None:
                 raise StartError(f"{told_ends(f'front end {index}')}: it {ended}")
@@ -205,8 +202,8 @@ class Supervisor:
         drain_s = self._run.serve.drain_s
         try:
             for front in self._fronts.values():
-                front.tell({"drain": drain_s})
-            await asyncio.gather(*(front.process.child.end(drain_s + CLOSE_S) for front in self._fronts.values()))
+                front.process.tell({"drain": drain_s})
+            await asyncio.gather(*(front.process.end(drain_s + CLOSE_S) for front in self._fronts.values()))
             await asyncio.gather(*(replica.end() for replica in self._replicas))
         finally:
             self._context.destroy(linger=0)

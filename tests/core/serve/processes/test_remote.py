@@ -170,7 +170,7 @@ def test_the_engine_s_observers_hear_of_prompts_that_a_front_end_refuses(
 ) -> None:
     heard: list[Any] = []
     monkeypatch.setattr(running.engine, "refuse", lambda ids, error: heard.append((list(ids), error.reason)))
-    monkeypatch.setattr("hookline.core.serve.processes.refusals.TELL_S", 0.0)
+    monkeypatch.setattr("hookline.core.serve.processes.remote_client.TELL_S", 0.0)
 
     async def talk(client: RemoteClient) -> None:
         for _ in range(3):

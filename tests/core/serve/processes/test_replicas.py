@@ -13,9 +13,8 @@ from hookline.core.errors import ConfigError, EngineError
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ReplicaState
 from hookline.core.serve.processes.messages import LoadReport, Message, Step, Submit, packed
-from hookline.core.serve.processes.metrics_text import merged
 from hookline.core.serve.processes.remote_client import RemoteClient
-from hookline.core.serve.processes.replica_client import ReplicaClient
+from hookline.core.serve.processes.replica_client import ReplicaClient, merged
 from hookline.core.serve.processes.shares import Share, core_parts, gpu_parts, shares_of
 from hookline.core.serve.settings import ServeConfig, num_front_ends
 from hookline.core.serve.testing import FakeEngineClient, tiny_model
