@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookline.core.serve.http.openapi import document
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from tests.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.slow

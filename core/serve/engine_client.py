@@ -1,7 +1,7 @@
 """What endpoints know of the engine: a client to ask for completions, and the facts of the model that is served.
 
 Implementations: `core.serve.in_process` (the engine in this process), `core.serve.processes.remote_client` (in another
-one), `core.serve.processes.replica_client` (several of these) and `core.serve.testing` (none at all). Knows no HTTP.
+one), `core.serve.processes.replica_client` (several of these); `core.testing.engine_client` makes its tokens up.
 """
 
 from __future__ import annotations

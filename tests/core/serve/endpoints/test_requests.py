@@ -16,7 +16,7 @@ from hookline.core.serve.errors import api_error
 from hookline.core.serve.http.openapi import document
 from hookline.core.serve.openai.logprobs import LEAST, CompletionLogprobs, chat_logprobs
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import FakeEngineClient, tiny_model
+from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from hookline.core.tokenizer.token_spelling import TokenSpelling
 from tests.core.serve.conftest import Ask
 

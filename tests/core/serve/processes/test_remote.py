@@ -20,7 +20,7 @@ from hookline.core.serve.processes.engine_link import EngineLink
 from hookline.core.serve.processes.engine_server import EngineServer
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import tiny_model
+from hookline.core.testing.engine_client import tiny_model
 from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 

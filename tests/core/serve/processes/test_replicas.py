@@ -17,7 +17,7 @@ from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.processes.replica_client import ReplicaClient, merged
 from hookline.core.serve.processes.shares import Share, core_parts, gpu_parts, shares_of
 from hookline.core.serve.settings import ServeConfig, num_front_ends
-from hookline.core.serve.testing import FakeEngineClient, tiny_model
+from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from tests.core.serve.conftest import Ask
 
 LONG = [7] * 200
