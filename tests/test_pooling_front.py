@@ -14,11 +14,10 @@ import pytest
 
 from hookline import LLM, AsyncLLM, PoolingParams, SamplingParams
 from hookline.core.errors import RequestError
+from hookline.core.serve.engine_client import facts_of, served_model
 from hookline.core.serve.in_process import InProcessClient
 from hookline.core.serve.processes.engine_link import EngineLink
-from hookline.core.serve.processes.engine_main import facts_of
 from hookline.core.serve.processes.engine_server import EngineServer
-from hookline.core.serve.processes.front_main import served_model
 from hookline.core.serve.processes.messages import Stop
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.settings import ServeConfig

@@ -17,7 +17,7 @@ import pytest
 
 from hookline.core.errors import QueueFullError
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from tests.live_server import PARSERS, LiveServer, live_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

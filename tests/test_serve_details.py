@@ -16,7 +16,7 @@ from hookline.core.errors import EngineError, QueueFullError
 from hookline.core.frontend.async_llm import AsyncLLM
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.in_process import InProcessClient
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from tests.live_server import PARSERS, LiveServer, live_server
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookline.core.serve.http.openapi import document
-from hookline.core.serve.testing import FakeEngineClient
-from tests.live_server import PARSERS, LiveServer, live_server
+from hookline.core.testing.engine_client import FakeEngineClient
+from tests.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.slow
 NUM_EXAMPLES = 8 if settings.get_current_profile_name() != "nightly" else 500
@@ -22,7 +22,7 @@ LIMIT_S = 60
 bounded = settings(
     max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-DOCUMENT = document(PARSERS, "0")
+DOCUMENT = document(tokenizer_info=False)
 PATHS = [path for path, methods in DOCUMENT["paths"].items() if "post" in methods]
 
 

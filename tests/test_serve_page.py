@@ -9,7 +9,7 @@ pytest.importorskip("starlette", reason="needs the extra: pip install hookline[s
 from hookline.core.errors import RequestError
 from hookline.core.serve.engine_client import Load, ReplicaState
 from hookline.core.serve.http.page import make_page
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from tests.browser import CHROMIUM, Browser
 from tests.live_server import live_server
 

@@ -13,10 +13,9 @@ import pytest
 
 from hookline import LLM, SamplingParams
 from hookline.core.outputs import RequestOutput
+from hookline.core.serve.engine_client import facts_of, served_model
 from hookline.core.serve.processes.engine_link import EngineLink
-from hookline.core.serve.processes.engine_main import facts_of
 from hookline.core.serve.processes.engine_server import EngineServer
-from hookline.core.serve.processes.front_main import served_model
 from hookline.core.serve.processes.messages import Stop
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.settings import ServeConfig

@@ -5,13 +5,12 @@ They are plain child processes, not multiprocessing's: a script that makes an en
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 
 from hookline.core.executor.peer import Peer
 from hookline.core.util.child_python import python_command
-from hookline.core.util.process import is_stopped
+from hookline.core.util.process import ending_of, is_stopped
 
 _STANDARD_ERROR = 2
 
@@ -47,13 +46,9 @@ class Child(Peer):
     def how_it_ended(self) -> str:
         """See Peer."""
         try:
-            code = self.process.wait(timeout=2)
+            return ending_of(self.process.wait(timeout=2))
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
-        return f"was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
 
     def kill(self) -> None:
         """See Peer."""

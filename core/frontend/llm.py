@@ -23,7 +23,7 @@ from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, PluginError
 from hookline.core.frontend.generation import Call, ProgressBar, infos_each, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
-from hookline.core.frontend.pooling_calls import PoolingCalls
+from hookline.core.frontend.pooling_calls import PoolingCalls, Tags
 from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.plugin.host import PluginHost
@@ -36,7 +36,6 @@ from hookline.core.util.garbage import freeze_heap, search_frozen
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
-Tags = Mapping[str, str]
 
 
 class LLM(PoolingCalls):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookline.core.cli.command import guarded, is_sweep
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
 
     from hookline.core.plugin.host import PluginHost
     from hookline.core.serve.http.api_keys import ApiKeys
-    from hookline.core.serve.processes.shares import Share
-    from hookline.core.serve.settings import ServeRun
+    from hookline.core.serve.settings import ServeConfig, ServeRun
 
     Announce = Callable[[Sequence[str], int], None]
 
@@ -63,6 +63,8 @@ def _check_extra() -> None:
 
 
 def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
+    import asyncio
+
     from hookline.core.serve.http.api_keys import read_keys
     from hookline.core.serve.http.server import listening_sockets
     from hookline.core.serve.http.tls import check_tls
@@ -76,30 +78,32 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     shares = shares_of(run.config, run.serve.replicas)
     count = num_front_ends(run.serve)
     sockets = listening_sockets(run.serve, max(1, count))
-    port = sockets[0].getsockname()[1]
-
-    def announce(names: Sequence[str], max_model_len: int) -> None:
-        from hookline.core.serve.announce import start_message
-
-        print(start_message(run.serve, port, names, max_model_len, has_keys=len(keys) > 0), flush=True)
-
-    if count:
-        return _serve_from_processes(run, sockets, announce, engine, shares)
-    return _serve_here(run, host, sockets, keys, announce)
-
-
-def _serve_from_processes(
-    run: ServeRun, sockets: list[socket], announce: Announce, engine: str, shares: Sequence[Share]
-) -> int:
-    import asyncio
+    announce = partial(_announce, run.serve, sockets[0].getsockname()[1], len(keys) > 0)
+    if not count:
+        return _serve_here(run, host, sockets, keys, announce)
 
     from hookline.core.serve.processes.supervisor import Supervisor
 
-    def ready(news: dict[str, Any]) -> None:
-        announce(news["names"], news["max_model_len"])
+    return asyncio.run(Supervisor(run, sockets, announce, engine, shares).serve())
 
-    supervisor = Supervisor(run, sockets, ready, engine, shares)
-    return asyncio.run(supervisor.serve())
+
+def _announce(settings: ServeConfig, port: int, has_keys: bool, names: Sequence[str], max_model_len: int) -> None:
+    """Say on standard output that the server is ready: what it serves where, and a command to try it with."""
+    scheme = "http" if settings.tls_certificate is None else "https"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    url = f"{scheme}://{host}:{port}"
+    key = '\n    -H "Authorization: Bearer $HOOKLINE_API_KEY" \\' if has_keys else ""
+    insecure = " -k" if scheme == "https" else ""
+    body = json.dumps({"model": names[0], "prompt": "Hello", "max_tokens": 16})
+    text = f"""\
+hookline: serving {", ".join(names)} (up to {max_model_len} tokens) at {url}/v1
+  a page to try it    {url}/
+  health, metrics     {url}/health  {url}/metrics
+  from a terminal     curl{insecure} {url}/v1/completions -H "Content-Type: application/json" \\{key}
+    -d '{body}'
+Stop it with Ctrl-C."""
+    print(text, flush=True)
 
 
 def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: ApiKeys, announce: Announce) -> int:

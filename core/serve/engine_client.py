@@ -1,19 +1,21 @@
 """What endpoints know of the engine: a client to ask for completions, and the facts of the model that is served.
 
 Implementations: `core.serve.in_process` (the engine in this process), `core.serve.processes.remote_client` (in another
-one), `core.serve.processes.replica_client` (several of these) and `core.serve.testing` (none at all). Knows no HTTP.
+one), `core.serve.processes.replica_client` (several of these); `core.testing.engine_client` makes its tokens up.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Protocol, Self
 
 from hookline.core.pooling_params import SCORE
 from hookline.core.requests.admission import checked_timeout_s
 
 if TYPE_CHECKING:
+    from hookline.core.frontend.llm import LLM
     from hookline.core.outputs import Delta
     from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
@@ -21,27 +23,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """The model that is served; constant over the server's life.
+class Facts:
+    """What a server must know of the model that its engine has loaded; plain values, which cross processes as JSON.
 
-    names: what a request may call it, the first one is shown. root: the checkpoint's reference. max_model_len: tokens
-    of prompt and output together. generation_defaults: sampling parameters that the checkpoint recommends, for those a
-    request leaves open. eos_text: the end-of-text token as text. created_s: seconds since 1970.
+    root: the checkpoint's reference. folder: of its tokenizer; None: as the model's own source has it. max_model_len:
+    tokens of prompt and output together. created_s: seconds since 1970. model: the name of its option.
     """
 
-    names: tuple[str, ...]
     root: str
+    folder: str | None
     max_model_len: int
-    codec: Codec
-    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
-    eos_text: str | None = None
-    created_s: int = 0
-    version: str = ""
-    vocab_size: int = 0
+    vocab_size: int
+    created_s: int
+    model: str
     scored_by: str = SCORE
     """See core.pooling_params.PoolingDefaults."""
     no_embeddings: str | None = None
     """Why texts cannot be embedded, if the checkpoint says how and we cannot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(Facts):
+    """The model as endpoints see it, constant over the server's life.
+
+    names: what a request may call it; the first one is shown.
+    """
+
+    names: tuple[str, ...]
+    codec: Codec
+
+
+def facts_of(llm: LLM) -> Facts:
+    """The facts of a loaded model."""
+    limits, folder = llm.engine.limits, llm.tokenizer_folder
+    return Facts(
+        root=llm.engine.model_name,
+        folder=None if folder is None else str(folder),
+        max_model_len=limits.max_len,
+        vocab_size=limits.vocab_size,
+        created_s=int(time.time()),
+        model=llm.config.model.name,
+        scored_by=limits.poolers.defaults.scored_by,
+        no_embeddings=limits.poolers.defaults.refusal,
+    )
+
+
+def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:
+    """A model with its tokenizer. names: those that the server was told; none: the checkpoint's reference."""
+    return ServedModel(**vars(facts), names=names or (facts.root.removeprefix("package:"),), codec=codec)
 
 
 @dataclass(frozen=True)
@@ -152,11 +181,6 @@ class EngineClient(Protocol):
     @property
     def death(self) -> str | None:
         """Why the engine is dead, in one line; None while it lives."""
-        ...
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the engine has ended by a fault."""
         ...
 
     async def aclose(self) -> None:

@@ -103,7 +103,8 @@ class OpenAIErrors:
 
     def body(self, error: ApiError) -> dict[str, object]:
         """See ErrorForm."""
-        return error_body(error.message, error.type, param=error.param, code=error.code)
+        told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+        return {"error": told}
 
     def frames(self, error: ApiError) -> bytes:
         """See ErrorForm."""
@@ -116,15 +117,3 @@ OPENAI_ERRORS = OpenAIErrors()
 def response(error: ApiError, form: ErrorForm = OPENAI_ERRORS) -> Response:
     """The response with an error."""
     return JSONResponse(form.body(error), error.status, error.headers)
-
-
-def error_body(
-    message: str, type: str, *, param: str | None = None, code: str | int | None = None
-) -> dict[str, object]:
-    """The body of an error."""
-    return {"error": {"message": message, "type": type, "param": param, "code": code}}
-
-
-def response_of(error: HooklineError) -> Response:
-    """The response of a request that could not be served."""
-    return response(api_error(error))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import hookline
 from hookline.core.errors import EngineError, QueueFullError
-from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
+from hookline.core.serve.engine_client import Load, facts_of, limited_timeout_s, served_model
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
-    from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.request_stream import RequestStream
     from hookline.core.pooling_params import PoolingParams
     from hookline.core.sampling_params import SamplingParams
@@ -21,31 +18,13 @@ if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Prompt
 
 
-def served_model(llm: LLM, settings: ServeConfig) -> ServedModel:
-    """The facts of a loaded model."""
-    root, limits = llm.engine.model_name, llm.engine.limits
-    return ServedModel(
-        names=settings.names or (root.removeprefix("package:"),),
-        root=root,
-        max_model_len=limits.max_len,
-        codec=llm.codec,
-        generation_defaults=limits.sampling_defaults,
-        eos_text=getattr(llm.codec.tokenizer, "eos_token", None),
-        created_s=int(time.time()),
-        version=hookline.__version__,
-        vocab_size=limits.vocab_size,
-        scored_by=limits.poolers.defaults.scored_by,
-        no_embeddings=limits.poolers.defaults.refusal,
-    )
-
-
 class InProcessClient:
     """`EngineClient` over an AsyncLLM, which it closes. throughput: what the engine's steps are counted by."""
 
     replicas = ()
 
     def __init__(self, llm: AsyncLLM, settings: ServeConfig, throughput: Throughput | None = None) -> None:
-        self._llm, self.facts = llm, served_model(llm.llm, settings)
+        self._llm, self.facts = llm, served_model(facts_of(llm.llm), settings.names, llm.llm.codec)
         self._settings, self._throughput = settings, throughput
         self._is_closed = False
         self.closing: Awaitable[None] | None = None
@@ -98,11 +77,6 @@ class InProcessClient:
     def death(self) -> str | None:
         """See EngineClient."""
         return self._llm.death
-
-    @property
-    def is_dead(self) -> bool:
-        """See EngineClient."""
-        return self.death is not None
 
     async def aclose(self) -> None:
         """See EngineClient."""

@@ -15,8 +15,6 @@ from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import REASONING_PARSER, TOOL_PARSER, Entry
 
-Make = Callable[[ParserContext], OutputParser]
-
 
 @dataclass(frozen=True)
 class Parser:

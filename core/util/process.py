@@ -1,4 +1,4 @@
-"""Processes: which one an object belongs to, and whether one is stopped.
+"""Processes: which one an object belongs to, whether one is stopped, and how one ended.
 
 A fork copies objects, but neither the threads nor the ranks behind them.
 """
@@ -6,6 +6,7 @@ A fork copies objects, but neither the threads nor the ranks behind them.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from hookline.core.errors import HooklineError
@@ -41,3 +42,11 @@ def is_stopped(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state in ("T", "t")
+
+
+def ending_of(code: int) -> str:
+    """How a process ended, in words. code: its exit code, or minus the number of the signal that killed it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")

@@ -12,41 +12,30 @@ from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.serve.anthropic.blocks import Blocks, event
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
-from hookline.core.serve.chat.turn import Turn
+from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage
-from hookline.core.serve.endpoints.surface import Surface, new_id
+from hookline.core.serve.endpoints.surface import Surface
 
 
-class Messages:
-    """The endpoints."""
+async def messages(surface: Surface, request: Request) -> Response:
+    """Answer a conversation with a message of blocks.
 
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
+    Raises: what api_error makes a response of.
+    """
+    fields, headers = await read(request, MessagesRequest)
+    return await answer_turn(surface, request, fields, headers, "msg_", _Answer, ANTHROPIC_ERRORS)
 
-    async def handle(self, request: Request) -> Response:
-        """Answer a request.
 
-        Raises: what api_error makes a response of.
-        """
-        surface = self._surface
-        fields, headers = await read(request, MessagesRequest)
-        name = surface.model_name(fields.model)
-        fields.check()
-        turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
-        work = _Answer(turn, new_id("msg_", request), name)
-        return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, ANTHROPIC_ERRORS)
-
-    async def count(self, request: Request) -> Response:
-        """How many tokens the prompt would have."""
-        surface = self._surface
-        fields, headers = await read(request, CountRequest)
-        surface.model_name(fields.model)
-        size = len(await request.body())
-        text = await surface.in_time(size, lambda: fields.chat(fields.chosen_tools()).render(surface.codec))
-        (ids,) = await surface.encoded([text], add_special_tokens=False)
-        return json_response({"input_tokens": len(ids)}, headers=headers)
+async def count_tokens(surface: Surface, request: Request) -> Response:
+    """How many tokens the prompt would have."""
+    fields, headers = await read(request, CountRequest)
+    surface.model_name(fields.model)
+    size = len(await request.body())
+    text = await surface.in_time(size, lambda: fields.chat(fields.chosen_tools()).render(surface.codec))
+    (ids,) = await surface.encoded([text], add_special_tokens=False)
+    return json_response({"input_tokens": len(ids)}, headers=headers)
 
 
 class _Answer:

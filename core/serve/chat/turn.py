@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hookline.core.contracts import OutputParser
 from hookline.core.errors import shown
@@ -13,9 +16,9 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
 from hookline.core.serve.chat.template import ChatPrompt
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
-from hookline.core.serve.endpoints.structured import check_available, structured_outputs
-from hookline.core.serve.endpoints.surface import Surface
-from hookline.core.serve.errors import invalid
+from hookline.core.serve.endpoints.structured import structured_outputs
+from hookline.core.serve.endpoints.surface import Surface, Work, new_id
+from hookline.core.serve.errors import ErrorForm, invalid
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
 
 Values = Mapping[str, Any]
@@ -120,7 +123,6 @@ def prepared(
     if (schema := tools.forced_schema) is not None:
         if structured is not None:
             raise invalid("tool_choice forces a call, and response_format something else; give one", "tool_choice")
-        check_available("tool_choice")
         structured = {"json": schema}
     readers = _readers(surface, tools)
     if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:
@@ -130,6 +132,45 @@ def prepared(
     most = max_new_tokens(max_tokens, None, len(ids), surface.facts.max_model_len)
     params = sampling_params(fields, most, structured_outputs=structured, **further)
     return Turn(prompt, ids, params, tools, readers)
+
+
+class TurnFields(Protocol):
+    """The fields of a request that asks for one turn, in whichever API."""
+
+    model: str | None
+
+    def check(self) -> None:
+        """Raises: ApiError for what does not go together."""
+        ...
+
+    def turn(self, surface: Surface) -> Turn:
+        """The turn that the request asks for. May take long: see `Surface.in_time`.
+
+        Raises: RequestError or ApiError for what cannot be served.
+        """
+        ...
+
+
+async def answer_turn(
+    surface: Surface,
+    request: Request,
+    fields: TurnFields,
+    headers: Mapping[str, str],
+    prefix: str,
+    make: Callable[[Turn, str, str], Work],
+    form: ErrorForm,
+) -> Response:
+    """Check a request that was read, generate its turn, and answer with what comes of it.
+
+    headers: for the response. prefix: of the response's id. make: makes the answer of a turn, the response's id and the
+    model's name.
+    Raises: RequestError or ApiError for what cannot be served.
+    """
+    name = surface.model_name(fields.model)
+    fields.check()
+    turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
+    work = make(turn, new_id(prefix, request), name)
+    return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form)
 
 
 def _closing_tag(surface: Surface, prompt: str) -> str | None:

@@ -113,19 +113,6 @@ class EventStream(Response):
                 self._is_silent = True
 
 
-async def guarded(making: Awaitable[Response], form: ErrorForm, max_model_len: int) -> Response:
-    """The response that is made, or the one of the error that it ends with.
-
-    Raises: ClientDisconnect if nobody is there to hear of it.
-    """
-    try:
-        return await making
-    except ClientDisconnect:
-        raise
-    except Exception as error:
-        return response(told(error, max_model_len), form)
-
-
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -141,15 +128,11 @@ class Answers:
     max_model_len: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        request = Request(scope, receive, send)
-        made = await guarded(self.handler(request), self.form, self.max_model_len)
+        """See ASGI. Raises: ClientDisconnect if the client has left and no response can reach it."""
+        try:
+            made = await self.handler(Request(scope, receive, send))
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            made = response(told(error, self.max_model_len), self.form)
         await made(scope, receive, send)
-
-
-async def closing(making: Awaitable[Response], close: Close) -> Response:
-    """The response that is made; what it is made of is ended, however that goes."""
-    try:
-        return await making
-    finally:
-        await close()

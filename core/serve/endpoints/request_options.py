@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 from starlette.datastructures import Headers
 
 from hookline.core.errors import clipped
@@ -17,11 +18,30 @@ DEADLINE, TIMEOUT = "X-Deadline-S", "X-Timeout-S"
 SESSION = "X-Session-Id"
 
 
-def request_options(fields: Any, headers: Headers) -> dict[str, Any]:
+class ServiceFields(msgspec.Struct, kw_only=True):
+    """What a request says of its own service, whatever it asks for. IGNORED: fields without an effect."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("user",)
+
+    model: str | None = None
+    """One of the names in /v1/models; unset: the model that is served."""
+    user: str | None = None
+    priority: int | None = None
+    """Lower comes first, with a scheduler that heeds it."""
+    cache_salt: str | None = None
+    """Prompts share cached blocks with those of the same salt alone."""
+    tags: dict[str, str] | None = None
+    """Whose request it is, for schedulers and metrics."""
+    deadline_s: float | None = None
+    """Seconds after which it should be done, for schedulers that heed it."""
+    timeout_s: float | None = None
+    """Seconds after which it is ended with an error."""
+
+
+def request_options(fields: ServiceFields, headers: Headers) -> dict[str, Any]:
     """Keyword arguments of EngineClient.stream; those that nobody set are left out.
 
-    A header wins over a field, since a gateway sets headers. fields: a struct with any of priority, tags, deadline_s,
-    cache_salt and timeout_s; the session is a header alone.
+    A header wins over a field, since a gateway sets headers; the session is a header alone.
     Raises: ApiError for a header or a time limit that cannot be read.
     """
     found = {

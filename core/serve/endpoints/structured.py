@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.errors import invalid
 
 _FORMS = ("json", "regex", "choice", "grammar", "structural_tag")
@@ -24,16 +22,7 @@ def structured_outputs(
     given = None if structured is None else _of_structured(structured)
     if by_format is not None and given is not None:
         raise invalid("response_format and structured_outputs are both set; give one", "structured_outputs")
-    found = by_format or given
-    if found is not None:
-        check_available("response_format" if by_format else "structured_outputs")
-    return found
-
-
-def check_available(param: str) -> None:
-    """Raises: ApiError if this version has no structured output."""
-    if "structured_outputs" not in {field.name for field in dataclasses.fields(SamplingParams)}:
-        raise invalid(f"{param}: this server cannot constrain what the model writes", param)
+    return by_format or given
 
 
 def _of_format(given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from hookline.core.errors import clipped
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.serve.endpoints.answering import EventStream, closing
+from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.serve.endpoints.request_options import request_options
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
@@ -101,6 +101,14 @@ class Surface:
         """Token ids of each text."""
         return await self.each(texts, len, partial(self.codec.encode_text, add_special_tokens=add_special_tokens))
 
+    async def token_ids(
+        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each prompt, which is a text or has them already."""
+        texts = [one for one in prompts if isinstance(one, str)]
+        encoded = iter(await self.encoded(texts, add_special_tokens=add_special_tokens))
+        return [next(encoded) if isinstance(one, str) else one for one in prompts]
+
     async def each(
         self, items: Sequence[Item], size: Callable[[Item], int], work: Callable[[Item], Result]
     ) -> list[Result]:
@@ -158,7 +166,10 @@ class Surface:
         """
         generation = await self.open(asked, fields, request.headers)
         if not fields.stream:
-            return await closing(work.whole(generation, headers), generation.aclose)
+            try:
+                return await work.whole(generation, headers)
+            finally:
+                await generation.aclose()
         return EventStream(
             work.events(generation),
             generation.aclose,

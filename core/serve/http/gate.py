@@ -11,13 +11,14 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hookline.core.errors import clipped, one_short_line
 from hookline.core.serve.errors import ApiError, response
@@ -27,10 +28,7 @@ from hookline.core.serve.http.loop_watch import LoopWatch
 from hookline.core.serve.http.turns import Turns
 from hookline.core.serve.settings import ServeConfig
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Asgi: TypeAlias = Callable[[Scope, "Receive", "Send"], Awaitable[None]]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi: TypeAlias = ASGIApp
 Header: TypeAlias = tuple[bytes, bytes]
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
@@ -149,7 +147,7 @@ class _Passage:
             if watch is not None:
                 watch.cancel()
 
-    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+    def send(self, message: Message) -> Awaitable[None]:
         """ASGI's send, with our headers on what comes first."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
@@ -158,7 +156,7 @@ class _Passage:
             self._is_answered = True
         return self._send(message)
 
-    async def receive(self) -> MutableMapping[str, Any]:
+    async def receive(self) -> Message:
         """ASGI's receive; counts, and once the body is there watches for the client to leave."""
         if self._is_complete:
             await self._has_left.wait()

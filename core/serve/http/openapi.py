@@ -8,23 +8,25 @@ from __future__ import annotations
 import html
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+import hookline
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.request_options import CACHE_SALT, DEADLINE, PRIORITY, SESSION, TAGS, TIMEOUT
+from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.embeddings import EmbeddingsRequest
 from hookline.core.serve.openai.responses_request import ResponsesRequest
 from hookline.core.serve.openai.scores import RerankRequest, ScoreRequest
 from hookline.core.serve.openai.tokens import DetokenizeRequest, TokenizeRequest
-from hookline.core.serve.settings import ServeConfig
 from hookline.core.util.field_docs import field_docs
 
 Values = dict[str, Any]
@@ -72,8 +74,9 @@ _HEADERS = {
 REF = "#/components/schemas/{name}"
 
 
-def document(settings: ServeConfig, version: str) -> Values:
-    """The OpenAPI 3.1 document."""
+@cache
+def document(*, tokenizer_info: bool) -> Values:
+    """The OpenAPI 3.1 document, made when it is first asked for. tokenizer_info: whether that endpoint is served."""
     kinds = [kind for kind, _, _ in _POSTS.values()]
     references, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
     for kind in kinds:
@@ -86,14 +89,11 @@ def document(settings: ServeConfig, version: str) -> Values:
         operation = {"summary": summary, "operationId": _operation(path), "requestBody": body}
         paths[path] = {"post": operation | {"parameters": parameters, "responses": _responses(streams=streams)}}
     for path, summary in _GETS.items():
-        if path != "/tokenizer_info" or settings.tokenizer_info:
+        if path != "/tokenizer_info" or tokenizer_info:
             answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
             paths[path] = {"get": {"summary": summary, "operationId": _operation(path), "responses": answers}}
-    about = {
-        "title": "Hookline",
-        "version": version or "0",
-        "description": "A server of OpenAI's and Anthropic's APIs.",
-    }
+    about = {"title": "Hookline", "version": hookline.__version__}
+    about["description"] = "A server of OpenAI's and Anthropic's APIs."
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}}
 
 
@@ -132,27 +132,14 @@ def _responses(*, streams: bool) -> Values:
     return {"200": {"description": "The answer, or its stream of events", "content": content}} | errors
 
 
-class Documents:
-    """The endpoints."""
+async def openapi_json(surface: Surface, request: Request) -> Response:
+    """The document itself."""
+    return json_response(document(tokenizer_info=surface.settings.tokenizer_info))
 
-    def __init__(self, settings: ServeConfig, version: str) -> None:
-        self._settings, self._version = settings, version
-        self._document: Values | None = None
 
-    @property
-    def document(self) -> Values:
-        """The document, made when somebody asks for it."""
-        if self._document is None:
-            self._document = document(self._settings, self._version)
-        return self._document
-
-    async def json(self, request: Request) -> Response:
-        """The document itself."""
-        return json_response(self.document)
-
-    async def page(self, request: Request) -> Response:
-        """The document for people."""
-        return HTMLResponse("".join(_page(self.document)))
+async def docs_page(surface: Surface, request: Request) -> Response:
+    """The document for people."""
+    return HTMLResponse("".join(_page(document(tokenizer_info=surface.settings.tokenizer_info))))
 
 
 _STYLE = inspect.cleandoc(

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import hookline
 from hookline.core.errors import HooklineError
 from hookline.core.serve.engine_client import EngineClient, Load
-from hookline.core.serve.errors import response_of
+from hookline.core.serve.errors import api_error, response
 from hookline.core.serve.http.gate import Life
 
 
@@ -18,7 +19,7 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
     """/health, /ping: 200 while an engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
 
     async def health(request: Request) -> Response:
-        status = 503 if client.is_dead else 200
+        status = 503 if client.death is not None else 200
         states = ["ready" if one.death is None else "dead" for one in client.replicas]
         return JSONResponse({"replicas": states}, status) if states else Response(status_code=status)
 
@@ -26,7 +27,7 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
         return Response(status_code=200 if client.is_ready and not life.is_draining else 503)
 
     async def version(request: Request) -> Response:
-        return JSONResponse({"version": client.facts.version})
+        return JSONResponse({"version": hookline.__version__})
 
     async def load(request: Request) -> Response:
         found = {**_figures(client.load()), "event_loop_blocked_s": round(life.watch.longest_s, 4)}
@@ -38,7 +39,7 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
         try:
             text = await client.metrics()
         except HooklineError as error:
-            return response_of(error)
+            return response(api_error(error))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [

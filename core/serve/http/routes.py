@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
-from hookline.core.serve.anthropic.messages import Messages
-from hookline.core.serve.endpoints.answering import Answers, Endpoint
+from hookline.core.serve.anthropic.messages import count_tokens, messages
+from hookline.core.serve.endpoints.answering import Answers
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.http.openapi import Documents
-from hookline.core.serve.openai.chat import Chat
-from hookline.core.serve.openai.completions import Completions
-from hookline.core.serve.openai.embeddings import Embeddings
-from hookline.core.serve.openai.models import Models
-from hookline.core.serve.openai.responses import Responses
-from hookline.core.serve.openai.scores import Scores
-from hookline.core.serve.openai.tokens import Tokens
+from hookline.core.serve.http.openapi import docs_page, openapi_json
+from hookline.core.serve.openai.chat import chat
+from hookline.core.serve.openai.completions import completions
+from hookline.core.serve.openai.embeddings import embeddings
+from hookline.core.serve.openai.models import list_models, one_model
+from hookline.core.serve.openai.responses import responses
+from hookline.core.serve.openai.scores import rerank, score
+from hookline.core.serve.openai.tokens import detokenize, tokenize, tokenizer_info
 from hookline.core.serve.settings import ServeConfig
 
-Handler: TypeAlias = tuple[str, str, Endpoint]
+Endpoint: TypeAlias = Callable[[Surface, Request], Awaitable[Response]]
+_OPENAI: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/openapi.json", openapi_json),
+    ("GET", "/docs", docs_page),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{name:path}", one_model),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/chat/completions", chat),
+    ("POST", "/v1/responses", responses),
+    ("POST", "/v1/embeddings", embeddings),
+    *(("POST", path, score) for path in ("/score", "/v1/score")),
+    *(("POST", path, rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+)
 """Method, path, and who answers."""
+_ANTHROPIC: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
+)
 
 
 def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
@@ -32,33 +54,9 @@ def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
     Raises: PluginError or ConfigError for a parser that cannot be used.
     """
     surface, max_len = Surface(client, settings), client.facts.max_model_len
+    openai = (*_OPENAI, ("GET", "/tokenizer_info", tokenizer_info)) if settings.tokenizer_info else _OPENAI
     return [
-        Route(path, Answers(handler, form, max_len), methods=[method])
-        for form, handlers in ((OPENAI_ERRORS, _openai(surface)), (ANTHROPIC_ERRORS, _anthropic(surface)))
-        for method, path, handler in handlers
+        Route(path, Answers(partial(endpoint, surface), form, max_len), methods=[method])
+        for form, endpoints in ((OPENAI_ERRORS, openai), (ANTHROPIC_ERRORS, _ANTHROPIC))
+        for method, path, endpoint in endpoints
     ]
-
-
-def _openai(surface: Surface) -> list[Handler]:
-    models, tokens, scores = Models(surface), Tokens(surface), Scores(surface)
-    documents = Documents(surface.settings, surface.facts.version)
-    handlers: list[Handler] = [
-        ("GET", "/openapi.json", documents.json),
-        ("GET", "/docs", documents.page),
-        ("GET", "/v1/models", models.list),
-        ("GET", "/v1/models/{name:path}", models.one),
-        ("POST", "/v1/completions", Completions(surface).handle),
-        ("POST", "/v1/chat/completions", Chat(surface).handle),
-        ("POST", "/v1/responses", Responses(surface).handle),
-        ("POST", "/v1/embeddings", Embeddings(surface).handle),
-        *(("POST", path, scores.score) for path in ("/score", "/v1/score")),
-        *(("POST", path, scores.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-        ("POST", "/tokenize", tokens.tokenize),
-        ("POST", "/detokenize", tokens.detokenize),
-    ]
-    return [*handlers, ("GET", "/tokenizer_info", tokens.info)] if surface.settings.tokenizer_info else handlers
-
-
-def _anthropic(surface: Surface) -> list[Handler]:
-    messages = Messages(surface)
-    return [("POST", "/v1/messages", messages.handle), ("POST", "/v1/messages/count_tokens", messages.count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +12,11 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput
-from hookline.core.serve.chat.turn import Turn
+from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
+from hookline.core.serve.endpoints.surface import Surface, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
@@ -28,24 +29,14 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Chat:
-    """The endpoint."""
+async def chat(surface: Surface, request: Request) -> Response:
+    """Answer a conversation with messages.
 
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
-
-    async def handle(self, request: Request) -> Response:
-        """Answer a request.
-
-        Raises: what api_error makes a response of.
-        """
-        surface = self._surface
-        fields, headers = await read(request, ChatRequest)
-        name = surface.model_name(fields.model)
-        fields.check()
-        turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
-        work = _Answer(surface, fields, turn, new_id("chatcmpl-", request), name)
-        return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, OPENAI_ERRORS)
+    Raises: what api_error makes a response of.
+    """
+    fields, headers = await read(request, ChatRequest)
+    make = partial(_Answer, surface, fields)
+    return await answer_turn(surface, request, fields, headers, "chatcmpl-", make, OPENAI_ERRORS)
 
 
 class _Answer:

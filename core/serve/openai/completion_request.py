@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hookline.core.errors import shown
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.endpoints.fields import SamplingFields, at_least, max_new_tokens, sampling_params
+from hookline.core.serve.endpoints.fields import SamplingFields, are_ids, at_least, max_new_tokens, sampling_params
 from hookline.core.serve.endpoints.structured import structured_outputs
 from hookline.core.serve.errors import invalid
 
@@ -49,9 +49,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if isinstance(prompt, str):
             return [prompt]
         if isinstance(prompt, list) and prompt:
-            if _are_ids(prompt):
+            if are_ids(prompt):
                 return [prompt]
-            if all(isinstance(one, str) or (isinstance(one, list) and _are_ids(one)) for one in prompt):
+            if all(isinstance(one, str) or are_ids(one) for one in prompt):
                 return prompt
         form = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
         raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
@@ -72,7 +72,3 @@ class CompletionRequest(SamplingFields, kw_only=True):
                 made[most] = sampling_params(self, most, **further)
             found.append(made[most])
         return found
-
-
-def _are_ids(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int}  # 40 times as fast as a look at each, and prompts may be long

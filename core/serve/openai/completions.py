@@ -20,30 +20,21 @@ from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
 
 
-class Completions:
-    """The endpoint."""
+async def completions(surface: Surface, request: Request) -> Response:
+    """Go on with texts, each n times.
 
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
-
-    async def handle(self, request: Request) -> Response:
-        """Answer a request.
-
-        Raises: what api_error makes a response of.
-        """
-        surface = self._surface
-        fields, headers = await read(request, CompletionRequest)
-        name = surface.model_name(fields.model)
-        fields.check()
-        max_len = surface.facts.max_model_len
-        given = fields.prompts
-        surface.check_number(len(given), fields.n or 1)
-        adds = fields.add_special_tokens is not False
-        encoded = iter(await surface.encoded([one for one in given if isinstance(one, str)], add_special_tokens=adds))
-        prompts = [one if isinstance(one, list) else next(encoded) for one in given]
-        asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
-        work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
-        return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS)
+    Raises: what api_error makes a response of.
+    """
+    fields, headers = await read(request, CompletionRequest)
+    name = surface.model_name(fields.model)
+    fields.check()
+    max_len = surface.facts.max_model_len
+    given = fields.prompts
+    surface.check_number(len(given), fields.n or 1)
+    prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
+    asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
+    work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
+    return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS)
 
 
 class _Answer:

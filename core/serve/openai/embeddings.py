@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,42 +15,29 @@ from hookline.core.errors import shown
 from hookline.core.outputs import RequestOutput
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.fields import are_ids
 from hookline.core.serve.endpoints.pooling import pooled, pooling_params
+from hookline.core.serve.endpoints.request_options import ServiceFields
 from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
 from hookline.core.serve.errors import ApiError, invalid
 
 FLOAT, BASE64 = "float", "base64"
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+class EmbeddingsRequest(ServiceFields, kw_only=True):
     """Texts to be embedded."""
 
-    IGNORED: ClassVar[tuple[str, ...]] = ("user",)
-
-    model: str | None = None
-    """One of the names in /v1/models; unset: the model that is served."""
     input: str | list[Any] | None = None
     """A text, texts, token ids, or lists of token ids."""
     encoding_format: str | None = None
     """float: numbers, the default. base64: their bytes as little-endian float32, which is a third of the size."""
     dimensions: int | None = None
     """Keep so many of the first numbers of each vector."""
-    user: str | None = None
     normalize: bool | None = None
     """Scale vectors to length 1; unset: as the checkpoint says."""
     pooler: str | None = None
     """How hidden states become a vector; unset: as the checkpoint says."""
     add_special_tokens: bool | None = None
-    priority: int | None = None
-    """Lower comes first, with a scheduler that heeds it."""
-    cache_salt: str | None = None
-    """Prompts share cached blocks with those of the same salt alone."""
-    tags: dict[str, str] | None = None
-    """Whose request it is, for schedulers and metrics."""
-    deadline_s: float | None = None
-    """Seconds after which it should be done, for schedulers that heed it."""
-    timeout_s: float | None = None
-    """Seconds after which it is ended with an error."""
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -59,46 +46,37 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
         Raises: ApiError if there is none, or if one is neither.
         """
         given = self.input
-        if isinstance(given, str) or _is_ids(given):
+        if isinstance(given, str) or are_ids(given):
             return [given]  # type: ignore[list-item]
         if not given:
             raise invalid("input is missing or empty; give a text, token ids or a list of such", "input")
         for place, one in enumerate(given):
-            if not isinstance(one, str) and not _is_ids(one):
+            if not isinstance(one, str) and not are_ids(one):
                 raise invalid(f"input.{place}={shown(one)} is neither a text nor a list of token ids", f"input.{place}")
         return list(given)
 
 
-class Embeddings:
-    """The endpoint."""
+async def embeddings(surface: Surface, request: Request) -> Response:
+    """Make a vector of each text.
 
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
-
-    async def handle(self, request: Request) -> Response:
-        """Answer a request.
-
-        Raises: what api_error makes a response of.
-        """
-        surface = self._surface
-        fields, headers = await read(request, EmbeddingsRequest)
-        name = surface.model_name(fields.model)
-        if fields.pooler is None and surface.facts.no_embeddings is not None:
-            raise ApiError(404, surface.facts.no_embeddings, param="model", code="model_not_supported")
-        form = fields.encoding_format or FLOAT
-        if form not in (FLOAT, BASE64):
-            raise invalid(f"encoding_format={shown(form)} must be {FLOAT} or {BASE64}", "encoding_format")
-        params, given = pooling_params(fields), fields.inputs
-        surface.check_number(len(given), param="input")
-        adds = fields.add_special_tokens is not False
-        encoded = iter(await surface.encoded([one for one in given if isinstance(one, str)], add_special_tokens=adds))
-        prompts = [one if isinstance(one, list) else next(encoded) for one in given]
-        outputs = await pooled(surface, prompts, params, fields, request.headers)
-        id, num_tokens = new_id("embd-", request), sum(map(len, prompts))
-        body = await surface.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))
-        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        named = {"id": id, "object": "list", "created": now_s(), "model": name}
-        return json_response({**named, "data": msgspec.Raw(body), "usage": usage}, headers=headers)
+    Raises: what api_error makes a response of.
+    """
+    fields, headers = await read(request, EmbeddingsRequest)
+    name = surface.model_name(fields.model)
+    if fields.pooler is None and surface.facts.no_embeddings is not None:
+        raise ApiError(404, surface.facts.no_embeddings, param="model", code="model_not_supported")
+    form = fields.encoding_format or FLOAT
+    if form not in (FLOAT, BASE64):
+        raise invalid(f"encoding_format={shown(form)} must be {FLOAT} or {BASE64}", "encoding_format")
+    params, given = pooling_params(fields), fields.inputs
+    surface.check_number(len(given), param="input")
+    prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
+    outputs = await pooled(surface, prompts, params, fields, request.headers)
+    id, num_tokens = new_id("embd-", request), sum(map(len, prompts))
+    body = await surface.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    named = {"id": id, "object": "list", "created": now_s(), "model": name}
+    return json_response({**named, "data": msgspec.Raw(body), "usage": usage}, headers=headers)
 
 
 def _size(output: RequestOutput) -> int:
@@ -114,7 +92,3 @@ def _body(outputs: Sequence[RequestOutput], form: str) -> bytes:
         shape = base64.b64encode(data.tobytes()).decode() if form == BASE64 else data.tolist()
         found.append({"object": "embedding", "index": index, "embedding": shape})
     return msgspec.json.encode(found)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -10,35 +11,25 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Reasoning, Text
 from hookline.core.outputs import Delta, FinishReason
-from hookline.core.serve.chat.turn import Turn
+from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
+from hookline.core.serve.endpoints.surface import Surface, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.logprobs import chat_logprobs
 from hookline.core.serve.openai.response_items import Events, ResponseItems
 from hookline.core.serve.openai.responses_request import ResponsesRequest
 
 
-class Responses:
-    """The endpoint."""
+async def responses(surface: Surface, request: Request) -> Response:
+    """Answer a conversation with items.
 
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
-
-    async def handle(self, request: Request) -> Response:
-        """Answer a request.
-
-        Raises: what api_error makes a response of.
-        """
-        surface = self._surface
-        fields, headers = await read(request, ResponsesRequest)
-        name = surface.model_name(fields.model)
-        fields.check()
-        turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
-        work = _Answer(surface, fields, turn, new_id("resp_", request), name)
-        return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, OPENAI_ERRORS)
+    Raises: what api_error makes a response of.
+    """
+    fields, headers = await read(request, ResponsesRequest)
+    make = partial(_Answer, surface, fields)
+    return await answer_turn(surface, request, fields, headers, "resp_", make, OPENAI_ERRORS)
 
 
 class _Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -36,80 +36,73 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Token ids to be read."""
 
-    IGNORED: ClassVar[tuple[str, ...]] = ()
-
     tokens: list[int]
     model: str | None = None
 
 
-class Tokens:
-    """The endpoints."""
+async def tokenize(surface: Surface, request: Request) -> Response:
+    """Token ids of a text or a chat, as a request for a completion would have them."""
+    fields, headers = await read(request, TokenizeRequest)
+    surface.model_name(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("give either prompt or messages", "prompt")
+    is_text, size = fields.prompt is not None, len(await request.body())
+    text = fields.prompt
+    if text is None:
+        text = await surface.in_time(size, lambda: _rendered(surface, fields))
+    adds = is_text if fields.add_special_tokens is None else fields.add_special_tokens
+    (ids,) = await surface.encoded([text], add_special_tokens=adds)
+    texts = [surface.spelling.text(one) for one in ids] if fields.return_token_strs else None
+    found = {"count": len(ids), "max_model_len": surface.facts.max_model_len, "tokens": ids, "token_strs": texts}
+    return json_response(found, headers=headers)
 
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
 
-    async def tokenize(self, request: Request) -> Response:
-        """Token ids of a text or a chat, as a request for a completion would have them."""
-        surface = self._surface
-        fields, headers = await read(request, TokenizeRequest)
-        surface.model_name(fields.model)
-        if (fields.prompt is None) == (fields.messages is None):
-            raise invalid("give either prompt or messages", "prompt")
-        is_text, size = fields.prompt is not None, len(await request.body())
-        text = fields.prompt
-        if text is None:
-            text = await surface.in_time(size, lambda: self._rendered(fields))
-        adds = is_text if fields.add_special_tokens is None else fields.add_special_tokens
-        (ids,) = await surface.encoded([text], add_special_tokens=adds)
-        texts = [surface.spelling.text(one) for one in ids] if fields.return_token_strs else None
-        found = {"count": len(ids), "max_model_len": surface.facts.max_model_len, "tokens": ids, "token_strs": texts}
-        return json_response(found, headers=headers)
+def _rendered(surface: Surface, fields: TokenizeRequest) -> str:
+    chat = ChatPrompt(
+        checked_messages(fields.messages or []),
+        ChatRequest(tools=fields.tools).chosen_tools().for_template,
+        checked_arguments(fields.chat_template_kwargs, surface.codec),
+        continues_last=bool(fields.continue_final_message),
+        adds_generation_prompt=fields.add_generation_prompt is not False,
+    )
+    return chat.render(surface.codec)
 
-    def _rendered(self, fields: TokenizeRequest) -> str:
-        chat = ChatPrompt(
-            checked_messages(fields.messages or []),
-            ChatRequest(tools=fields.tools).chosen_tools().for_template,
-            checked_arguments(fields.chat_template_kwargs, self._surface.codec),
-            continues_last=bool(fields.continue_final_message),
-            adds_generation_prompt=fields.add_generation_prompt is not False,
-        )
-        return chat.render(self._surface.codec)
 
-    async def detokenize(self, request: Request) -> Response:
-        """The text of token ids, special tokens included."""
-        surface = self._surface
-        fields, headers = await read(request, DetokenizeRequest)
-        surface.model_name(fields.model)
-        for token_id in fields.tokens:
-            if not 0 <= token_id < surface.facts.vocab_size:
-                largest = surface.facts.vocab_size - 1
-                raise invalid(f"token id {shown(token_id)} is outside the vocabulary (0 to {largest})", "tokens")
-        if surface.codec.tokenizer is None:
-            raise RequestError("the checkpoint has no tokenizer")
-        codec, tokens = surface.codec, fields.tokens
-        try:
-            text = await surface.in_time(4 * len(tokens), lambda: codec.decode(tokens, skip_special_tokens=False))
-        except Exception as error:
-            raise RequestError(f"the tokens cannot be read: {one_short_line(error)}") from None
-        return json_response({"prompt": text}, headers=headers)
+async def detokenize(surface: Surface, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    fields, headers = await read(request, DetokenizeRequest)
+    surface.model_name(fields.model)
+    for token_id in fields.tokens:
+        if not 0 <= token_id < surface.facts.vocab_size:
+            largest = surface.facts.vocab_size - 1
+            raise invalid(f"token id {shown(token_id)} is outside the vocabulary (0 to {largest})", "tokens")
+    if surface.codec.tokenizer is None:
+        raise RequestError("the checkpoint has no tokenizer")
+    codec, tokens = surface.codec, fields.tokens
+    try:
+        text = await surface.in_time(4 * len(tokens), lambda: codec.decode(tokens, skip_special_tokens=False))
+    except Exception as error:
+        raise RequestError(f"the tokens cannot be read: {one_short_line(error)}") from None
+    return json_response({"prompt": text}, headers=headers)
 
-    async def info(self, request: Request) -> Response:
-        """What the tokenizer was made with."""
-        tokenizer = self._surface.codec.tokenizer
-        if tokenizer is None:
-            raise ApiError(404, "the checkpoint has no tokenizer", code="not_found")
-        known = {name: value for name, value in tokenizer.init_kwargs.items() if _is_plain(value)}
-        return json_response(
-            {
-                **known,
-                "tokenizer_class": type(getattr(tokenizer, "in_full", tokenizer)).__name__,
-                "chat_template": tokenizer.chat_template,
-                "bos_token": tokenizer.bos_token,
-                "eos_token": tokenizer.eos_token,
-                "pad_token": tokenizer.pad_token,
-                "vocab_size": self._surface.facts.vocab_size,
-            }
-        )
+
+async def tokenizer_info(surface: Surface, request: Request) -> Response:
+    """What the tokenizer was made with."""
+    tokenizer = surface.codec.tokenizer
+    if tokenizer is None:
+        raise ApiError(404, "the checkpoint has no tokenizer", code="not_found")
+    known = {name: value for name, value in tokenizer.init_kwargs.items() if _is_plain(value)}
+    return json_response(
+        {
+            **known,
+            "tokenizer_class": type(getattr(tokenizer, "in_full", tokenizer)).__name__,
+            "chat_template": tokenizer.chat_template,
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+            "pad_token": tokenizer.pad_token,
+            "vocab_size": surface.facts.vocab_size,
+        }
+    )
 
 
 def _is_plain(value: Any) -> bool:

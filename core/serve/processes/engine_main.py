@@ -6,18 +6,16 @@ import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import PATIENT, logging_to_stderr
-from hookline.core.serve.processes.child_process import Parent, die_with_parent
+from hookline.core.serve.processes.parent import Parent, die_with_parent
 
 if TYPE_CHECKING:
     from hookline.core.errors import HooklineError
     from hookline.core.frontend.llm import LLM
-    from hookline.core.serve.processes.messages import Facts
 
     Load = Callable[[dict[str, Any]], LLM]
 
@@ -55,26 +53,9 @@ def _load(tree: dict[str, Any]) -> LLM:
     return ServingLLM.from_config(validate(tree, host), host)
 
 
-def facts_of(llm: LLM) -> Facts:
-    """What front ends must know of a loaded model."""
-    from hookline.core.serve.processes.messages import Facts
-
-    limits, folder = llm.engine.limits, llm.tokenizer_folder
-    return Facts(
-        root=llm.engine.model_name,
-        folder=None if folder is None else str(folder),
-        max_model_len=limits.max_len,
-        vocab_size=limits.vocab_size,
-        generation_defaults=dict(limits.sampling_defaults),
-        created_s=int(time.time()),
-        scored_by=limits.poolers.defaults.scored_by,
-        no_embeddings=limits.poolers.defaults.refusal,
-        model=llm.config.model.name,
-    )
-
-
 def _serve(parent: Parent, load: Load) -> int:
     from hookline.core.errors import HooklineError, show_traceback
+    from hookline.core.serve.engine_client import facts_of
     from hookline.core.serve.processes.engine_server import EngineServer
 
     def give_up(error: HooklineError) -> None:

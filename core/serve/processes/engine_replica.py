@@ -77,7 +77,7 @@ class EngineReplica:
         process = self.process
         if not process.has_ended:
             return f"{self.name} is being started again"
-        return process.reason or f"{self.name}'s process {process.child.how_it_ended()}"
+        return process.reason or f"{self.name}'s process {process.how_it_ended()}"
 
     def restart_delay_s(self) -> float | None:
         """How long to wait before another process takes the place of one that has ended; None: no other one does."""
@@ -96,4 +96,4 @@ class EngineReplica:
     async def end(self) -> None:
         """Have it end in good order, and kill it if it does not."""
         self.order(Stop())
-        await self.process.child.end(CLOSE_S if self.process.ready.done() else 0.0)
+        await self.process.end(CLOSE_S if self.process.ready.done() else 0.0)

@@ -30,10 +30,10 @@ from hookline.core.serve.processes.messages import (
     TurnedAway,
     decode_to_engine,
     end_of,
+    refusal_of,
     unpacked,
 )
 from hookline.core.serve.processes.outbox import Completion, Outbox
-from hookline.core.serve.processes.refusals import refusal_of
 from hookline.core.serve.throughput import Throughput
 
 if TYPE_CHECKING:

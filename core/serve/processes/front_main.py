@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import logging_to_stderr
 from hookline.core.serve.futures import first_of
-from hookline.core.serve.processes.child_process import Parent
+from hookline.core.serve.processes.parent import Parent
 
 if TYPE_CHECKING:
-    from hookline.core.serve.engine_client import EngineClient, ServedModel
+    from hookline.core.serve.engine_client import EngineClient, Facts
     from hookline.core.serve.processes.engine_link import EngineLink
-    from hookline.core.serve.processes.messages import Facts, FromEngine, Message
+    from hookline.core.serve.processes.messages import FromEngine, Message
     from hookline.core.serve.processes.remote_client import RemoteClient
     from hookline.core.tokenizer.codec import Codec
 
@@ -88,6 +88,7 @@ class _FrontEnd:
         return 0
 
     def _make_client(self, facts: Facts) -> EngineClient:
+        from hookline.core.serve.engine_client import served_model
         from hookline.core.serve.processes.remote_client import RemoteClient
 
         model = served_model(facts, self._settings.names, codec_of(facts, self._task["config"]))
@@ -114,7 +115,7 @@ class _FrontEnd:
 
     def _connect(self, replica: int, address: str, name: str, facts: dict[str, Any]) -> None:
         """A replica has an engine, the first one or another."""
-        from hookline.core.serve.processes.messages import Facts
+        from hookline.core.serve.engine_client import Facts
 
         self._engines[replica].connect(address, name)
         if not self._facts.done():
@@ -177,26 +178,6 @@ class _Engine:
     def _take(self, messages: list[FromEngine]) -> None:
         if self._client is not None:
             self._client.receive(messages)
-
-
-def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:
-    """What endpoints know of the model."""
-    import hookline
-    from hookline.core.serve.engine_client import ServedModel
-
-    return ServedModel(
-        names=names or (facts.root.removeprefix("package:"),),
-        root=facts.root,
-        max_model_len=facts.max_model_len,
-        codec=codec,
-        generation_defaults=facts.generation_defaults,
-        eos_text=getattr(codec.tokenizer, "eos_token", None),
-        created_s=facts.created_s,
-        version=hookline.__version__,
-        vocab_size=facts.vocab_size,
-        scored_by=facts.scored_by,
-        no_embeddings=facts.no_embeddings,
-    )
 
 
 def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:

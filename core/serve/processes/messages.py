@@ -6,36 +6,24 @@ Plain arrays of plain values, checked against these types when they are read; no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    one_short_line,
+)
 from hookline.core.outputs import FinishReason, RequestOutput, Timings, TokenLogprob
-from hookline.core.pooling_params import SCORE
 from hookline.core.util.arrays import IntArray
 
 Scored: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
 """A TokenLogprob."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a front end must know of the model; see ServedModel. Goes by way of the supervisor, as JSON.
-
-    folder: of its tokenizer; None: as the model's own source has it. model: the name of its option.
-    """
-
-    root: str
-    folder: str | None
-    max_model_len: int
-    vocab_size: int
-    generation_defaults: dict[str, float | int]
-    created_s: int
-    model: str
-    scored_by: str = SCORE
-    no_embeddings: str | None = None
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -224,3 +212,23 @@ def output_of(end: End, prompt: str | None, prompt_ids: list[int], token_ids: li
         index=index,
         vector=None if end.vector is None else np.frombuffer(end.vector, dtype=np.float32),
     )
+
+
+def refusal_of(handle: int, error: Exception) -> Refused:
+    """The error of a prompt that is not served, as it is sent."""
+    if isinstance(error, QueueFullError):
+        counts = error.num_waiting_requests, error.num_waiting_tokens
+        return Refused(handle, str(error), QueueFullError.__name__, (error.key, error.limit, *counts))
+    for kind in (PromptTooLongError, RequestError):
+        if isinstance(error, kind):
+            return Refused(handle, str(error), kind.__name__)
+    return Refused(handle, one_short_line(error), EngineError.__name__)
+
+
+def error_of(refused: Refused) -> HooklineError:
+    """The error as it was; one of an unknown kind is an EngineError."""
+    if refused.queue is not None:
+        return QueueFullError(*refused.queue)
+    known = (PromptTooLongError, RequestError)
+    kind = next((one for one in known if one.__name__ == refused.error), EngineError)
+    return kind(refused.message)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,11 @@ from hookline.core.serve.processes.messages import (
     Refused,
     Step,
     Submit,
+    TurnedAway,
+    error_of,
     packed,
     unpacked_list,
 )
-from hookline.core.serve.processes.refusals import TurnedAwayCount, error_of
 from hookline.core.serve.processes.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.tokenizer.codec import snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
@@ -49,6 +51,8 @@ TOKENIZER_THREADS = 2
 """Long prompts that a front end tokenizes at once."""
 SLICE = 128
 """Tokens of a step that are looked at and sent at one turn of the event loop: some 3 ms."""
+TELL_S = 0.5
+"""Between two reports of what was refused here: whoever floods a front end must not flood the engine with that."""
 METRICS_S = 5.0
 """Longest wait for the engine's metrics."""
 DEFAULTS = vars(SamplingParams())
@@ -72,7 +76,8 @@ class RemoteClient:
         self._next_handle = 1
         self._load = Load()
         self._num_of_others = 0
-        self._turned_away = TurnedAwayCount(self._loop, send)
+        self._num_turned_away = 0
+        """Prompts that were refused here and that the engine has not heard of."""
         self._slices: deque[tuple[list[int], list[int], Mapping[int, str], Iterable[End]]] = deque()
         self._is_slicing = False
         self._metrics: dict[int, asyncio.Future[str]] = {}
@@ -99,7 +104,9 @@ class RemoteClient:
         given = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "timeout_s": timeout_s}
         options = {"priority": priority, **{name: value for name, value in given.items() if value is not None}}
         handle, self._next_handle = self._next_handle, self._next_handle + params.n
-        stream = RemoteStream(self, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options)
+        stream = RemoteStream(
+            self._leave, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options
+        )
         self._open.update((one.handle, one) for one in stream.completions)
         arrival_s = time.monotonic()
 
@@ -115,7 +122,7 @@ class RemoteClient:
             try:
                 submit(self._prepare(prompt, params))
             except BaseException:
-                self.forget(stream.completions)
+                self._forget(stream.completions)
                 raise
             return stream
         prompt = snapshot(prompt)
@@ -157,11 +164,6 @@ class RemoteClient:
     def is_ready(self) -> bool:
         """See EngineClient."""
         return self.is_accepting and self.death is None
-
-    @property
-    def is_dead(self) -> bool:
-        """See EngineClient."""
-        return self.death is not None
 
     async def aclose(self) -> None:
         """See EngineClient."""
@@ -257,10 +259,14 @@ class RemoteClient:
 
     # ------------------------------------------------------------------------------------------------ streams
 
-    def forget(self, completions: Iterable[RemoteCompletion], *, cancel: bool = False) -> None:
-        """Nobody reads these any more. cancel: end their requests, too."""
-        handles = [one.handle for one in completions if self._open.pop(one.handle, None) is not None]
-        if cancel and handles and self.death is None:
+    def _forget(self, completions: Iterable[RemoteCompletion]) -> list[int]:
+        """Take completions off the open ones; returns the handles of those that were open."""
+        return [one.handle for one in completions if self._open.pop(one.handle, None) is not None]
+
+    def _leave(self, completions: Iterable[RemoteCompletion]) -> None:
+        """End completions that are not read any more."""
+        handles = self._forget(completions)
+        if handles and self.death is None:
             self._send(Cancel(handles))
 
     @property
@@ -279,11 +285,21 @@ class RemoteClient:
         if not self.is_accepting:
             raise EngineError("the server is stopping")
         if len(self._open) + num_requests > self._settings.max_requests:
-            self._turned_away.add()
+            self._note_turned_away()
             raise QueueFullError("serve.max_requests", self._settings.max_requests, len(self._open), 0)
 
+    def _note_turned_away(self) -> None:
+        self._num_turned_away += 1
+        if self._num_turned_away == 1:
+            self._loop.call_later(TELL_S, self._tell_turned_away)
+
+    def _tell_turned_away(self) -> None:
+        count, self._num_turned_away = self._num_turned_away, 0
+        with suppress(EngineError):  # it reads nothing
+            self._send(TurnedAway(count))
+
     def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
-        self.forget(stream.completions)
+        self._forget(stream.completions)
         stream.fail(error)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
@@ -17,27 +17,22 @@ if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Codec
 
 
-class Forgets(Protocol):
-    """Who is told that a stream was left."""
-
-    def forget(self, completions: Iterable[RemoteCompletion], *, cancel: bool = False) -> None:
-        """See RemoteClient."""
-        ...
-
-
 class RemoteStream:
-    """`DeltaStream` of one prompt; completions have handles in a row, from `handle` on."""
+    """`DeltaStream` of one prompt; its completions have handles in a row, from `handle` on.
+
+    leave: ends completions that are left before their end.
+    """
 
     def __init__(
         self,
-        client: Forgets,
+        leave: Callable[[Sequence[RemoteCompletion]], None],
         loop: asyncio.AbstractEventLoop,
         handle: int,
         params: SamplingParams,
         prompt: str | None,
         options: Mapping[str, Any],
     ) -> None:
-        self._client, self._loop, self.prompt = client, loop, prompt
+        self._leave, self._loop, self.prompt = leave, loop, prompt
         self.info = {key: options[key] for key in ("priority", "tags", "deadline_s") if key in options}
         self.completions = [RemoteCompletion(self, handle + index, index) for index in range(params.n)]
         self.prompt_token_ids: list[int] = []
@@ -84,7 +79,7 @@ class RemoteStream:
         """End the requests; a second call does nothing."""
         if self._num_open:
             self._num_open = 0
-            self._client.forget(self.completions, cancel=True)
+            self._leave(self.completions)
             self.completions, self._news = [], {}
 
     def notify(self, completion: RemoteCompletion) -> None:

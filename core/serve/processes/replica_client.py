@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import EngineError
 from hookline.core.serve.engine_client import Load, ReplicaState, total_load
-from hookline.core.serve.processes.metrics_text import merged
 from hookline.core.serve.processes.router import Router, prefix_keys
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class ReplicaClient:
     ) -> RemoteStream:
         """See EngineClient."""
         keys = prefix_keys(prompt, cache_salt, session) if pooling is None else []
-        chosen = self._router.choose(keys, [None if one.is_dead else one.num_at_engine for one in self._clients])
+        chosen = self._router.choose(keys, [one.num_at_engine if one.death is None else None for one in self._clients])
         if chosen is None:
             raise EngineError(self.death or "no replica lives")
         return self._clients[chosen].stream(prompt, params, cache_salt=cache_salt, pooling=pooling, **options)
@@ -78,12 +77,43 @@ class ReplicaClient:
         deaths = [one.death for one in self._clients]
         return deaths[0] if all(one is not None for one in deaths) else None
 
-    @property
-    def is_dead(self) -> bool:
-        """See EngineClient."""
-        return self.death is not None
-
     async def aclose(self) -> None:
         """See EngineClient."""
         for one in self._clients:
             await one.aclose()
+
+
+def merged(texts: Mapping[int, str]) -> str:
+    """One text in Prometheus' format of those of several replicas, by their numbers: each sample says whose it is.
+
+    A family's help and type are said once.
+    """
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for replica, text in texts.items():
+        family, is_new = "", True
+        for line in filter(None, text.splitlines()):
+            if not line.startswith("#"):
+                samples.setdefault(family, []).append(_labelled(line, replica))
+                continue
+            mark, _, rest = line[1:].strip().partition(" ")
+            if mark not in ("HELP", "TYPE"):
+                continue
+            name = rest.partition(" ")[0]
+            if name != family:
+                family, is_new = name, name not in heads
+            if is_new:
+                heads.setdefault(name, []).append(line)
+    lines = [line for name in samples for line in (*heads.get(name, ()), *samples[name])]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _labelled(line: str, replica: int) -> str:
+    """A sample with one label more. Only values of labels may hold braces or spaces, and they come behind the name."""
+    name = line[: min(at for at in (line.find("{"), line.find(" ")) if at >= 0)]
+    rest = line[len(name) :]
+    label = f'replica="{replica}"'
+    if rest.startswith("{"):
+        comma = "" if rest[1:].lstrip().startswith("}") else ","
+        return f"{name}{{{label}{comma}{rest[1:]}"
+    return f"{name}{{{label}}}{rest}"

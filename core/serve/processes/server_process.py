@@ -1,15 +1,22 @@
-"""A process of the server as the supervisor follows it: ready or not, stopped or not, and why it ended."""
+"""A process of the server as the supervisor follows it: its task, its news, whether it is ready, and how it ended."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hookline.core.errors import HooklineError
+from hookline.core.executor.messages import JsonLines, send_message
 from hookline.core.serve.futures import first_of
-from hookline.core.serve.processes.child_process import Child
+from hookline.core.serve.processes.parent import SUPERVISOR
+from hookline.core.util.child_python import python_command
+from hookline.core.util.process import ending_of, is_stopped
 
 MAX_ENDS = 5
 """Ends of a part within WITHIN_S, after which it is not started again: that does not heal what ends it."""
@@ -19,6 +26,9 @@ LOOK_S = 0.5
 """Between two looks at whether a process is stopped."""
 STOPPED_LOOKS = 8
 """Looks in a row that find a process stopped, as by SIGSTOP, after which it is killed: nobody would hear of it else."""
+CLOSED_S = 5.0
+"""For a process to end once it has closed its socket."""
+_STANDARD_ERROR = 2
 
 
 class StartError(HooklineError):
@@ -26,61 +36,109 @@ class StartError(HooklineError):
 
 
 class ServerProcess:
-    """A child with what it said: that it is ready, and why it cannot go on."""
+    """A process that was started with a task; see `core.serve.processes.parent` for its side.
+
+    target: what it runs, as "module:function". pass_fds: files that it inherits. environ: further variables.
+    """
 
     def __init__(
         self,
         target: str,
-        task: dict[str, Any],
+        task: Mapping[str, Any],
         pass_fds: tuple[int, ...] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        """What it said when it was ready."""
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        """Its exit code, once it has ended."""
         self.reason: str | None = None
+        """Why it cannot go on, as it said itself."""
         self._ready_s: float | None = None
         self._ended_s: float | None = None
-        self.child = Child(target, task, self._hear, pass_fds, environ)
-        self.child.ended.add_done_callback(self._note_end)
         self._num_stopped = 0
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                python_command(target, str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=_STANDARD_ERROR,  # standard output is the supervisor's
+                pass_fds=(theirs.fileno(), *pass_fds),
+                env={**os.environ, **(environ or {})},
+            )
+        self._lines = JsonLines(self._connection)
+        self._loop.add_reader(self._connection.fileno(), self._receive)
+        self.tell({**task, SUPERVISOR: os.getpid()})
 
-    def _note_end(self, _: object) -> None:
-        self._ended_s = time.monotonic()
-
-    def _hear(self, news: dict[str, Any]) -> None:
-        self.reason = news.get("failed") or news.get("dead") or self.reason
-        if "ready" in news and not self.ready.done():
-            self._ready_s = time.monotonic()
-            self.ready.set_result(news)
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a line. One to a process that has gone is lost: `ended` says so."""
+        with suppress(OSError):
+            send_message(self._connection, message)
 
     @property
     def has_ended(self) -> bool:
         """Whether it is gone."""
-        return self.child.ended.done()
+        return self.ended.done()
 
     @property
     def served_s(self) -> float:
         """How long it was ready, once it is gone; 0 if it never was."""
         return 0.0 if self._ready_s is None or self._ended_s is None else self._ended_s - self._ready_s
 
+    def how_it_ended(self) -> str:
+        """In words, once it is gone."""
+        return ending_of(self.ended.result())
+
     def look(self) -> None:
         """Kill it if it has been stopped for long. One that computes or waits, for however long, is not stopped."""
         if self.has_ended:
             return
-        self._num_stopped = self._num_stopped + 1 if self.child.is_stopped else 0
+        self._num_stopped = self._num_stopped + 1 if is_stopped(self._process.pid) else 0
         if self._num_stopped == STOPPED_LOOKS:
             self.reason = f"its process was stopped for {STOPPED_LOOKS * LOOK_S:g} s, as by SIGSTOP"
-            self.child.kill()
+            self._process.kill()
 
     async def wait_until_ready(self, what: str) -> dict[str, Any]:
         """What it said when it was ready.
 
         Raises: StartError if it ended instead.
         """
-        await first_of(self.ready, self.child.ended)
+        await first_of(self.ready, self.ended)
         if not self.ready.done():
-            await asyncio.shield(self.child.ended)
-            raise StartError(self.reason or f"{what} {self.child.how_it_ended()} while starting")
+            raise StartError(self.reason or f"{what} {self.how_it_ended()} while starting")
         return self.ready.result()
+
+    async def end(self, patience_s: float) -> None:
+        """Wait for it to end by itself, and kill it if it does not."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self.ended), patience_s)
+        except TimeoutError:
+            self._process.kill()
+            await self.ended
+
+    def _receive(self) -> None:
+        messages = self._lines.receive()
+        if messages is None:  # its last act, or it was killed
+            self._loop.remove_reader(self._connection.fileno())
+            self._loop.run_in_executor(None, self._wait).add_done_callback(self._note_end)
+        for news in messages or ():
+            self.reason = news.get("failed") or news.get("dead") or self.reason
+            if "ready" in news and not self.ready.done():
+                self._ready_s = time.monotonic()
+                self.ready.set_result(news)
+
+    def _wait(self) -> int:
+        try:
+            return self._process.wait(CLOSED_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _note_end(self, code: asyncio.Future[int]) -> None:
+        self._connection.close()
+        self._ended_s = time.monotonic()
+        self.ended.set_result(code.result())
 
 
 class Restarts:

@@ -11,12 +11,13 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone
 from hookline.core.serve.processes.server_process import LOOK_S, Restarts, ServerProcess, StartError, told_ends
@@ -29,19 +30,17 @@ MAX_FOLDER = 60
 _log = logging.getLogger("hookline")
 
 
+@dataclass(frozen=True)
 class _FrontEnd:
-    """A front end's process. names: what each replica's engine knows it by."""
+    """A front end's process. names: what each replica's engine knows it by, by the replica's number."""
 
-    def __init__(self, process: ServerProcess) -> None:
-        self.process = process
-        self.names: dict[int, str] = {}
-
-    def tell(self, message: dict[str, Any]) -> None:
-        self.process.child.tell(message)
+    process: ServerProcess
+    names: dict[int, str] = field(default_factory=dict)
 
 
 class Supervisor:
-    """Runs a server. sockets: one for each front end, bound. announce: called once all are ready.
+    """Runs a server. sockets: one for each front end, bound. announce: called once all are ready, with the model's
+    names and how many tokens a request may have.
 
     engine: what an engine's process runs, as "module:function". shares: each replica's part of the machine.
     """
@@ -50,7 +49,7 @@ class Supervisor:
         self,
         run: ServeRun,
         sockets: list[socket.socket],
-        announce: Callable[[dict[str, Any]], None],
+        announce: Callable[[Sequence[str], int], None],
         engine: str,
         shares: Sequence[Share] = (Share(),),
     ) -> None:
@@ -73,11 +72,11 @@ class Supervisor:
         try:
             ready = await self._unless_stopped(self._start())
             if ready is not None:
-                self._announce(ready)
+                self._announce(ready["names"], ready["max_model_len"])
                 watches += [asyncio.ensure_future(self._watch_replica(replica)) for replica in self._replicas]
                 watches += [asyncio.ensure_future(self._watch_front(index)) for index in self._fronts]
                 stopped = asyncio.ensure_future(self._stopping.wait())
-                await asyncio.wait({stopped, *watches}, return_when=asyncio.FIRST_COMPLETED)
+                await first_of(stopped, *watches)
                 for watch in watches:
                     if watch.done():
                         watch.result()  # it ends only by what nobody can go on with
@@ -90,13 +89,13 @@ class Supervisor:
     def _hear_signal(self) -> None:
         if self._stopping.is_set():  # told again: at once
             for front in self._fronts.values():
-                front.tell({"drain": 0})
+                front.process.tell({"drain": 0})
         self._stopping.set()
 
     async def _unless_stopped(self, work: Any) -> Any:
         """The result of some work; None if we are told to stop before."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(task, stopped)
         stopped.cancel()
         if task.done():
             return task.result()
@@ -123,9 +122,9 @@ class Supervisor:
         if replica.process.ready.done():
             self._num_connected += 1
             front.names[replica.number] = f"front-{self._num_connected}"
-            front.tell({"engine": replica.introduction(front.names[replica.number])})
+            front.process.tell({"engine": replica.introduction(front.names[replica.number])})
         if not replica.lives:
-            front.tell({"dead": replica.death(), "replica": replica.number})
+            front.process.tell({"dead": replica.death(), "replica": replica.number})
 
     def _start_front(self, index: int) -> None:
         one = self._sockets[index]
@@ -152,11 +151,11 @@ class Supervisor:
         Raises: StartError if no replica can be started any more.
         """
         while True:
-            await asyncio.shield(replica.process.child.ended)
+            await asyncio.shield(replica.process.ended)
             reason = replica.death()
             _log.error("%s is dead: %s", replica.name, reason)
             for front in self._fronts.values():
-                front.tell({"dead": reason, "replica": replica.number})
+                front.process.tell({"dead": reason, "replica": replica.number})
             delay_s = replica.restart_delay_s()
             if delay_s is None:
                 if self._run.serve.restart:
@@ -183,8 +182,8 @@ class Supervisor:
         restarts = Restarts()
         while True:
             front = self._fronts[index]
-            await asyncio.shield(front.process.child.ended)
-            ended = front.process.child.how_it_ended()
+            await asyncio.shield(front.process.ended)
+            ended = front.process.how_it_ended()
             delay_s = restarts.delay_s(front.process.served_s)
             if delay_s is None:
                 raise StartError(f"{told_ends(f'front end {index}')}: it {ended}")
@@ -203,8 +202,8 @@ class Supervisor:
         drain_s = self._run.serve.drain_s
         try:
             for front in self._fronts.values():
-                front.tell({"drain": drain_s})
-            await asyncio.gather(*(front.process.child.end(drain_s + CLOSE_S) for front in self._fronts.values()))
+                front.process.tell({"drain": drain_s})
+            await asyncio.gather(*(front.process.end(drain_s + CLOSE_S) for front in self._fronts.values()))
             await asyncio.gather(*(replica.end() for replica in self._replicas))
         finally:
             self._context.destroy(linger=0)

@@ -20,7 +20,7 @@ from hookline.core.batch.rows import Done, lines_of
 from hookline.core.batch.settings import validate_batch
 from hookline.core.errors import ConfigError, EngineError, QueueFullError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 
 
 def row(number, url="/v1/completions", **body):

@@ -12,7 +12,7 @@ import pytest
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import make_app
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 
 Ask = Callable[..., httpx.Response]
 

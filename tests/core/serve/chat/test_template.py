@@ -8,7 +8,7 @@ import pytest
 
 from hookline.core.serve.chat.template import ChatPrompt, _with_objects, checked_arguments, checked_messages
 from hookline.core.serve.errors import ApiError
-from hookline.core.serve.testing import tiny_model
+from hookline.core.testing.engine_client import tiny_model
 
 
 def test_content_is_text_whatever_form_it_came_in() -> None:

@@ -14,7 +14,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 
 
 def sent(make: Callable[[], AsyncGenerator[bytes, None]], **options: Any) -> tuple[list[dict[str, Any]], int]:

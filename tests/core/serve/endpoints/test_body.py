@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.core.serve.endpoints import body
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from hookline.core.tokenizer.codec import Codec
 from tests.core.serve.conftest import Ask
 

@@ -15,7 +15,7 @@ from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import EMBED, PoolingParams
 from hookline.core.serve.processes.messages import Step, decode_from_engine, encode, end_of, output_of
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import NUM_DIMENSIONS, FakeEngineClient, tiny_model
+from hookline.core.testing.engine_client import NUM_DIMENSIONS, FakeEngineClient, tiny_model
 from hookline.core.tokenizer.codec import Codec
 
 Ask = Callable[..., httpx.Response]

@@ -14,7 +14,7 @@ from hookline.core.serve.engine_client import Load
 from hookline.core.serve.http.api_keys import ApiKeys, read_keys
 from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from tests.core.serve.conftest import Ask
 
 KEY = "sk-right"

@@ -18,7 +18,7 @@ from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.http.server import listening_sockets, serve_http
 from hookline.core.serve.http.tls import check_tls
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient
 from tests.core.serve.http.certificates import ENCRYPTED, ONE, TWO
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]

@@ -20,7 +20,7 @@ from hookline.core.serve.processes.engine_link import EngineLink
 from hookline.core.serve.processes.engine_server import EngineServer
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.serve.testing import tiny_model
+from hookline.core.testing.engine_client import tiny_model
 from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 
@@ -170,7 +170,7 @@ def test_the_engine_s_observers_hear_of_prompts_that_a_front_end_refuses(
 ) -> None:
     heard: list[Any] = []
     monkeypatch.setattr(running.engine, "refuse", lambda ids, error: heard.append((list(ids), error.reason)))
-    monkeypatch.setattr("hookline.core.serve.processes.refusals.TELL_S", 0.0)
+    monkeypatch.setattr("hookline.core.serve.processes.remote_client.TELL_S", 0.0)
 
     async def talk(client: RemoteClient) -> None:
         for _ in range(3):
@@ -237,7 +237,7 @@ def test_a_step_that_raises_ends_its_requests_and_a_lost_rank_the_engine(tmp_pat
         broken.engine.executor.launch = fail
         with pytest.raises(EngineError, match="rank 1 was lost"):
             await deltas(client, [3], SamplingParams(max_tokens=5))
-        assert client.is_dead and not client.is_ready
+        assert client.death is not None and not client.is_ready
         with pytest.raises(EngineError, match="rank 1 was lost"):
             client.stream([3], SamplingParams())
 

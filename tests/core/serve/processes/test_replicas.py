@@ -13,12 +13,11 @@ from hookline.core.errors import ConfigError, EngineError
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ReplicaState
 from hookline.core.serve.processes.messages import LoadReport, Message, Step, Submit, packed
-from hookline.core.serve.processes.metrics_text import merged
 from hookline.core.serve.processes.remote_client import RemoteClient
-from hookline.core.serve.processes.replica_client import ReplicaClient
+from hookline.core.serve.processes.replica_client import ReplicaClient, merged
 from hookline.core.serve.processes.shares import Share, core_parts, gpu_parts, shares_of
 from hookline.core.serve.settings import ServeConfig, num_front_ends
-from hookline.core.serve.testing import FakeEngineClient, tiny_model
+from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from tests.core.serve.conftest import Ask
 
 LONG = [7] * 200
@@ -72,7 +71,7 @@ def test_a_dead_replica_ends_its_own_streams_alone_and_gets_no_new_ones() -> Non
         assert fakes.prompts() == [2, 2]
         fakes.clients[0].break_off("it was killed", is_dead=True)
         client = fakes.client
-        assert not client.is_dead and client.is_ready
+        assert client.death is None and client.is_ready
         assert [one.death for one in client.replicas] == ["it was killed", None]
         told = await asyncio.gather(*(asyncio.wait_for(anext(one), 0.05) for one in streams), return_exceptions=True)
         assert sorted(type(one).__name__ for one in told) == [
@@ -85,7 +84,7 @@ def test_a_dead_replica_ends_its_own_streams_alone_and_gets_no_new_ones() -> Non
             fakes.stream()
         assert fakes.prompts() == [2, 5]
         fakes.clients[1].break_off("and the other", is_dead=True)
-        assert client.is_dead and not client.is_ready and client.death == "it was killed"
+        assert not client.is_ready and client.death == "it was killed"
         with pytest.raises(EngineError, match="it was killed"):
             fakes.stream()
         fakes.clients[0].revive()

@@ -26,14 +26,19 @@ class EndingProcess:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         loop = asyncio.get_running_loop()
-        self.ready, ended = loop.create_future(), loop.create_future()
+        self.ready, self.ended = loop.create_future(), loop.create_future()
         if self.is_ready:
             self.ready.set_result({"facts": {}})
-        ended.set_result(1)
-        self.child = SimpleNamespace(ended=ended, how_it_ended=lambda: "ended with exit code 1", tell=lambda news: None)
+        self.ended.set_result(1)
         self.has_ended, self.reason = True, "a kernel failed"
         type(self).num_started += 1
         assert self.num_started < MAX_STARTS, "it is started without end"
+
+    def how_it_ended(self) -> str:
+        return "ended with exit code 1"
+
+    def tell(self, message: dict[str, Any]) -> None:
+        pass
 
     async def wait_until_ready(self, what: str) -> dict[str, Any]:
         if not self.is_ready:

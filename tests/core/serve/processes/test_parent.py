@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hookline.core.executor.messages import send_message
-from hookline.core.serve.processes.child_process import Parent
+from hookline.core.serve.processes.parent import Parent
 
 
 @pytest.fixture(autouse=True)

@@ -41,8 +41,8 @@ def tiny_model(names: tuple[str, ...] = ("fake",), max_model_len: int = 4096) ->
     """The facts of the bundled checkpoint, under other names."""
     root = bundled_checkpoint()
     codec = Codec(locate(root), max_len=max_model_len)
-    eos, now_s = codec.tokenizer.eos_token, int(time.time())
-    return ServedModel(names, root, max_model_len, codec, {}, eos, now_s, "0", len(codec.tokenizer))
+    vocab_size, now_s = len(codec.tokenizer), int(time.time())
+    return ServedModel(root, None, max_model_len, vocab_size, now_s, "fake", names=names, codec=codec)
 
 
 @dataclass
@@ -78,11 +78,6 @@ class FakeEngineClient:
     replicas: Sequence[ReplicaState] = ()
     asked: list[Asked] = field(default_factory=list)
     num_open: int = 0
-
-    @property
-    def is_dead(self) -> bool:
-        """See EngineClient."""
-        return self.death is not None
 
     def load(self) -> Load:
         """See EngineClient."""
