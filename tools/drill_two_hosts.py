@@ -27,8 +27,8 @@ from typing import Any
 
 from namespace_hosts import NOWHERE, ROOT, Host, SlowWire, Switch, why_not
 
-LIMIT_S = 5.5
-"""For every caller to be told: engine.rank_timeout_s, and to notice that it is over."""
+LIMIT_S = 5.0
+"""For every caller to be told."""
 GONE_S = 30.0
 """For a host that was cut off to end its ranks, and for Ray to know it as lost."""
 DELAY_S = 0.02

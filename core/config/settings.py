@@ -111,9 +111,10 @@ class EngineConfig:
     stall_timeout_s: float = bounded(30.0, above=0)
     """Seconds without progress after which a scheduler policy is broken off with an error: while it waits without
     computing anything, or in one call of it."""
-    rank_timeout_s: float = bounded(5.0, above=0)
-    """Several ranks: seconds without a sign of life from a rank's process after which the engine ends with an error."""
-    step_timeout_s: float = bounded(5.0, above=0)
+    rank_timeout_s: float = bounded(4.5, above=0)
+    """Several ranks: seconds without a sign of life from a rank's process after which the engine ends with an error;
+    callers have it up to half a second later."""
+    step_timeout_s: float = bounded(4.5, above=0)
     """Several ranks: seconds for which they wait for one of them in a step, beyond what they took themselves to get
     there, after which it ends likewise. While all ranks of a CPU compute, 12 times as long; up to five minutes of
     compiling do not count. Raise it to stop a rank in a debugger. One rank: a step that gets no further is broken off

@@ -5,6 +5,10 @@ error, when it gives no sign of life, or when a step gets no further. The first 
 elsewhere; then all processes are killed, which breaks off the collective that rank 0 may be stuck in. Times are counted
 while this thread runs, so that a process group that was suspended as a whole goes on.
 
+By the defaults callers are told within 5 s: of the half second that engine.rank_timeout_s leaves, a look at the ranks
+takes up to TICK_S, or two of them if their heartbeats are shared memory. A rank whose threads are all held up for 4 s
+is silent for BEAT_S longer, and goes on.
+
 A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so whoever is late
 there gets engine.step_timeout_s beyond what the others took. While nobody has arrived, and on a CPU single layers of a
 large step may well take that long, all get STEP_TIMEOUTS times as much. Time spent compiling does not count.
@@ -23,13 +27,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.core.distributed.heartbeat import Heartbeat
+from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, one_short_line
 from hookline.core.executor.peer import KILLED_S, Peer, await_end, kill
 from hookline.core.util.interrupt import Interrupter
 
 logger = logging.getLogger("hookline")
 TICK_S = 0.1
+SEEN_LATE_S = BEAT_S + TICK_S
+"""Between what a rank does and our seeing it, at most."""
 GRACE_S = 0.5
 """For the cause to turn up beside its echoes: ranks whose collective broke off report first, at times."""
 START_SILENCE_S = 120.0
@@ -193,8 +199,13 @@ class Monitor:
                 if not self._hear(of_socket[socket_fd]):
                     poll.unregister(socket_fd)
             now = time.monotonic()
-            self._judge(min(now - last, 2 * TICK_S))
+            self._judge(min(now - last, self._longest_look_s))
             last = now
+
+    @property
+    def _longest_look_s(self) -> float:
+        """Most of the time between two looks that counts: what a busy machine takes, not how long one was suspended."""
+        return max(2 * TICK_S, min(self.timeouts.rank_s, self.timeouts.step_s) / 4)
 
     def _see_rank_0_out(self) -> None:
         """Once the group has ended: break rank 0 off if it does not find that out by itself."""
@@ -300,7 +311,8 @@ class Monitor:
         else:
             self._stuck_s += passed_s
         is_waited_for = min(self._progress) != max(self._progress)
-        limit_s = self.timeouts.step_s + self._taken_s if is_waited_for else self.timeouts.all_s
+        taken_s = max(0.0, self._taken_s - SEEN_LATE_S)
+        limit_s = self.timeouts.step_s + taken_s if is_waited_for else self.timeouts.all_s
         if self._stuck_s > limit_s:
             self._end_stuck()
 
