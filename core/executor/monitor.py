@@ -69,7 +69,7 @@ class Monitor:
         """Called, by the thread that watches, if rank 0 does not leave its step even when it is broken off."""
         self.failure: str | None = None
         self._changed = threading.Condition()
-        self._said: dict[str, dict[int, dict[str, Any]]] = {"here": {}, "ready": {}}
+        self._said: dict[str, dict[int, Any]] = {"here": {}, "tried": {}, "ready": {}}
         self._suspects: list[tuple[bool, str]] = []
         self._places: dict[int, str] = {}
         """Where children are while they start."""
@@ -99,8 +99,8 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------------- for the group
 
-    def wait_until_all(self, said: str) -> dict[int, dict[str, Any]]:
-        """Wait until every child has sent "here" or "ready"; returns what each said with it.
+    def wait_until_all(self, said: str) -> dict[int, Any]:
+        """Wait until every child has sent "here", "tried" or "ready"; returns what each said with it.
 
         Raises: RankError with what went wrong.
         """
