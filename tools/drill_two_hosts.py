@@ -253,6 +253,22 @@ class Drill:
                 host.enter("nft delete table inet drill")
         return f"{text}; with ports {OPEN_PORTS} open: ready in {found['ready']['seconds']:.1f} s"
 
+    def case_closed_ranks(self) -> str:
+        """The ranks' hosts a and b reach the driver's, but each other only on Ray's own ports."""
+        for name in "ab":
+            self.hosts[name].enter(FIREWALL)
+        try:
+            began = time.monotonic()
+            text = self.refused("c", {"tp": 2})
+            seconds = time.monotonic() - began
+            named = re.findall(r"rank \d (?:of 2 )?\(pid \d+ on node 10\.213\.0\.(\d)\)", text)
+            check(sorted(named) == ["1", "2"] and "cannot reach rank" in text, text)
+            self.check_reserved()
+        finally:
+            for name in "ab":
+                self.hosts[name].enter("nft delete table inet drill")
+        return f"in {seconds:.1f} s, the start of the driver included: {text}"
+
     def case_cut_rank(self) -> str:
         """The plug of b is pulled while tp=2 generates for a driver on c."""
         return self._cut("b", {"tp": 2}, "a", "b")

@@ -117,7 +117,7 @@ def last_line(told: str) -> str:
 
 
 def free_resources(ray: Any) -> list[Mapping[str, float]]:
-    """What each living node has to give, as Ray's head node last heard; where it does not tell, what nodes have in all."""
+    """What each living node can give now, as the head node last heard; where Ray does not tell, what nodes have."""
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     try:
         from ray._private.state import available_resources_per_node
