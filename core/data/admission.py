@@ -39,7 +39,7 @@ class Admission:
 
     @asynccontextmanager
     async def room(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait for room for a request with so many prompt tokens, and hold it."""
+        """A place for one request of `num_tokens` prompt tokens, waited for, and held until the end of the context."""
         if self._waiting or not self._has_room(num_tokens):
             await self._turn(num_tokens)
         else:

@@ -1,6 +1,6 @@
 """One rank as an actor of Ray: says where it is, connects back to the engine's process, and is a rank from then on.
 
-Knows Ray only by what it is told and by the actor's own context, so that the module can be imported without it.
+Ray is imported only inside of an actor, so that the engine's process and tests can import this module without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks as actors of Ray, over TCP connections that they open to us.
 
-Ray says what became of the processes; steps, answers and signs of life go over the connections, as they do over those
-of child processes. Knows no configuration.
+Ray is asked only how a process ended, and to end it; steps, answers and signs of life go over the connections, in the
+same form as with child processes. The configuration passes through as a task that is not looked at.
 """
 
 from __future__ import annotations
@@ -116,14 +116,14 @@ class RayLinks(RankLinks):
             host, port = server.getsockname()[:2]
             running = [actor.run.remote(rank, host, port, secret, target) for rank, actor in enumerate(actors)]
 
-            def check() -> None:
+            def _check() -> None:
                 ended = ray.wait(running, timeout=0)[0]
                 if ended:
                     rank = running.index(ended[0])
                     who = f"rank {rank} of {size} (pid {places[rank]['pid']} on node {places[rank]['host']})"
                     raise RankError(f"{who}, while starting, {how_it_ended(ray, ended[0], places[rank])}")
 
-            found = accept_all(server, secret, awaited, patience_s, check)
+            found = accept_all(server, secret, awaited, patience_s, _check)
         return [
             RayPeer(
                 rank,

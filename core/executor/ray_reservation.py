@@ -1,6 +1,6 @@
 """Actors of Ray that are to be ranks: placed, asked where they are, and given back.
 
-Knows no configuration: it is told how many ranks there are and what they need.
+How many there are and what each needs is told by a `Wanted`, so that no configuration is read here.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RayReservation:
         if not self.ray.is_initialized():
             return
 
-        def release() -> None:
+        def _release() -> None:
             for actor in self.actors:
                 with suppress(Exception):
                     self.ray.kill(actor, no_restart=True)
@@ -150,7 +150,7 @@ class RayReservation:
                     self.ray.util.remove_placement_group(group)
 
         with suppress(TimeoutError):
-            within(RELEASE_S, release)
+            within(RELEASE_S, _release)
 
 
 def num_pieces(nodes: Sequence[float], piece: float) -> int:
