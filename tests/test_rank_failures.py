@@ -62,7 +62,7 @@ def assert_gone(processes):
             "1:3:hang",
             2,
             {},
-            r"rank 1 of 2 \(pid \d+\) got no further in a step for 5.\d s .* raise engine.step_timeout_s",
+            r"rank 1 of 2 \(pid \d+\) got no further in a step for 4.\d s .* raise engine.step_timeout_s",
         ),
         (
             "0:3:loop",

@@ -111,9 +111,10 @@ class EngineConfig:
     stall_timeout_s: float = bounded(30.0, above=0)
     """Seconds without progress after which a scheduler policy is stopped with an error: it keeps asking to wait while
     nothing is computed, or does not return from one call."""
-    rank_timeout_s: float = bounded(5.0, above=0)
-    """With several ranks: seconds without a sign of life from a rank's process until the engine ends with an error."""
-    step_timeout_s: float = bounded(5.0, above=0)
+    rank_timeout_s: float = bounded(4.5, above=0)
+    """With several ranks: seconds without a sign of life from a rank's process until the engine ends with an error.
+    Callers have the error up to half a second later."""
+    step_timeout_s: float = bounded(4.5, above=0)
     """With several ranks: seconds that ranks wait for another one in a step, beyond the time they took themselves to
     get there, until the engine ends with an error; 12 times as long while all ranks of a CPU compute. Up to five
     minutes of compiling do not count. Raise it to stop a rank in a debugger. With one rank, a step that makes no

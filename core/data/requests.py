@@ -1,4 +1,4 @@
-"""A row of a table as a request: which columns hold the prompt, and which parameters it brings."""
+"""A row of a table as a request: which columns hold the prompt, and which parameters it brings. No engine is needed."""
 
 from __future__ import annotations
 

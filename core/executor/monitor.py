@@ -6,6 +6,10 @@ ranks; the first cause is the one that is reported. Then all processes are kille
 rank 0 may be stuck in. Only the time that this thread runs is counted, so that a process group that was suspended as a
 whole can go on.
 
+By the defaults callers are told within 5 s: of the half second that engine.rank_timeout_s leaves, a look at the ranks
+takes up to TICK_S, or two of them if their heartbeats are shared memory. A rank whose threads are all held up for 4 s
+is silent for BEAT_S longer, and goes on.
+
 A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so a rank that is
 late there gets engine.step_timeout_s beyond what the others took. Until a first rank arrives, all get STEP_TIMEOUTS
 times as much, since on a CPU single layers of a large step may take that long. Time spent compiling does not count.
@@ -24,13 +28,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.core.distributed.heartbeat import Heartbeat
+from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, RankError, one_short_line
 from hookline.core.executor.peer import KILLED_S, Peer, await_end, kill
 from hookline.core.util.interrupt import Interrupter
 
 logger = logging.getLogger("hookline")
 TICK_S = 0.1
+SEEN_LATE_S = BEAT_S + TICK_S
+"""Between what a rank does and our seeing it, at most."""
 GRACE_S = 0.5
 """Seconds to wait for the cause: ranks whose collective broke off because of it may report earlier."""
 START_SILENCE_S = 120.0
@@ -68,7 +74,7 @@ class Monitor:
         """Called, by the thread that watches, if rank 0 does not leave its step even when it is interrupted."""
         self.failure: str | None = None
         self._changed = threading.Condition()
-        self._said: dict[str, dict[int, dict[str, Any]]] = {"here": {}, "ready": {}}
+        self._said: dict[str, dict[int, Any]] = {"here": {}, "tried": {}, "ready": {}}
         self._suspects: list[tuple[bool, str]] = []
         self._places: dict[int, str] = {}
         """Where children are while they start."""
@@ -98,8 +104,8 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------------- for the group
 
-    def wait_until_all(self, said: str) -> dict[int, dict[str, Any]]:
-        """Wait until every child has sent "here" or "ready"; returns what each said with it.
+    def wait_until_all(self, said: str) -> dict[int, Any]:
+        """Wait until every child has sent "here", "tried" or "ready"; returns what each said with it.
 
         Raises: RankError with what went wrong.
         """
@@ -198,8 +204,13 @@ class Monitor:
                 if not self._hear(of_socket[socket_fd]):
                     poll.unregister(socket_fd)
             now = time.monotonic()
-            self._judge(min(now - last, 2 * TICK_S))
+            self._judge(min(now - last, self._longest_look_s))
             last = now
+
+    @property
+    def _longest_look_s(self) -> float:
+        """Most of the time between two looks that counts: what a busy machine takes, not how long one was suspended."""
+        return max(2 * TICK_S, min(self.timeouts.rank_s, self.timeouts.step_s) / 4)
 
     def _see_rank_0_out(self) -> None:
         """Once the group has ended: interrupt rank 0 if it does not find that out by itself."""
@@ -305,7 +316,8 @@ class Monitor:
         else:
             self._stuck_s += passed_s
         is_waited_for = min(self._progress) != max(self._progress)
-        limit_s = self.timeouts.step_s + self._taken_s if is_waited_for else self.timeouts.all_s
+        taken_s = max(0.0, self._taken_s - SEEN_LATE_S)
+        limit_s = self.timeouts.step_s + taken_s if is_waited_for else self.timeouts.all_s
         if self._stuck_s > limit_s:
             self._end_stuck()
 

@@ -26,6 +26,7 @@ from hookline.core.errors import HooklineError, LostStep, RankError, RequestFaul
 from hookline.core.executor.answers import read_words
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.rank_0_loop import Answering, Rank0Worker
+from hookline.core.executor.reach import listening, unreached
 from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import MASKS, TIME_STEPS, Step, is_agreed_on, masks_in, unpack
 from hookline.core.util.arrays import IntArray, MaskArray
@@ -108,8 +109,17 @@ class RankProcess:
         self.ended.set()
 
     def _meet(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.say({"here": dict(said)})
-        return read_words(self._receive())
+        if not self.task.get("tries_others"):
+            self.say({"here": dict(said)})
+            return read_words(self._receive())
+        with listening(self.task["host"], self.task["size"]) as server:
+            self.say({"here": {**said, "address": server.getsockname()}})
+            told = read_words(self._receive())
+            addresses = {rank: (host, port) for rank, (host, port) in enumerate(told["addresses"])}
+            del addresses[self.task["rank"]]
+            self.say({"tried": list(unreached(addresses).items())})
+            self._receive()  # comes once all have tried: until then, others are on their way to us
+        return told
 
     def _live(self) -> None:
         """Write heartbeats, and end this process when the engine's is gone, whatever the main thread is stuck in.

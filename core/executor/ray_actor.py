@@ -1,6 +1,6 @@
 """One rank as an actor of Ray: says where it is, connects back to the engine's process, and is a rank from then on.
 
-Knows Ray only by what it is told and by the actor's own context, so that the module can be imported without it.
+Ray is imported only inside of an actor, so that the engine's process and tests can import this module without it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from hookline.core.errors import RankError
 from hookline.core.executor.rank_loop import serve_rank
+from hookline.core.executor.reach import OPEN_PORTS
 from hookline.core.plugin.environment import environment
 
 HELLO = struct.Struct("64s2i")
 """What a connection begins with: the engine's secret, the rank, and which of its two connections it is."""
 MESSAGES, ANSWERS = range(2)
 CONNECT_S = 30.0
-OPEN_PORTS = "open the ports of net.ipv4.ip_local_port_range between the nodes"
 LOST_MS = 20_000
 """Without an acknowledgement of what was sent, after which a connection counts as closed: the other host is gone."""
 

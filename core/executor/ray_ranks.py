@@ -1,7 +1,7 @@
 """Ranks as actors of Ray, over TCP connections that they open to us.
 
-Ray says what became of the processes; steps, answers and signs of life go over the connections, as they do over those
-of child processes. Knows no configuration.
+Ray is asked only how a process ended, and to end it; steps, answers and signs of life go over the connections, in the
+same form as with child processes. The configuration passes through as a task that is not looked at.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import numpy as np
 
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS
 from hookline.core.errors import RankError
+from hookline.core.executor.answers import words_of
 from hookline.core.executor.links import RankLinks
 from hookline.core.executor.monitor import Timeouts
 from hookline.core.executor.peer import Peer
 from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, make_prompt
 from hookline.core.executor.ray_reservation import START_KEY, RayReservation, cause_of, shares_host
+from hookline.core.executor.reach import OPEN_PORTS
 from hookline.core.util.ray_cluster import within
 
 HELLO_S = 5.0
@@ -91,12 +93,14 @@ class RayLinks(RankLinks):
         wanted = reservation.wanted
         super().__init__(wanted.size, timeouts, np.zeros(HEARTBEAT_WORDS * wanted.size, dtype=np.int64))
         self.reservation = reservation
+        self._tries_others = len({place["node"] for place in reservation.places}) > 1
         try:
             self.children += self._connected(target, timeouts.start_s)
             for rank, (peer, place) in enumerate(zip(self.children, reservation.places, strict=True)):
                 first = rank - rank % wanted.group
                 told = {"host": place["host"], "device": place["device"], "num_threads": wanted.cpus}
                 told["shares_host"] = shares_host(reservation.places[first : first + wanted.group])
+                told["tries_others"] = self._tries_others
                 peer.tell({**task, **told, **self.membership(rank)})
         except BaseException:
             self.close()
@@ -112,14 +116,14 @@ class RayLinks(RankLinks):
             host, port = server.getsockname()[:2]
             running = [actor.run.remote(rank, host, port, secret, target) for rank, actor in enumerate(actors)]
 
-            def check() -> None:
+            def _check() -> None:
                 ended = ray.wait(running, timeout=0)[0]
                 if ended:
                     rank = running.index(ended[0])
                     who = f"rank {rank} of {size} (pid {places[rank]['pid']} on node {places[rank]['host']})"
                     raise RankError(f"{who}, while starting, {how_it_ended(ray, ended[0], places[rank])}")
 
-            found = accept_all(server, secret, awaited, patience_s, check)
+            found = accept_all(server, secret, awaited, patience_s, _check)
         return [
             RayPeer(
                 rank,
@@ -131,6 +135,26 @@ class RayLinks(RankLinks):
             )
             for rank in range(size)
         ]
+
+    def meet(self, place: Mapping[str, Any]) -> None:
+        """See RankLinks. Ranks on several nodes try each other's addresses first.
+
+        Raises: RankError also if one does not reach another, with both nodes and what to open.
+        """
+        if not self._tries_others:
+            super().meet(place)
+            return
+        here = self.monitor.wait_until_all("here")
+        self.send(words_of({**here[0], "addresses": [here[rank]["address"] for rank in range(self.size)]}))
+        tried = self.monitor.wait_until_all("tried")
+        failed = [(rank, other, why) for rank in range(self.size) for other, why in tried[rank]]
+        if failed:
+            rank, other, why = failed[0]
+            host, port = here[other]["address"]
+            who = f"rank {rank} of {self.size} ({self.children[rank]}), while starting,"
+            whom = f"rank {other} ({self.children[other]}) at {host}:{port} ({why})"
+            raise RankError(f"{who} cannot reach {whom}, though both reach the engine; {OPEN_PORTS}")
+        self.send(words_of({}))
 
     def close(self) -> None:
         """See RankLinks."""

@@ -1,6 +1,6 @@
 """Actors of Ray that are to be ranks: placed, asked where they are, and given back.
 
-Knows no configuration: it is told how many ranks there are and what they need.
+How many there are and what each needs is told by a `Wanted`, so that no configuration is read here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from hookline.core.errors import ConfigError, RankError
 from hookline.core.executor.ray_actor import RankActor
 from hookline.core.plugin.environment import difference, environment
-from hookline.core.util.ray_cluster import connected_ray, last_line, within
+from hookline.core.util.ray_cluster import connected_ray, free_resources, last_line, within
 
 logger = logging.getLogger("hookline")
 KEEP_GPUS_VISIBLE = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -23,6 +23,10 @@ KEEP_GPUS_VISIBLE = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 START_KEY = "(engine.start_timeout_s)"
 RELEASE_S = 5.0
 """For the cluster to take back what it gave."""
+SETTLE_S = 3.0
+"""For the head node to hear what has just become free."""
+LOOK_S = 0.2
+"""Between two looks at what is free."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ class RayReservation:
     def _reserve(self) -> None:
         ray, wanted = self.ray, self.wanted
         kind, each = ("GPU", 1) if self.uses_gpus else ("CPU", wanted.cpus)
-        fits = any(node.get(kind, 0) >= wanted.group * each for node in self._nodes())
-        self._bundle_size = wanted.group if fits else 1
+        self._bundle_size = self._ranks_a_bundle(kind, each)
         bundles = [{kind: self._bundle_size * each}] * (wanted.size // self._bundle_size)
         there, needed = sum(int(node.get(kind, 0)) for node in self._nodes()), wanted.size * each
         if there < needed:
@@ -92,6 +95,28 @@ class RayReservation:
             needs = {"num_gpus": 1, "num_cpus": 0, "runtime_env": {"env_vars": KEEP_GPUS_VISIBLE}}
             options = needs if self.uses_gpus else {"num_cpus": each}
             self.actors.append(actor_class.options(scheduling_strategy=placed, max_restarts=0, **options).remote())
+
+    def _ranks_a_bundle(self, kind: str, each: int) -> int:
+        """How many ranks are reserved in one piece, and so on one node: a whole group, or one.
+
+        A group where nodes are large enough, unless they are taken now and several nodes have room for single ranks.
+        """
+        group, size = self.wanted.group, self.wanted.size
+        nodes = [node.get(kind, 0) for node in self._nodes()]
+        if num_pieces(nodes, group * each) < size // group:
+            has_large_one = any(node >= group * each for node in nodes)  # more of its kind may come
+            return group if has_large_one and num_pieces(nodes, each) < size else 1
+        until = time.monotonic() + SETTLE_S
+        while True:
+            free = [node.get(kind, 0) for node in free_resources(self.ray)]
+            if num_pieces(free, group * each) >= size // group or num_pieces(free, each) < size:
+                return group
+            if time.monotonic() >= until:
+                break
+            time.sleep(LOOK_S)
+        told = "engine.executor=ray: no node has %d free %ss for tp=%d now, so that its ranks go on several nodes"
+        logger.warning(told, group * each, kind, group)
+        return 1
 
     def _ask(self, uses_gpus: bool) -> list[dict[str, Any]]:
         """What each actor says of itself."""
@@ -116,7 +141,7 @@ class RayReservation:
         if not self.ray.is_initialized():
             return
 
-        def release() -> None:
+        def _release() -> None:
             for actor in self.actors:
                 with suppress(Exception):
                     self.ray.kill(actor, no_restart=True)
@@ -125,7 +150,12 @@ class RayReservation:
                     self.ray.util.remove_placement_group(group)
 
         with suppress(TimeoutError):
-            within(RELEASE_S, release)
+            within(RELEASE_S, _release)
+
+
+def num_pieces(nodes: Sequence[float], piece: float) -> int:
+    """How many pieces of this size fit on nodes of these sizes, none of which is cut."""
+    return sum(int(node // piece) for node in nodes)
 
 
 def check_environment(places: Sequence[Mapping[str, Any]]) -> None:

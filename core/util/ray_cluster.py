@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hookline.core.errors import ConfigError
@@ -114,6 +114,18 @@ def last_line(told: str) -> str:
     """What Ray tells last, in a text that may be a traceback: without the name of its type if that is ours; or ""."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     return re.sub(r"^hookline\.[\w.]+: ", "", "".join(lines[-1:]))
+
+
+def free_resources(ray: Any) -> list[Mapping[str, float]]:
+    """What each living node can give now, as the head node last heard; where Ray does not tell, what nodes have."""
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    try:
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+    except Exception:  # no public part of Ray, which may change
+        return list(nodes.values())
+    return [free.get(node, {}) for node in nodes]
 
 
 def node_here() -> str:

@@ -1,7 +1,7 @@
 """Which replica a request goes to: one that has its beginning in its cache, unless that one is busier than others.
 
-Pure: it knows numbers of replicas, hashes of beginnings and loads, and neither messages nor processes. Each front end
-has one; they agree on beginnings that none of them has seen, and need not talk for it.
+Computes with replicas' numbers, loads and hashes of beginnings alone; messages and processes are `replica_client`'s.
+Each front end has a router of its own; they agree on where new beginnings go without talking to each other.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Router:
         return chosen
 
     def _of_prefix(self, keys: Sequence[int], fits: Sequence[bool]) -> int | None:
-        """Who computed the longest beginning; if nobody has, whom every front end would choose first."""
+        """The replica that computed the longest of these beginnings, None if it is too busy; where all of them are new,
+        the one that every front end would choose.
+        """
         if not keys:
             return None
         for key in reversed(keys):

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
+from hookline.core.config.settings import EngineConfig
+from hookline.core.distributed.heartbeat import BEAT_S, HEARTBEAT_WORDS, Heartbeat
 from hookline.core.errors import RankError
+from hookline.core.executor import monitor as monitor_module
 from hookline.core.executor.child import Child
 from hookline.core.executor.monitor import COMPILE_S, Monitor, Timeouts
 
@@ -197,6 +199,67 @@ def test_rank_0_is_let_go_at_once_and_again_when_no_other_can_undo_it(group):
     group.monitor.release = lambda: were_gone.append([child.is_gone for child in group.children])
     group.monitor.fail("some cause")
     assert were_gone == [[False, False], [True, True]]
+
+
+NAMED_S = 5.0
+"""Within which callers are told of a dead or hung rank, by the defaults."""
+
+
+def ticks_until_named(group, act):
+    """Seconds by the monitor's own ticks until it names a rank, at most 20; act(seconds) comes before each look."""
+    defaults, seconds = EngineConfig(), 0.0
+    group.monitor.timeouts = Timeouts(defaults.rank_timeout_s, defaults.step_timeout_s, 60.0)
+    while group.monitor.failure is None and seconds < 20:
+        act(seconds)
+        group.monitor._judge(monitor_module.TICK_S)
+        seconds += monitor_module.TICK_S
+    return seconds
+
+
+def test_by_the_defaults_a_rank_that_falls_silent_is_named_within_five_seconds_with_time_to_spare():
+    group = Group()
+    group.heartbeats[1].beat()  # right before it is cut off
+    told_s = ticks_until_named(group, lambda seconds: group.heartbeats[2].beat())
+    assert group.monitor.failure.startswith("rank 1 of 3 (a fake) has given no sign of life for 4.5 s (engine.rank_tim")
+    assert told_s <= NAMED_S - 0.2
+
+
+def test_by_the_defaults_a_rank_that_hangs_in_a_step_is_named_within_five_seconds(group):
+    def act(seconds):
+        for heartbeat in group.heartbeats:
+            heartbeat.beat()
+        if seconds >= BEAT_S > seconds - monitor_module.TICK_S:  # by then all have told where they are
+            group.reach(0, 2)
+
+    assert ticks_until_named(group, act) < NAMED_S
+    assert group.monitor.failure.startswith("rank 1 of 3 (a fake) got no further in a step for 4.")
+
+
+def test_by_the_defaults_a_rank_whose_threads_are_held_up_for_four_seconds_goes_on(group):
+    def act(seconds):
+        group.heartbeats[2].beat()
+        if seconds == 0.0 or seconds > 4.0 + BEAT_S:
+            group.heartbeats[1].beat()
+            group.reach(0, 1, 2)
+
+    assert ticks_until_named(group, act) >= 20
+
+
+def test_a_second_between_two_looks_counts_on_a_busy_machine_and_a_minute_does_not_on_one_that_slept(monkeypatch):
+    group, counted = Group(size=1), []
+    group.monitor.timeouts = Timeouts(4.5, 4.5, 60.0)
+
+    def judge(passed_s):
+        counted.append(passed_s)
+        if len(counted) == 3:
+            group.monitor.failure = "enough"
+
+    group.monitor._judge = judge
+    looks = SimpleNamespace(poll=lambda milliseconds: [])
+    monkeypatch.setattr(monitor_module, "select", SimpleNamespace(poll=lambda: looks))
+    monkeypatch.setattr(monitor_module, "time", SimpleNamespace(monotonic=iter([0.0, 0.1, 1.1, 61.1]).__next__))
+    group.monitor._judge_until_the_end()
+    assert counted == pytest.approx([0.1, 1.0, 4.5 / 4])
 
 
 @pytest.mark.parametrize(("is_stopped", "seconds"), [(True, (5.0, 7.0)), (False, (120.0, 122.0))])

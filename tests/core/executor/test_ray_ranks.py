@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from hookline.core.executor.ray_reservation import (
     shares_host,
 )
 from hookline.core.plugin.environment import environment
+from hookline.core.util.ray_cluster import free_resources
 
 SECRET = "5" * 64
 
@@ -72,10 +74,14 @@ def test_a_rank_with_another_environment_is_named_with_its_node_and_what_differs
 
 
 class FakeCluster:
-    """What a reservation asks of Ray. gpus: of each node. ids: node and GPU of each actor, in their order."""
+    """What a reservation asks of Ray. gpus: of each node. ids: node and GPU of each actor, in their order.
 
-    def __init__(self, gpus, ids):
+    free: GPUs of each node that are not taken, at each look; the last ones stay.
+    """
+
+    def __init__(self, gpus, ids, free=()):
         self.gpus, self.ids, self.bundles, self.options, self.killed, self.removed = gpus, ids, None, [], [], []
+        self.free = list(free) or [gpus]
         self.util = self.exceptions = self
         self.scheduling_strategies, self.RayError = self, RuntimeError
         self.PlacementGroupSchedulingStrategy = lambda group, index: index
@@ -117,7 +123,12 @@ class FakeCluster:
 
 
 def reserve(monkeypatch, cluster, size, group, device="auto"):
+    def free_resources(ray):
+        now = cluster.free.pop(0) if len(cluster.free) > 1 else cluster.free[0]
+        return [{"CPU": 8.0, **({"GPU": count} if count else {})} for count in now]
+
     monkeypatch.setattr(ray_reservation, "connected_ray", lambda asker: cluster)
+    monkeypatch.setattr(ray_reservation, "free_resources", free_resources)
     return RayReservation(Wanted(size, group, device, 1, 1.0))
 
 
@@ -139,6 +150,40 @@ def test_ranks_that_no_node_can_hold_together_get_a_bundle_each(monkeypatch):
     cluster = FakeCluster([1, 1], [("a", 0), ("b", 0)])
     reserve(monkeypatch, cluster, 2, 2)
     assert cluster.bundles == [{"GPU": 1}, {"GPU": 1}]
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "free", "bundles"),
+    [
+        pytest.param(2, [2, 1, 1], [[0, 1, 1]], [{"GPU": 1}] * 2, id="two_nodes_have_room_now"),
+        pytest.param(2, [2, 1, 1], [[2, 1, 1]], [{"GPU": 2}], id="one_node_has_room_now"),
+        pytest.param(2, [2, 1, 1], [[1, 0, 0]], [{"GPU": 2}], id="nothing_has_room_now"),
+        pytest.param(2, [2, 1, 1], [[0, 1, 1], [1, 1, 1], [2, 1, 1]], [{"GPU": 2}], id="a_node_was_just_given_back"),
+        pytest.param(4, [3, 1, 2], [[3, 1, 2]], [{"GPU": 2}] * 2, id="each_group_has_a_node"),
+        pytest.param(4, [3, 1, 1], [[3, 1, 1]], [{"GPU": 1}] * 4, id="only_one_group_has_a_node"),
+        pytest.param(6, [3, 1, 1], [[3, 1, 1]], [{"GPU": 2}] * 3, id="more_such_nodes_may_come"),
+    ],
+)
+def test_ranks_are_put_where_there_is_room_now(size, gpus, free, bundles, monkeypatch, caplog):
+    monkeypatch.setattr(ray_reservation, "SETTLE_S", 0.0 if len(free) == 1 else 60.0)
+    monkeypatch.setattr(ray_reservation, "LOOK_S", 0.0)
+    cluster = FakeCluster(gpus, [(node, 0) for node in "abcdef"], free)
+    with suppress(RankError):  # if this cluster never has that much
+        reserve(monkeypatch, cluster, size, 2)
+    assert cluster.bundles == bundles
+    told = "no node has 2 free GPUs for tp=2 now, so that its ranks go on several nodes"
+    assert (told in caplog.text) == (free == [[0, 1, 1]])
+
+
+def test_what_is_free_is_what_nodes_have_where_ray_does_not_tell(monkeypatch):
+    nodes = [{"NodeID": name, "Alive": name != "c", "Resources": {"CPU": 2.0}} for name in "abc"]
+    ray = SimpleNamespace(nodes=lambda: nodes)
+    pytest.importorskip("ray", reason="needs the extra ray")
+    state = "ray._private.state.available_resources_per_node"
+    monkeypatch.setattr(state, lambda: {"b": {"CPU": 1.0}, "c": {"CPU": 9.0}})
+    assert free_resources(ray) == [{}, {"CPU": 1.0}]
+    monkeypatch.delattr(state)
+    assert free_resources(ray) == [{"CPU": 2.0}, {"CPU": 2.0}]
 
 
 def test_a_cluster_without_gpus_gives_cpus_and_one_with_them_if_it_is_told_to(monkeypatch):

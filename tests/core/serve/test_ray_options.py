@@ -64,6 +64,36 @@ def test_what_cannot_be_meant_is_refused_in_one_line(given: dict[str, Any], mess
     assert "\n" not in str(raised.value)
 
 
+LEAST: dict[str, float] = {
+    "min_replicas": 0,
+    "max_replicas": 1,
+    "target_ongoing_requests": 0.1,
+    "max_ongoing_requests": 1,
+    "upscale_delay_s": 0.0,
+    "downscale_delay_s": 0.0,
+    "look_back_s": 10.1,
+    "num_cpus": 0.0,
+    "num_gpus": 0.0,
+}
+"""Of each number that has a range, about the least that it may be."""
+
+
+@pytest.mark.parametrize("key", LEAST)
+def test_a_number_out_of_its_range_is_refused_by_its_key(key: str) -> None:
+    least, others = LEAST[key], {"max_replicas": 1} if key == "min_replicas" else {}
+    assert getattr(split_arguments({"ray": {**others, key: least}})[1], key) == least
+    with pytest.raises(ConfigError, match=rf"^ray\.{key}="):
+        split_arguments({"ray": {**others, key: least - (1 if isinstance(least, int) else 0.1)}})
+
+
+def test_an_unscaled_number_of_replicas_may_be_given_twice_and_a_text_is_not_spelt_again() -> None:
+    given = {"ray.min_replicas": 2, "ray.max_replicas": 2, "serve.names": '["a"]', "ray.name": "mine"}
+    arguments, options = split_arguments(given)
+    assert arguments == ['serve.names=["a"]']
+    assert (options.min_replicas, options.max_replicas, options.name) == (2, 2, "mine")
+    assert told({}, min_replicas=2, max_replicas=2)["num_replicas"] == 2
+
+
 def test_keys_that_are_ray_s_are_keys_of_the_server() -> None:
     assert set(NOT_OURS) <= set(vars(ServeConfig()))
 
@@ -75,6 +105,34 @@ def test_what_ray_is_told_follows_from_the_engine_s_sizes() -> None:
     assert (found["autoscaling_config"]["min_replicas"], found["autoscaling_config"]["max_replicas"]) == (1, 3)
     assert found["graceful_shutdown_timeout_s"] == 20 + CLOSE_S
     assert found["request_router_config"] == {"request_router_class": STICKY_ROUTER}
+
+
+def test_by_default_ray_is_told_this() -> None:
+    assert told({"engine": {"max_num_seqs": 32}, "serve": {"drain_s": 20, "max_requests": 99}}, max_replicas=2) == {
+        "name": "hookline",
+        "max_ongoing_requests": 64,
+        "max_queued_requests": 99,
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+        "ray_actor_options": {"num_cpus": 1.0, "num_gpus": 0},
+        "graceful_shutdown_timeout_s": 30.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "health_check_period_s": 3,
+        "request_router_config": {"request_router_class": STICKY_ROUTER},
+        "autoscaling_config": {
+            "min_replicas": 1,
+            "max_replicas": 2,
+            "target_ongoing_requests": 32.0,
+            "upscale_delay_s": 10.0,
+            "downscale_delay_s": 300.0,
+            "look_back_period_s": 30.0,
+        },
+    }
+
+
+def test_what_ray_is_told_can_be_said_otherwise() -> None:
+    found = told({}, max_replicas=2, target_ongoing_requests=3.5, max_ongoing_requests=7, num_cpus=2.0)
+    assert (found["max_ongoing_requests"], found["ray_actor_options"]["num_cpus"]) == (7, 2.0)
+    assert found["autoscaling_config"]["target_ongoing_requests"] == 3.5
 
 
 def test_without_a_maximum_nothing_is_scaled_and_stickiness_can_be_left_out() -> None:
@@ -89,6 +147,7 @@ def test_without_a_maximum_nothing_is_scaled_and_stickiness_can_be_left_out() ->
         ({"tp": 2}, {}, 4, 2),
         ({"tp": 2}, {}, 0, 0),
         ({"device": "cuda"}, {}, 0, 1),
+        ({"device": "cuda"}, {"num_gpus": 0.0}, 4, 0),
         ({"device": "cpu"}, {}, 4, 0),
         ({}, {"num_gpus": 0.5}, 0, 0.5),
     ],

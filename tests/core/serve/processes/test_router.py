@@ -80,6 +80,33 @@ def test_a_full_replica_is_passed_over_and_if_all_are_full_the_least_busy_refuse
     assert router.choose(keys_of(1), [5, 4]) == 1
 
 
+@pytest.mark.parametrize(
+    ("capacity", "load", "stays"),
+    [(4, 3, True), (4, 4, False), (CAPACITY, SLACK, True), (CAPACITY, SLACK + 1, False)],
+)
+def test_a_beginning_stays_where_it_was_up_to_the_capacity_and_the_bound(capacity: int, load: int, stays: bool) -> None:
+    router, loads = Router(2, capacity), [0, 0]
+    first = router.choose(keys_of(1), loads)
+    assert first is not None
+    loads[first] = load
+    assert (router.choose(keys_of(1), loads) == first) == stays
+
+
+def test_the_beginning_that_was_asked_for_longest_ago_is_forgotten_first() -> None:
+    router = Router(2, CAPACITY)
+    for key in range(MAX_REMEMBERED):
+        router.choose([key], [0, 0])
+    router.choose([0], [0, 0])
+    router.choose([MAX_REMEMBERED], [0, 0])
+    assert {0, 2, MAX_REMEMBERED} <= set(router._remembered) and 1 not in router._remembered
+
+
+def test_a_session_has_a_key_for_each_salt_and_half_a_character_is_one_of_a_text() -> None:
+    keys = [keys_of(1, session="me", salt=salt)[0] for salt in (None, "a", "b")]
+    assert len(set(keys)) == 3
+    assert len(prefix_keys("\ud83d" * SPAN, None, None)) == 1
+
+
 def test_what_is_remembered_is_bounded() -> None:
     router = Router(2, CAPACITY)
     for number in range(MAX_REMEMBERED // 2 + 10):
