@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hookline.core.batch.parts import PARQUET, Part, Source
+from hookline.core.batch.input_folder import PARQUET
+from hookline.core.batch.parts import Part, Source
 from hookline.core.errors import ConfigError, one_short_line, shown
 from hookline.core.util.files import write_whole
 
