@@ -83,7 +83,8 @@ class EngineConfig:
     prepare_grammars: bool | None = None
     """While the weights load, make the grammar back end in a thread if one is installed: its vocabulary of 151k tokens
     takes a second, in which it holds up all of Python for half a one. None: in an AsyncLLM and a server, whose streams
-    would feel that in the middle of serving, not in an LLM, where the first request that asks for a form makes it."""
+    would feel that in the middle of serving, and for a batch whose rows all ask for a form; elsewhere the first request
+    that asks for one makes it."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the last one are known; None does so on a GPU."""
     prefix_caching: bool = True

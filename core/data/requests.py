@@ -56,6 +56,12 @@ class RowReader:
             raise RequestError(f"task={shown(self.task)} is not one of {', '.join(TASKS)}")
         object.__setattr__(self, "_params", self._checked(self.sampling))
 
+    @property
+    def wants_forms(self) -> bool:
+        """Whether every row asks for a form, as far as that is known before a row is read."""
+        params: SamplingParams = vars(self)["_params"]
+        return self.task != EMBEDDINGS and (self.task == STRUCTURED or params.structured_outputs is not None)
+
     def request_of(self, row: Mapping[str, Any], number: int = 0) -> Request:
         """The request of a row. number: its place in its batch.
 

@@ -15,14 +15,16 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
 
-from hookline.core.batch import part_answers
+from hookline.core.batch import command, part_answers
 from hookline.core.batch.command import main
 from hookline.core.batch.folder import Finisher, answer_folder
 from hookline.core.batch.output_folder import OutputFolder
+from hookline.core.batch.part_answers import PartAnswers
 from hookline.core.batch.parts import Part, PartTables, lines_of_part, source_of
 from hookline.core.batch.rows import Line, RowError, answer_line
 from hookline.core.batch.runner import Tally
 from hookline.core.batch.settings import validate_batch
+from hookline.core.data.generate import Generate
 from hookline.core.data.tables import with_answers
 from hookline.core.errors import ConfigError, EngineError
 from hookline.core.plugin.host import PluginHost
@@ -485,3 +487,38 @@ def test_a_full_disk_is_one_line_and_the_parts_that_are_written_stay(folders, ho
             OutputFolder(run.output).write(Part("c.jsonl", 0, 0, 0, 1), b"")
     assert answer_folder(run, host, lambda said: None).num_failed == 0
     assert sum(map(len, answers(folders[1]).values())) == 28
+
+
+class MadeError(Exception):
+    """An engine would be made now. The argument: its configuration."""
+
+
+@pytest.mark.parametrize(
+    ("task", "sampling", "asked", "is_made"),
+    [
+        ("completion", {}, None, False),
+        ("chat", {}, True, True),
+        ("structured", {}, None, True),
+        ("structured", {}, False, False),
+        ("completion", {"structured_outputs": {"regex": "a"}}, None, True),
+        ("embeddings", {}, None, False),
+    ],
+)
+def test_a_grammar_back_end_is_made_at_the_start_only_where_all_rows_need_it(
+    task, sampling, asked, is_made, monkeypatch, tmp_path
+):
+    def make(config, host):
+        raise MadeError(config)
+
+    monkeypatch.setattr("hookline.core.frontend.async_llm.AsyncLLM.from_config", make)
+    (tmp_path / "in").mkdir()
+    tree = {"engine": {"prepare_grammars": asked}, "sampling": sampling, "batch": {"task": task}}
+    host = PluginHost.load()
+    run = validate_batch([str(tmp_path / "in"), str(tmp_path / "out")], tree, host)
+    starts = [lambda: Generate(run.config, task=task, sampling=sampling), lambda: PartAnswers(run, host)]
+    if task == "completion" and not sampling:
+        starts.append(lambda: command._answer(run, host, iter([]), 0, 0))
+    for start in starts:
+        with pytest.raises(MadeError) as caught:
+            start()
+        assert caught.value.args[0].engine.prepare_grammars is is_made
