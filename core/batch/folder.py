@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.batch.input_folder import PARQUET, files_in
 from hookline.core.batch.output_folder import OutputFolder
-from hookline.core.batch.parts import Part, Source, parquet_file, source_of
+from hookline.core.batch.parts import Part, Source, check_parquet_name, parquet_file, source_of
 from hookline.core.batch.runner import Tally
 from hookline.core.batch.settings import ON_RAY, BatchRun, check_all_used
 from hookline.core.data.requests import prompts_of
@@ -99,6 +99,7 @@ def check_columns(run: BatchRun, file: str) -> None:
     """Refuse a parquet file whose columns do not fit, before anything starts. Raises: ConfigError."""
     if not file.endswith(PARQUET):
         return
+    check_parquet_name(run.output / file)
     names = parquet_file(run.input / file).schema_arrow.names
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{run.input / file} has several columns '{clipped(twice[0])}'; give each a name of its own")

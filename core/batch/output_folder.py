@@ -122,7 +122,7 @@ class OutputFolder:
 
     def count_death(self, part: Part) -> int:
         """Note that an engine ended while it answered a part; returns how many have, in this run."""
-        path = self._work / "deaths" / f"{part.file}.{part.number}"
+        path = self._work / "deaths" / part.file / str(part.number)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(b".")

@@ -16,6 +16,7 @@ from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
 from hookline.core.data.row_answers import RowAnswers, engine_for_rows
 from hookline.core.data.tables import Answer, rows_of, with_answers
+from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.http.routes import routes
 from hookline.core.serve.in_process import InProcessClient
@@ -78,7 +79,11 @@ class PartAnswers:
             if (error := answer.get("error")) is not None:
                 tally.fail_at(f"row {number}", error)
         file = pa.BufferOutputStream()
-        pq.write_table(with_answers(table, answers, self._run.task, self._run.prefix), file)
+        try:
+            pq.write_table(with_answers(table, answers, self._run.task, self._run.prefix), file)
+        except pa.ArrowException as error:  # a column that pyarrow reads and does not write
+            cause = one_short_line(error)
+            raise ConfigError(f"the rows of {self._run.input / part.file} cannot be written again: {cause}") from error
         found: bytes = file.getvalue().to_pybytes()
         return found
 

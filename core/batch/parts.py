@@ -113,7 +113,8 @@ def _num_group_rows(metadata: Any) -> int:
 
 
 def parquet_file(path: Path) -> pyarrow.parquet.ParquetFile:
-    """A parquet file, its end read. Raises: ConfigError if it is none, or pyarrow is missing."""
+    """A parquet file, its end read. Raises: ConfigError if it is none or has no fit name, or pyarrow is missing."""
+    check_parquet_name(path)
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -123,6 +124,14 @@ def parquet_file(path: Path) -> pyarrow.parquet.ParquetFile:
         return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
     except pa.ArrowException as error:
         raise ConfigError(f"{path} is no parquet file: {one_short_line(error)}") from error
+
+
+def check_parquet_name(path: Path) -> None:
+    """Refuse a name that pyarrow cannot open. Raises: ConfigError naming it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path} has a name that is not UTF-8, and no parquet file may have one; rename it") from None
 
 
 def lines_of_part(folder: Path, part: Part) -> Iterator[Line]:

@@ -126,7 +126,11 @@ def _mapping(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _messages(value: Any) -> Prompt:
     found = _parsed("messages", value)
-    is_list = isinstance(found, list) and found and all(isinstance(one, Mapping) and "role" in one for one in found)
+    is_list = (
+        isinstance(found, list)
+        and found
+        and all(isinstance(one, Mapping) and one.get("role") is not None for one in found)
+    )
     if not is_list:
         raise RequestError(f"messages={shown(value)} must be a list of mappings with role and content, or one as JSON")
     return [{key: part for key, part in one.items() if part is not None or key == "content"} for one in found]
