@@ -95,7 +95,7 @@ def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
     done = bench(tmp_path, "hydra/sweeper=study", "hydra.sweeper.n_trials=1", "engine.max_num_seqs=choice(0,-1)")
     assert done.returncode == 2
     assert "hookline: 0 of 1 jobs succeeded" in done.stderr
-    assert done.stderr.splitlines()[-1] == "hookline: error: no trial succeeded, so there is no best one"
+    assert done.stderr.splitlines()[-1] == "hookline: error: no trial gave a figure to compare, so there is no best one"
 
 
 @pytest.mark.parametrize(

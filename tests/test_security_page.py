@@ -62,7 +62,7 @@ SHOWN = {
     "a request that has begun, without a token": [scheduling.MAX_PROMPT_STEPS],
     "an error's text, where it shows a value": [errors.MAX_SHOWN],
     "a line of a batch": [rows.MAX_LINE_BYTES // 2**20],
-    "a parquet file of a batch": [parts.MAX_ROWS, parts.MAX_GROUP_BYTES // 2**30],
+    "a parquet file of a batch": [parts.MAX_ROWS, parts.MAX_PART_BYTES // 2**30],
     "a prompt of a trace": [workload.MAX_PROMPT_TOKENS],
     "numbers": [sampling_params.MAX_WHOLE + 1],
 }

@@ -83,11 +83,11 @@ def _open_lines(input: BinaryIO, done: Done) -> Iterator[Line]:
 def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int, total: int) -> Tally:
     import asyncio
 
-    from hookline.core.frontend.async_llm import AsyncLLM
+    from hookline.core.data.row_answers import engine_for_rows
     from hookline.core.serve.in_process import InProcessClient
 
     async def _answer() -> Tally:
-        client = InProcessClient(AsyncLLM.from_config(run.config, host), run.serve)
+        client = InProcessClient(engine_for_rows(run.config, host, wants_forms=False), run.serve)
         try:
             return await answer_lines(client, run, lines, output, total)
         finally:

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hookline.core.batch.input_folder import PARQUET, files_in
 from hookline.core.batch.output_folder import OutputFolder
-from hookline.core.batch.parts import PARQUET, Part, Source, files_in, parquet_file, source_of
+from hookline.core.batch.parts import Part, Source, check_parquet_name, parquet_file, source_of
 from hookline.core.batch.runner import Tally
 from hookline.core.batch.settings import ON_RAY, BatchRun, check_all_used
 from hookline.core.data.requests import prompts_of
@@ -71,7 +72,7 @@ def answer_folder(run: BatchRun, host: PluginHost, say: Callable[[str], None]) -
     """
     output = OutputFolder(run.output)
     with output.locked():
-        files = files_in(run.input)
+        files = files_in(run.input, run.follow_links)
         check_all_used(run, any(file.endswith(PARQUET) for file in files))
         output.check_free(files)
         sources = [source_of(run.input, file, run.part_rows) for file in files]
@@ -98,6 +99,7 @@ def check_columns(run: BatchRun, file: str) -> None:
     """Refuse a parquet file whose columns do not fit, before anything starts. Raises: ConfigError."""
     if not file.endswith(PARQUET):
         return
+    check_parquet_name(run.output / file)
     names = parquet_file(run.input / file).schema_arrow.names
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{run.input / file} has several columns '{clipped(twice[0])}'; give each a name of its own")

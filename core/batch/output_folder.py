@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hookline.core.batch.parts import PARQUET, Part, Source
+from hookline.core.batch.input_folder import PARQUET
+from hookline.core.batch.parts import Part, Source
 from hookline.core.errors import ConfigError, one_short_line, shown
 from hookline.core.util.files import write_whole
 
@@ -121,7 +122,7 @@ class OutputFolder:
 
     def count_death(self, part: Part) -> int:
         """Note that an engine ended while it answered a part; returns how many have, in this run."""
-        path = self._work / "deaths" / f"{part.file}.{part.number}"
+        path = self._work / "deaths" / part.file / str(part.number)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(b".")

@@ -7,15 +7,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.batch.endpoints import posting
+from hookline.core.batch.input_folder import PARQUET
 from hookline.core.batch.output_folder import OutputFolder
-from hookline.core.batch.parts import PARQUET, Part, PartTables, lines_of_part
+from hookline.core.batch.parts import Part, PartTables, lines_of_part
 from hookline.core.batch.rows import Line
 from hookline.core.batch.runner import Tally, answered
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
-from hookline.core.data.row_answers import RowAnswers
+from hookline.core.data.row_answers import RowAnswers, engine_for_rows
 from hookline.core.data.tables import Answer, rows_of, with_answers
-from hookline.core.frontend.async_llm import AsyncLLM
+from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.http.routes import routes
 from hookline.core.serve.in_process import InProcessClient
@@ -35,11 +36,11 @@ class PartAnswers:
 
         self._run = run
         self._output = OutputFolder(run.output)
-        self._llm = AsyncLLM.from_config(run.config, host)
+        reader = RowReader(run.task, run.sampling, seed=run.config.seed)
+        self._llm = engine_for_rows(run.config, host, reader.wants_forms)
         self._client = InProcessClient(self._llm, run.serve)
         self._post = posting(Starlette(routes=routes(self._client, run.serve)))
         self._admission = Admission.of(self._llm.llm, run.max_rows)
-        reader = RowReader(run.task, run.sampling, seed=run.config.seed)
         self._rows = RowAnswers(self._llm, reader, self._admission)
         self._tables = PartTables(run.input)
 
@@ -78,7 +79,11 @@ class PartAnswers:
             if (error := answer.get("error")) is not None:
                 tally.fail_at(f"row {number}", error)
         file = pa.BufferOutputStream()
-        pq.write_table(with_answers(table, answers, self._run.task, self._run.prefix), file)
+        try:
+            pq.write_table(with_answers(table, answers, self._run.task, self._run.prefix), file)
+        except pa.ArrowException as error:  # a column that pyarrow reads and does not write
+            cause = one_short_line(error)
+            raise ConfigError(f"the rows of {self._run.input / part.file} cannot be written again: {cause}") from error
         found: bytes = file.getvalue().to_pybytes()
         return found
 

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline.core.batch.input_folder import PARQUET
 from hookline.core.batch.rows import Line, lines_of
 from hookline.core.errors import ConfigError, one_short_line
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 NO_GROUP = -1
-JSONL, PARQUET = SUFFIXES = (".jsonl", ".parquet")
-MAX_GROUP_BYTES = 2**32
-"""Most memory for a row group of a parquet file, read whole: few bytes of a file can stand for any number of rows."""
+MAX_PART_BYTES = 2**32
+"""Most memory for a part of a parquet file: few bytes of a file can stand for any number of rows."""
 MAX_ROWS = 2**31
 """Most rows that a parquet file may say it has."""
 ROWS_AT_ONCE = 2**16
-"""Rows of a group that are decoded between two looks at its memory, at most."""
+"""Rows of a group that are decoded at once, at most."""
+READ_BYTES = 2**20
+"""Bytes of a column that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,6 @@ class Source:
     def num_rows(self) -> int:
         """Of all parts."""
         return sum(part.num_rows for part in self.parts)
-
-
-def files_in(folder: Path) -> list[str]:
-    """The JSONL and parquet files below a folder, relative to it, without hidden ones.
-
-    Raises: ConfigError if there is none.
-    """
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    files = sorted(path.as_posix() for path in found if not any(name.startswith(".") for name in path.parts))
-    if not files:
-        raise ConfigError(f"{folder} holds no file that ends in {' or '.join(SUFFIXES)}")
-    return files
 
 
 def source_of(folder: Path, file: str, part_rows: int) -> Source:
@@ -123,16 +113,25 @@ def _num_group_rows(metadata: Any) -> int:
 
 
 def parquet_file(path: Path) -> pyarrow.parquet.ParquetFile:
-    """A parquet file, its end read. Raises: ConfigError if it is none, or pyarrow is missing."""
+    """A parquet file, its end read. Raises: ConfigError if it is none or has no fit name, or pyarrow is missing."""
+    check_parquet_name(path)
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise ConfigError(f'{path} needs pyarrow: pip install "hookline[parquet]"') from error
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
     except pa.ArrowException as error:
         raise ConfigError(f"{path} is no parquet file: {one_short_line(error)}") from error
+
+
+def check_parquet_name(path: Path) -> None:
+    """Refuse a name that pyarrow cannot open. Raises: ConfigError naming it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path} has a name that is not UTF-8, and no parquet file may have one; rename it") from None
 
 
 def lines_of_part(folder: Path, part: Part) -> Iterator[Line]:
@@ -155,55 +154,75 @@ def _check_unchanged(folder: Path, part: Part, num_rows: int) -> None:
 
 
 class PartTables:
-    """The tables of parts of parquet files; the last row group is kept, since the next part is likely of it."""
+    """The tables of parts of parquet files, read as they are asked for: parts of a row group in their order are read in
+    one go, others from the group's beginning. At most one part and the rows that were decoded with its last are held.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: tuple[str, int] | None = None
-        self._table: pyarrow.Table = None
+        self._place: tuple[str, int] | None = None
+        self._rows: _GroupRows | None = None
 
     def table_of(self, part: Part) -> pyarrow.Table:
         """A part's rows with all their columns.
 
-        Raises: ConfigError if the file is damaged or was changed.
+        Raises: ConfigError if the file is damaged or was changed, or the part takes too much memory.
         """
-        if self._kept != (part.file, part.group):
-            self._table = self._read(part)
-            self._kept = (part.file, part.group)
-        found = self._table.slice(part.start, part.num_rows)
-        _check_unchanged(self._folder, part, found.num_rows)
-        return found
-
-    def _read(self, part: Part) -> pyarrow.Table:
         import pyarrow as pa
 
         path = self._folder / part.file
-        file = parquet_file(path)
         try:
             if part.group == NO_GROUP:
-                return file.schema_arrow.empty_table()
-            table = _group_table(file, part.group, path)
-            table.validate()  # but for texts: one that is not UTF-8 is its row's error, not the file's
+                return parquet_file(path).schema_arrow.empty_table()
+            rows, self._rows = self._rows, None  # to be read on only if all goes well here
+            if rows is None or rows.next_row > part.start or self._place != (part.file, part.group):
+                rows = _GroupRows(path, part.group)
+            found = rows.table(part.start, part.num_rows)
+            found.validate()  # but for texts: one that is not UTF-8 is its row's error, not the file's
         except (pa.ArrowException, OSError, IndexError) as error:
             raise ConfigError(f"row group {part.group} of {path} cannot be read: {one_short_line(error)}") from error
-        return table
+        _check_unchanged(self._folder, part, found.num_rows)
+        self._rows, self._place = rows, (part.file, part.group)
+        return found
 
 
-def _group_table(file: pyarrow.parquet.ParquetFile, group: int, path: Path) -> pyarrow.Table:
-    """A row group, a few rows at a time. Raises: ConfigError if it takes too much memory."""
-    import pyarrow as pa
+class _GroupRows:
+    """The rows of a row group in their order, decoded a few at a time. next_row: which one comes next."""
 
-    metadata = file.metadata.row_group(group)
-    # No value is larger than its column: so few rows of it do not take more than all may.
-    sizes = [metadata.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
-    at_once = max(1, min(ROWS_AT_ONCE, MAX_GROUP_BYTES // max(1, *sizes)))
-    batches, num_bytes = [], 0
-    for batch in file.iter_batches(batch_size=at_once, row_groups=[group]):
-        num_bytes += batch.nbytes
-        if num_bytes > MAX_GROUP_BYTES:
-            raise ConfigError(
-                f"row group {group} of {path} takes more than {MAX_GROUP_BYTES} bytes of memory; write the file with "
-                "fewer rows in a group"
-            )
-        batches.append(batch)
-    return pa.Table.from_batches(batches, file.schema_arrow)
+    def __init__(self, path: Path, group: int) -> None:
+        self._path, self.next_row = path, 0
+        file = parquet_file(path)
+        metadata = file.metadata.row_group(group)
+        # No value is larger than its column: so few rows of it do not take more than all may.
+        sizes = [metadata.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
+        at_once = max(1, min(ROWS_AT_ONCE, MAX_PART_BYTES // max(1, *sizes)))
+        self._schema = file.schema_arrow
+        self._batches = file.iter_batches(batch_size=at_once, row_groups=[group])
+        self._left: pyarrow.RecordBatch | None = None
+
+    def table(self, start: int, num_rows: int) -> pyarrow.Table:
+        """So many rows from `start` on, which is not before next_row; fewer if the group ends.
+
+        Raises: ConfigError if they take too much memory.
+        """
+        import pyarrow as pa
+
+        end, kept, num_bytes = start + num_rows, [], 0
+        while self.next_row < end and (batch := self._next()) is not None:
+            num_passed = min(max(0, start - self.next_row), batch.num_rows)
+            num_taken = min(end - self.next_row, batch.num_rows)
+            found = batch.slice(num_passed, num_taken - num_passed)
+            num_bytes += found.nbytes
+            if num_bytes > MAX_PART_BYTES:
+                raise ConfigError(
+                    f"rows {start + 1} to {end} of a row group of {self._path} take more than {MAX_PART_BYTES} bytes "
+                    "of memory; give a smaller batch.part_rows and another output"
+                )
+            if found.num_rows:
+                kept.append(found)
+            self.next_row += num_taken
+            self._left = batch.slice(num_taken) if num_taken < batch.num_rows else None
+        return pa.Table.from_batches(kept, self._schema)
+
+    def _next(self) -> pyarrow.RecordBatch | None:
+        return next(self._batches, None) if self._left is None else self._left

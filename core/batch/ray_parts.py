@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hookline.core.batch.input_folder import PARQUET
 from hookline.core.batch.output_folder import OutputFolder
 from hookline.core.batch.part_answers import PartAnswers
-from hookline.core.batch.parts import PARQUET, Part
+from hookline.core.batch.parts import Part
 from hookline.core.batch.runner import Tally, recount
 from hookline.core.batch.settings import BatchRun
 from hookline.core.data.generate import leave, ranks_gpus

@@ -49,6 +49,8 @@ class BatchConfig:
     """CPU cores that each of them reserves on the Ray cluster."""
     part_rows: int = bounded(1000, 1, MAX_PART_ROWS)
     """Of a folder: rows that are answered and written together; a kill loses the parts that are in flight."""
+    follow_links: bool = False
+    """Of a folder: follow links in it that lead out of it, too. A link to a file inside it is always followed."""
     task: str = COMPLETION
     """Of parquet: completion (of the columns prompt or prompt_token_ids), chat (messages), structured or embeddings."""
     prefix: str = ""
@@ -85,6 +87,7 @@ class BatchRun:
     executor: str = HERE
     replicas: int = 1
     num_cpus: float = 1.0
+    follow_links: bool = False
     task: str = COMPLETION
     prefix: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -130,9 +133,8 @@ def validate_batch(files: list[str], tree: Mapping[str, Any], host: PluginHost) 
     )
     input, output = Path(files[0]), Path(files[1])
     paths = _folders(input, output) if input.is_dir() else (_input(input, batch), _output(output, input))
-    further = {
-        name: getattr(batch, name) for name in ("part_rows", "executor", "replicas", "num_cpus", "task", "prefix")
-    }
+    names = ("part_rows", "executor", "replicas", "num_cpus", "follow_links", "task", "prefix")
+    further = {name: getattr(batch, name) for name in names}
     run = BatchRun(*paths, config, serve, max_rows, sampling=sampling, **further)
     if not run.is_folder:
         check_all_used(run, reads_parquet=False)

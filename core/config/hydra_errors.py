@@ -83,7 +83,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 def _plain(message: str) -> str:
     if message.startswith("No trials are completed"):
-        return "no trial succeeded, so there is no best one"
+        return "no trial gave a figure to compare, so there is no best one"
     unused = re.match(r"Could not override '([^']+)'\. No match in the defaults list", message)
     if unused:
         hint = "; python -m core.bench takes it" if unused[1] == "workload" else "; --help lists its keys"

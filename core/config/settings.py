@@ -83,7 +83,8 @@ class EngineConfig:
     prepare_grammars: bool | None = None
     """Make the grammar back end, if one is installed, in a thread while the weights load. A vocabulary of 151k tokens
     takes it a second, half of which blocks all of Python. None: true in an AsyncLLM and a server, where this would
-    interrupt streams later; false in an LLM, where the first request with structured_outputs makes it."""
+    interrupt streams later, and for a batch whose rows all ask for a form; elsewhere false: the first request with
+    structured_outputs makes it."""
     overlap: bool | None = None
     """Plan and launch a step before the tokens of the previous one are known. None: true on a GPU."""
     prefix_caching: bool = True

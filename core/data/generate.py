@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hookline.core.config.settings import Config, validate
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import COMPLETION, RowReader
-from hookline.core.data.row_answers import RowAnswers
+from hookline.core.data.row_answers import RowAnswers, engine_for_rows
 from hookline.core.data.tables import rows_of, table_of, with_answers
 from hookline.core.errors import ConfigError, EngineError, clipped, shown
-from hookline.core.frontend.async_llm import AsyncLLM
 from hookline.core.plugin.environment import check_here, environment
 from hookline.core.plugin.host import PluginHost
 from hookline.core.pooling_params import PoolingParams
@@ -70,7 +69,7 @@ class Generate:
         config = engine if isinstance(engine, Config) else checked_config(engine or {}, host)
         self._task, self._prefix = task, prefix
         reader = RowReader(task, dict(sampling or {}), PoolingParams(**(pooling or {})), config.seed)
-        self._llm = AsyncLLM.from_config(config, host)
+        self._llm = engine_for_rows(config, host, reader.wants_forms)
         self._answers = RowAnswers(self._llm, reader, Admission.of(self._llm.llm, max_rows))
 
     async def __call__(self, batch: Any) -> pyarrow.Table:

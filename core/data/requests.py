@@ -56,6 +56,12 @@ class RowReader:
             raise RequestError(f"task={shown(self.task)} is not one of {', '.join(TASKS)}")
         object.__setattr__(self, "_params", self._checked(self.sampling))
 
+    @property
+    def wants_forms(self) -> bool:
+        """Whether every row asks for a form, as far as that is known before a row is read."""
+        params: SamplingParams = vars(self)["_params"]
+        return self.task != EMBEDDINGS and (self.task == STRUCTURED or params.structured_outputs is not None)
+
     def request_of(self, row: Mapping[str, Any], number: int = 0) -> Request:
         """The request of a row. number: its place in its batch.
 
@@ -120,7 +126,11 @@ def _mapping(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _messages(value: Any) -> Prompt:
     found = _parsed("messages", value)
-    is_list = isinstance(found, list) and found and all(isinstance(one, Mapping) and "role" in one for one in found)
+    is_list = (
+        isinstance(found, list)
+        and found
+        and all(isinstance(one, Mapping) and one.get("role") is not None for one in found)
+    )
     if not is_list:
         raise RequestError(f"messages={shown(value)} must be a list of mappings with role and content, or one as JSON")
     return [{key: part for key, part in one.items() if part is not None or key == "content"} for one in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.data.admission import Admission
@@ -14,13 +15,26 @@ from hookline.core.frontend.pooling_calls import NOT_SAMPLED
 from hookline.core.tokenizer.duration import takes_long
 
 if TYPE_CHECKING:
+    from hookline.core.config.settings import Config
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.outputs import RequestOutput
+    from hookline.core.plugin.host import PluginHost
 
 Row = Mapping[str, Any] | RequestError
 """A row by its columns, or why it cannot be read."""
 RETRY_S = 0.05
 """Pause before a row that the queue was full for is tried again."""
+
+
+def engine_for_rows(config: Config, host: PluginHost, wants_forms: bool) -> AsyncLLM:
+    """The engine of a batch. No stream would feel it when a grammar back end is made in between, as a server's would,
+    so it is made at the start only if rows are known to ask for forms, or if engine.prepare_grammars says so.
+    """
+    from hookline.core.frontend.async_llm import AsyncLLM
+
+    if config.engine.prepare_grammars is None:
+        config = replace(config, engine=replace(config.engine, prepare_grammars=wants_forms))
+    return AsyncLLM.from_config(config, host)
 
 
 class RowAnswers:

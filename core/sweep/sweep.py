@@ -35,6 +35,8 @@ BENCHES = {"bench": "bench", "simulate": "simulate"}
 """Commands that measure a load and write a result line, and their configurations."""
 ON_DEVICES = ("run", "bench")
 """Commands whose jobs have an engine of their own."""
+STUDIES = ("study", "optuna", "ax", "nevergrad")
+"""Sweepers that choose jobs by the figures of those before, ours and Hydra's."""
 WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 """Keys that change nothing about what a job computes."""
 
@@ -122,6 +124,8 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
     keys: see `compose`. Where jobs take prompts, piped input is read once and given to each of them.
     Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
     """
+    if command not in BENCHES:
+        _refuse_studies(arguments)
     text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
     with tempfile.TemporaryDirectory(prefix=".hookline-", dir=_notes_place(arguments)) as scratch:
         notes = Path(scratch, "jobs.jsonl")
@@ -134,6 +138,16 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
             if records:
                 _summarise(records)
     return 0 if all(record["status"] == DONE for record in records) else 1
+
+
+def _refuse_studies(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        key, _, name = argument.lstrip("+").partition("=")
+        if key == "hydra/sweeper" and name in STUDIES:
+            raise ConfigError(
+                f"{argument} looks for the best figure, and the jobs of `hookline run` measure none; use `hookline "
+                "bench -m`, or leave it out"
+            )
 
 
 def _notes_place(arguments: Sequence[str]) -> str | None:

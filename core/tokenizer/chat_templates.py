@@ -35,7 +35,8 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
     for template in templates.values() if isinstance(templates, Mapping) else [templates]:
         if fault := size_fault(str(template)):
             raise RequestError(f"the checkpoint's chat template is refused: {fault}")
-    render = tokenizer.apply_chat_template  # may import transformers, which is no work of the template
+    render = tokenizer.apply_chat_template
+    import_renderer(tokenizer)  # which is no work of the template
     try:
         with limits(TIMEOUT_S, MAX_BYTES):
             _bound_text(tokenizer, options)
@@ -50,6 +51,29 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
     return text
 
 
+def import_renderer(tokenizer: Any) -> None:
+    """Import all that rendering a template of this tokenizer imports when it first comes to need it."""
+    import encodings.unicode_escape
+    import textwrap
+
+    import jinja2.constants
+    import jinja2.debug
+    import jinja2.loaders
+
+    _ = tokenizer.apply_chat_template, encodings, textwrap, jinja2  # the first may import transformers
+    if hasattr(tokenizer, "get_chat_template"):
+        _compile()
+
+
+def _compile() -> Any:
+    """How transformers compiles a template; None if this version has no such function."""
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+    except ImportError:
+        return None
+    return _compile_jinja_template
+
+
 def _bound_text(tokenizer: Any, options: Mapping[str, Any]) -> None:
     """Have the template put its text together piece by piece, with an eye on the size.
 
@@ -59,9 +83,7 @@ def _bound_text(tokenizer: Any, options: Mapping[str, Any]) -> None:
     """
     if not hasattr(tokenizer, "get_chat_template"):
         return
-    try:
-        from transformers.utils.chat_template_utils import _compile_jinja_template as compiled
-    except ImportError:
+    if (compiled := _compile()) is None:
         return
     template = compiled(tokenizer.get_chat_template(options.get("chat_template"), options.get("tools")))
     template.environment.concat = _joined

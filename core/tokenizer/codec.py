@@ -19,7 +19,7 @@ from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
 from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line, shown
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.chat_templates import rendered
+from hookline.core.tokenizer.chat_templates import import_renderer, rendered
 from hookline.core.tokenizer.detokenizer import Detokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -77,7 +77,7 @@ class Codec:
         if tokenizer is not None:
             self.encode("")
             if getattr(tokenizer, "chat_template", None):
-                _ = tokenizer.apply_chat_template
+                import_renderer(tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; special tokens in a text are read as such.

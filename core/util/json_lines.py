@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,5 +29,9 @@ def json_object(line: str) -> dict[str, Any]:
 
 
 def json_fault(error: Exception) -> str:
-    """What is wrong with a text that `json.loads` refused; each version of Python counts depth in its own way."""
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    """What is wrong with a text that `json.loads` refused: for faults that are none of JSON's, in words of our own."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if str(error).startswith("Exceeds the limit"):  # then it tells which of Python's functions would raise it
+        return f"a number in it has more than {sys.get_int_max_str_digits()} digits"
+    return str(error)

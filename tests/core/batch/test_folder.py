@@ -1,5 +1,6 @@
 """A batch over folders: whoever dies when, each row has one answer in the end. By fakes, and once by an engine."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -10,19 +11,22 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
 
-from hookline.core.batch import part_answers
+from hookline.core.batch import command, part_answers
 from hookline.core.batch.command import main
 from hookline.core.batch.folder import Finisher, answer_folder
 from hookline.core.batch.output_folder import OutputFolder
+from hookline.core.batch.part_answers import PartAnswers
 from hookline.core.batch.parts import Part, PartTables, lines_of_part, source_of
 from hookline.core.batch.rows import Line, RowError, answer_line
 from hookline.core.batch.runner import Tally
 from hookline.core.batch.settings import validate_batch
+from hookline.core.data.generate import Generate
 from hookline.core.data.tables import with_answers
 from hookline.core.errors import ConfigError, EngineError
 from hookline.core.plugin.host import PluginHost
@@ -243,6 +247,49 @@ def test_two_columns_of_one_name_are_refused_before_anything_starts(folders, hos
     pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["prompt", "id", "id"]), folders[0] / "c.parquet")
     with pytest.raises(ConfigError, match=r"c\.parquet has several columns 'id'; give each a name of its own"):
         answer_folder(run_of(folders, host), host, lambda line: None)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_parquet_with_a_name_that_no_parquet_can_have_is_refused_before_anything_starts(place, folders, host):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": ["a"]}), folders[0] / "c.parquet")
+    before = folders[place]
+    folders[place].mkdir(exist_ok=True)
+    odd = before.rename(before.with_name(os.fsdecode(b"odd\xff")))
+    folders = (odd, folders[1]) if place == 0 else (folders[0], odd)
+    with pytest.raises(ConfigError, match=r"c\.parquet has a name that is not UTF-8"):
+        answer_folder(run_of(folders, host), host, lambda line: None)
+
+
+def test_rows_that_cannot_be_written_again_are_one_line_that_names_their_file(folders, host, monkeypatch):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": ["a"]}), folders[0] / "c.parquet")
+    (part,) = source_of(folders[0], "c.parquet", 4).parts
+    answers = PartAnswers.__new__(PartAnswers)
+    answers._run, answers._tables = run_of(folders, host), PartTables(folders[0])
+    answers._output = OutputFolder(folders[1])
+
+    async def rows(*_):
+        return [{"error": "no"}]
+
+    def refuse(*_):
+        raise pa.ArrowNotImplementedError("no such type\nin parquet")
+
+    answers._rows = SimpleNamespace(answers=rows)
+    monkeypatch.setattr(pq, "write_table", refuse)
+    with pytest.raises(
+        ConfigError, match=r"the rows of .*c\.parquet cannot be written again: .*no such type in parquet"
+    ):
+        asyncio.run(answers.answer(part))
+
+
+def test_deaths_of_a_file_with_the_longest_name_are_counted(folders, host):
+    output, part = OutputFolder(folders[1]), Part("x" * 249 + ".jsonl", 3, 0, 0, 1)
+    assert [output.count_death(part), output.count_death(part)] == [1, 2]
 
 
 def test_a_parquet_without_rows_becomes_one_with_the_answers_columns(folders, tmp_path):
@@ -485,3 +532,38 @@ def test_a_full_disk_is_one_line_and_the_parts_that_are_written_stay(folders, ho
             OutputFolder(run.output).write(Part("c.jsonl", 0, 0, 0, 1), b"")
     assert answer_folder(run, host, lambda said: None).num_failed == 0
     assert sum(map(len, answers(folders[1]).values())) == 28
+
+
+class MadeError(Exception):
+    """An engine would be made now. The argument: its configuration."""
+
+
+@pytest.mark.parametrize(
+    ("task", "sampling", "asked", "is_made"),
+    [
+        ("completion", {}, None, False),
+        ("chat", {}, True, True),
+        ("structured", {}, None, True),
+        ("structured", {}, False, False),
+        ("completion", {"structured_outputs": {"regex": "a"}}, None, True),
+        ("embeddings", {}, None, False),
+    ],
+)
+def test_a_grammar_back_end_is_made_at_the_start_only_where_all_rows_need_it(
+    task, sampling, asked, is_made, monkeypatch, tmp_path
+):
+    def make(config, host):
+        raise MadeError(config)
+
+    monkeypatch.setattr("hookline.core.frontend.async_llm.AsyncLLM.from_config", make)
+    (tmp_path / "in").mkdir()
+    tree = {"engine": {"prepare_grammars": asked}, "sampling": sampling, "batch": {"task": task}}
+    host = PluginHost.load()
+    run = validate_batch([str(tmp_path / "in"), str(tmp_path / "out")], tree, host)
+    starts = [lambda: Generate(run.config, task=task, sampling=sampling), lambda: PartAnswers(run, host)]
+    if task == "completion" and not sampling:
+        starts.append(lambda: command._answer(run, host, iter([]), 0, 0))
+    for start in starts:
+        with pytest.raises(MadeError) as caught:
+            start()
+        assert caught.value.args[0].engine.prepare_grammars is is_made

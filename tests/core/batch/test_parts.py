@@ -1,12 +1,11 @@
 """Files cut into parts: each row is in one of them, and a part is read again as it was cut."""
 
-import json
 from itertools import chain
 
 import pytest
 
 from hookline.core.batch import parts
-from hookline.core.batch.parts import PartTables, files_in, lines_of_part, source_of
+from hookline.core.batch.parts import PartTables, lines_of_part, source_of
 from hookline.core.data.tables import with_answers
 from hookline.core.errors import ConfigError
 
@@ -58,16 +57,7 @@ def test_a_table_without_rows_is_a_part_without_rows_and_keeps_its_columns(num_g
     assert PartTables(tmp_path).table_of(source.parts[0]).equals(table)
 
 
-def test_files_of_both_kinds_are_found_below_a_folder_but_hidden_ones(tmp_path):
-    for name in ("b.jsonl", "a/c.parquet", "x.txt", ".hidden/d.jsonl", "a/.e.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(json.dumps({}))
-    assert files_in(tmp_path) == ["a/c.parquet", "b.jsonl"]
-
-
-def test_what_cannot_be_read_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="holds no file that ends in"):
-        files_in(tmp_path)
+def test_a_file_that_is_no_parquet_is_one_line(tmp_path):
     pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
     (tmp_path / "a.parquet").write_text("nonsense")
     with pytest.raises(ConfigError, match="is no parquet file"):
@@ -114,10 +104,10 @@ def test_a_file_that_lost_rows_while_it_was_read_is_named(tmp_path):
 
 def test_a_small_file_that_stands_for_very_much_is_refused_before_it_takes_the_memory(tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
-    table = pa.table({"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), ["x" * 10_000])})
+    table = pa.table({"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 40, pa.int32()), ["x" * 300_000])})
     (first, *_) = written(tmp_path, table.cast(pa.schema({"prompt": pa.string()}))).parts
-    assert (tmp_path / "a.parquet").stat().st_size < 20_000
-    monkeypatch.setattr(parts, "MAX_GROUP_BYTES", 2**20)
+    assert (tmp_path / "a.parquet").stat().st_size < 50_000
+    monkeypatch.setattr(parts, "MAX_PART_BYTES", 2**20)
     sizes, file_class = [], pytest.importorskip("pyarrow.parquet").ParquetFile
     iter_batches = file_class.iter_batches
 
@@ -127,7 +117,8 @@ def test_a_small_file_that_stands_for_very_much_is_refused_before_it_takes_the_m
             yield batch
 
     monkeypatch.setattr(file_class, "iter_batches", counted)
-    with pytest.raises(ConfigError, match=r"group 0 of .*a\.parquet takes more than 1048576 bytes of memory; write"):
+    told = r"rows 1 to 4 of a row group of .*a\.parquet take more than 1048576 bytes of memory; give a smaller batch"
+    with pytest.raises(ConfigError, match=told):
         PartTables(tmp_path).table_of(first)
     assert sum(sizes) < 3 * 2**20
 
@@ -138,3 +129,44 @@ def test_a_file_that_says_it_has_more_rows_than_can_be_is_refused_before_it_is_c
     assert len(written(tmp_path, pa.table({"prompt": ["x", "y"]})).parts) == 1
     with pytest.raises(ConfigError, match=r"a\.parquet says that it has 3 rows; at most 2 can be"):
         written(tmp_path, pa.table({"prompt": ["x", "y", "z"]}))
+
+
+def test_parts_in_any_order_are_the_rows_of_their_place_and_no_more_of_a_group_is_held(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    monkeypatch.setattr(parts, "ROWS_AT_ONCE", 3)
+    rows = [{"id": number, "x": [number] * (number % 3)} for number in range(40)]
+    source = written(tmp_path, pa.Table.from_pylist(rows), row_group_size=25)
+    opened, file_class = [], pytest.importorskip("pyarrow.parquet").ParquetFile
+    iter_batches = file_class.iter_batches
+    decoded = []
+
+    def counted(file, **options):
+        opened.append(options["row_groups"])
+        for batch in iter_batches(file, **options):
+            decoded.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(file_class, "iter_batches", counted)
+    tables = PartTables(tmp_path)
+    for part in source.parts:
+        decoded.clear()
+        assert tables.table_of(part).to_pylist() == rows[part.first :][: part.num_rows]
+        assert sum(decoded) <= part.num_rows + 3
+    assert opened == [[0], [1]]
+    order = [5, 6, 2, 9, 9, 0, 3, 10, 1]
+    for number in order:
+        part = source.parts[number]
+        assert tables.table_of(part).to_pylist() == rows[part.first :][: part.num_rows]
+
+
+def test_what_is_held_of_a_row_group_is_a_part_and_not_the_group(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
+    monkeypatch.setattr(parts, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(parts, "READ_BYTES", 2**16)
+    texts = [f"{number}" + "x" * 2**15 for number in range(240)]
+    pages = {"compression": "none", "use_dictionary": False, "data_page_size": 2**16, "write_batch_size": 2}
+    source = written(tmp_path, pa.table({"prompt": texts}), **pages)
+    tables, before = PartTables(tmp_path), pa.total_allocated_bytes()
+    for part in source.parts[:3]:
+        assert tables.table_of(part)["prompt"].to_pylist() == texts[part.start :][:4]
+    assert pa.total_allocated_bytes() - before < 2**21 < sum(map(len, texts)) / 3

@@ -80,7 +80,7 @@ def test_the_process_ends_with_its_engine(monkeypatch, capsys):
         raise LeftError
 
     monkeypatch.setattr(generate.os, "_exit", left)
-    monkeypatch.setattr(generate, "AsyncLLM", SimpleNamespace(from_config=lambda *_: FakeLLM([EngineError("gone")])))
+    monkeypatch.setattr(generate, "engine_for_rows", lambda *_: FakeLLM([EngineError("gone")]))
     monkeypatch.setattr(generate.Admission, "of", lambda *_: Admission(2, 100))
     with pytest.raises(LeftError):
         asyncio.run(Generate()(pa.table({"prompt": ["a"]})))

@@ -59,6 +59,12 @@ def test_a_row_without_a_seed_is_answered_alike_when_it_is_tried_again():
         ("completion", {"prompt": 3}, "prompt=3 is not a text"),
         ("completion", {"prompt_token_ids": "abc"}, "is not a list of token ids"),
         ("chat", {"messages": "[nonsense"}, "is not JSON"),
+        ("chat", {"messages": [{"role": None, "content": "a"}]}, "must be a list of mappings with role and content"),
+        (
+            "chat",
+            {"messages": '[{"role": ' + "9" * 5000 + "}]"},
+            "is not JSON: a number in it has more than 4300 digits",
+        ),
         ("chat", {"messages": []}, "must be a list of mappings with role and content"),
         ("completion", {"prompt": "a", "sampling": {"max_tokens": 0}}, "sampling.max_tokens=0 must be at least 1"),
         ("completion", {"prompt": "a", "sampling": "[1]"}, "sampling='[1]' must be a mapping"),

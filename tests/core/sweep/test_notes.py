@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hookline.core.run import main
 from hookline.core.sweep import sweep
 
 
@@ -22,3 +23,12 @@ def test_jobs_on_other_nodes_write_notes_where_the_results_are_too(arguments, is
     assert sweep.run_sweep(arguments, SimpleNamespace(for_children=dict), object, "bench") == 0
     assert places == [tmp_path if is_shared else Path(tempfile.gettempdir())]
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("sweeper", ["study", "optuna", "nevergrad"])
+def test_a_study_of_jobs_that_measure_nothing_is_refused_before_one_runs(sweeper, capsys):
+    assert main(["-m", f"hydra/sweeper={sweeper}", "prompt=a", "sampling.max_tokens=2,3"]) == 2
+    assert capsys.readouterr().err == (
+        f"hookline: error: hydra/sweeper={sweeper} looks for the best figure, and the jobs of `hookline run` measure "
+        "none; use `hookline bench -m`, or leave it out\n"
+    )

@@ -1,5 +1,8 @@
 """Texts that cannot fit, or cannot be tokenized: refused in one line, the first before any tokenizing."""
 
+import sys
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -8,6 +11,7 @@ from hookline.core.errors import RequestError
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.tokenizer import chat_templates
 from hookline.core.tokenizer.codec import Codec, as_prompts
 from tests.core.frontend.test_output_processor import outputs, params
 
@@ -161,3 +165,24 @@ def test_what_is_no_prompt_is_refused_by_its_type_alone_and_in_a_list(prompt):
     else:
         told = refusal(lambda: as_prompts(prompt))
         assert told == f"prompts are a text, token ids or chat messages, or a list of such, not {name}"
+
+
+def test_what_a_first_chat_template_imports_is_imported_before_its_time_starts(monkeypatch):
+    imported = []
+
+    @contextmanager
+    def watched(*limits):
+        imported.append(set(sys.modules))
+        try:
+            yield
+        finally:
+            imported.append(set(sys.modules))
+
+    chats = codec()
+    chats._tokenizer.chat_template = "{{ 'a\\n' }}{{ lipsum(n=1) }}{{ messages.x.y }}"
+    for name in ("jinja2.debug", "jinja2.constants", "encodings.unicode_escape"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(chat_templates, "limits", watched)
+    assert "UndefinedError" in refusal(lambda: chats.render_chat([{"role": "user", "content": "a"}]))
+    before, after = imported
+    assert after == before >= {"jinja2.debug", "jinja2.constants", "encodings.unicode_escape"}
