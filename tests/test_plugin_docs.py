@@ -152,6 +152,15 @@ def test_the_reference_is_what_the_tool_writes() -> None:
     )
 
 
+@pytest.mark.parametrize("module", ["contracts", "layers"])
+def test_every_public_class_and_function_is_in_the_reference(module: str) -> None:
+    public = importlib.import_module(f"hookline.core.{module}")
+    described = set(re.findall(r"^### (\w+)$", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE))
+    values = {name: getattr(public, name) for name in public.__all__}
+    named = {name for name, value in values.items() if inspect.isclass(value) or inspect.isroutine(value)}
+    assert named - described == set()
+
+
 def test_every_hook_is_in_the_reference_with_its_exact_signature() -> None:
     hooks = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
     assert hooks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "plugins_reference.md"
 KINDS = (
     "model",
+    "cache",
     "weights",
     "kernels",
     "norms",
@@ -35,8 +36,8 @@ KINDS = (
 )
 """Modules of core/contracts, in the order of the page."""
 LAYERS = (
-    "residual", "taps", "linear", "norm", "vocab", "experts", "clamped_experts", "recurrent", "rope_config", "rope",
-    "config_values",
+    "residual", "stage", "taps", "linear", "norm", "vocab", "experts", "clamped_experts", "recurrent", "rope_config",
+    "rope", "config_values",
 )  # fmt: skip
 HEAD = """# Reference: hooks, contracts, layers
 
@@ -72,10 +73,13 @@ def reference() -> str:
     lines += _class(registrar)
     for kind in KINDS:
         lines += _section(f"Contracts: {kind}", f"core/contracts/{kind}.py")
+    lines += _section("Contracts: options", "core/util/ranges.py", only=("bounded",))
+    lines += _section("Contracts: optional methods", "core/contracts/optional.py", only=("is_offered",))
     lines += _section("What policies are made of", "core/scheduling.py")
     lines += _section("What parsers are made of", "core/parsing.py")
     for name in LAYERS:
         lines += _section(f"Layers: {name}", f"core/layers/{name}.py")
+    lines += _section("Layers: parts", "core/distributed/partition.py", only=("even_part",))
     lines.append("## Sampling parameters\n")
     for node in _module("core/sampling_params.py").body:
         if isinstance(node, ast.ClassDef) and node.name == "SamplingParams":
@@ -87,14 +91,15 @@ def reference() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(title: str, path: str) -> Iterator[str]:
+def _section(title: str, path: str, only: Sequence[str] = ()) -> Iterator[str]:
+    """A module's public classes and functions; `only`: those of these names."""
     module = _module(path)
     yield from (f"## {title}\n", inspect.cleandoc(ast.get_docstring(module) or ""), "")
     for node in module.body:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from _class(node)
-        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield from _function(node)
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        if not only or node.name in only:
+            yield from _class(node) if isinstance(node, ast.ClassDef) else _function(node)
 
 
 def _suites() -> Iterator[str]:

@@ -9,7 +9,7 @@ import re
 
 from hookline.core.config.hydra_options import as_typed
 from hookline.core.config.schema import describe, unknown_key
-from hookline.core.config.settings import LIMIT_KEYS
+from hookline.core.config.settings import LIMIT_KEYS, ROOT_KEYS
 from hookline.core.errors import ConfigError, HooklineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
@@ -72,7 +72,8 @@ def _bad_value(cause: Exception, message: str) -> ConfigError:
     full_key = str(getattr(cause, "full_key", None) or overridden[1])
     # In the middle of a key, OmegaConf names the whole of it; the part that does not exist is what the user mistyped.
     keys = [str(key) for key in parent] if parent is not None and hasattr(parent, "keys") else []
-    return ConfigError(unknown_key(full_key, [key for key in keys if key not in _INTERNAL_KEYS], LIMIT_KEYS))
+    available = [key for key in keys if key not in _INTERNAL_KEYS]
+    return ConfigError(unknown_key(full_key, available, (*LIMIT_KEYS, *ROOT_KEYS)))
 
 
 def _innermost(error: BaseException) -> BaseException:

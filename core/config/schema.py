@@ -169,12 +169,13 @@ def check_keys(
 def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
     """The message for a key that does not exist.
 
-    available: the last parts of those that do. elsewhere: full keys to suggest if none of these is near.
+    available: the last parts of those that do. elsewhere: full keys to suggest if one of them ends just so, or if none
+    of the available ones is near.
     """
     key = clipped(key)
     names, last = [str(name) for name in available], key.rpartition(".")[2]
     others = {name.rpartition(".")[2]: name for name in elsewhere}
-    hint = near_miss(last, names)
+    hint = f" Did you mean '{others[last]}'?" if others.get(last, key) != key else near_miss(last, names)
     if not hint and (other := difflib.get_close_matches(last, others, n=1)):
         hint = f" Did you mean '{others[other[0]]}'?"
     return f"unknown key '{key}'.{hint} Available: {', '.join(names) or 'none'}"

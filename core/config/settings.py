@@ -222,6 +222,8 @@ ENGINE_KEYS = (*KINDS, *(field.name for field in fields(EngineKeys)))
 """All root keys that describe an engine."""
 LIMIT_KEYS = tuple(f"engine.{field.name}" for field in fields(EngineConfig))
 """Full keys of the engine's limits, which are often looked for in the scheduler."""
+ROOT_KEYS = tuple(field.name for field in fields(EngineKeys))
+"""Those besides the kinds of plugins; tp, dtype and device are often looked for in the engine."""
 
 
 def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
@@ -238,7 +240,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
         "observers": _observers(given.pop("observers", None), host),
         "processors": _processors(given.pop("processors", None), host),
     }
-    return Config(**options, **further, engine=build(EngineConfig, engine, "engine"), **given)
+    return Config(**options, **further, engine=build(EngineConfig, engine, "engine", ROOT_KEYS), **given)
 
 
 def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:

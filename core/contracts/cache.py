@@ -79,7 +79,8 @@ class StateRows:
     query_starts_B1: (B + 1,) int32, the first token of each request; one without tokens leaves its state as it is.
     is_new_B: (B,) bool, true if the step has the first token of the request; its state is already zero.
     num_decodes: the first requests, one token each. max_query_len: most tokens of a request.
-    query_starts_host: query_starts_B1 on the host; None in a captured step with prompts.
+    query_starts_host: query_starts_B1 on the host; None in a captured step with prompts, as kernels that declare
+    `graph_prefill` have them. Whose a token is must then be found out on the device, from query_starts_B1.
     """
 
     tensors: Mapping[str, Tensor]

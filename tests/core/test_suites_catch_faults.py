@@ -5,12 +5,14 @@ A further kind adds a file of faults (faulty class -> part of a failure's line) 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from hookline.core.contracts import AttentionSpec
+from hookline.core.contracts import AttentionSpec, FullAttention, ModelSpec, NoCache, RecurrentState, StateTensor
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.kernels_suite.invariance import InvarianceCases
@@ -199,6 +201,22 @@ def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
 )
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
+
+
+@pytest.mark.parametrize(
+    "keeps", [NoCache(), RecurrentState((("state", StateTensor((2,))),)), FullAttention()], ids=str
+)
+def test_a_model_must_refuse_what_is_about_heads_only_if_a_layer_has_attention(keeps: Any) -> None:
+    class Model(PlainModel):
+        @classmethod
+        def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+            spec = PlainModel.spec(hf_config)
+            return replace(spec, layers=(keeps,) * spec.num_layers)
+
+    keys = {key for change in suite_for(Model)().refused_configs() for key in change}
+    of_attention = {"rope_scaling", "rope_parameters", "num_attention_heads", "num_key_value_heads"}
+    assert keys & of_attention == (of_attention if keeps == FullAttention() else set())
+    assert {"model_type", "quantization_config", "num_hidden_layers", "hidden_size", "vocab_size"} <= keys
 
 
 def test_suites_are_not_collected_themselves() -> None:

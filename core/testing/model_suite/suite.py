@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import ATTENTION_FEATURES, WeightTarget
+from hookline.core.contracts import ATTENTION_FEATURES, NoCache, RecurrentState, WeightTarget
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.testing.checks import check, check_close
@@ -54,18 +54,26 @@ class ModelSuite:
         return None
 
     def refused_configs(self) -> list[dict[str, Any]]:
-        """Changes to hf_config that `spec` must refuse; None stands for a missing key. Extend it."""
-        num_heads = self.hf_config().get("num_attention_heads", 1)
-        return [
+        """Changes to hf_config that `spec` must refuse; None stands for a missing key. Extend it.
+
+        What is about heads and their rotation is left out where `spec` says that no layer has attention.
+        """
+        changes: list[dict[str, Any]] = [
             {"model_type": "no_such_model"},
-            {"rope_scaling": NO_SUCH_ROPE, "rope_parameters": NO_SUCH_ROPE},
             {"quantization_config": {"quant_method": "no_such_method"}},
             {"num_hidden_layers": None},
             {"num_hidden_layers": 0},
-            {"num_attention_heads": "many"},
-            {"num_key_value_heads": num_heads + 1},
             {"hidden_size": 0},
             {"vocab_size": -1},
+        ]
+        config = self.hf_config()
+        if all(isinstance(layer, (RecurrentState, NoCache)) for layer in self.model_class.spec(config).cache_layers):
+            return changes
+        return [
+            *changes,
+            {"rope_scaling": NO_SUCH_ROPE, "rope_parameters": NO_SUCH_ROPE},
+            {"num_attention_heads": "many"},
+            {"num_key_value_heads": config.get("num_attention_heads", 1) + 1},
         ]
 
     def test_spec_holds_whole_positive_numbers(self) -> None:

@@ -209,6 +209,8 @@ def test_an_unknown_name_gets_near_misses_among_presets_too(presets: Path) -> No
             {"modle": "tiny"},
             "unknown key 'modle'. Did you mean 'model'? Available: model, scheduler, sampler, ker",
         ),
+        ({"engine": {"tp": 2}}, "unknown key 'engine.tp'. Did you mean 'tp'? Available: max_num_seqs, "),
+        ({"engine": {"dtype": "float32"}}, "unknown key 'engine.dtype'. Did you mean 'dtype'? Available: "),
         ({"engine": {"max_num_seq": 3}}, "unknown key 'engine.max_num_seq'. Did you mean 'max_num_seqs'? Available: "),
         (
             {"scheduler": {"max_nun_seqs": 3}},

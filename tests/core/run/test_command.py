@@ -510,6 +510,7 @@ def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: py
         ),
         (["scheduler.max_nun_seqs=3"], "unknown key 'scheduler.max_nun_seqs'. Did you mean 'engine.max_num_seqs'?"),
         (["+scheduler.foo=3"], "unknown key 'scheduler.foo'. Available: max_wait_ms, fair, limit"),
+        (["engine.tp=2"], "unknown key 'engine.tp'. Did you mean 'tp'? Available: "),
         (["engine.max_num_seq=3"], "unknown key 'engine.max_num_seq'. Did you mean 'max_num_seqs'? Available: "),
         (["+engine.foo=3"], "unknown key 'engine.foo'. Available: max_num_seqs"),
         (["scheduler.max_wait_ms=soon"], "scheduler.max_wait_ms='soon' is not a float"),
