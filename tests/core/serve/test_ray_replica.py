@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hookline.core.serve.testing import FakeEngineClient
 
 from hookline.core.contracts import StepStats
 from hookline.core.errors import ConfigError, EngineError
@@ -22,7 +23,6 @@ from hookline.core.serve.http import collecting
 from hookline.core.serve.ray.options import RayOptions, deployment_options
 from hookline.core.serve.ray.replica import EngineReplica
 from hookline.core.serve.settings import ServeConfig, validate_serve
-from hookline.core.serve.testing import FakeEngineClient
 
 NODE = "hookline.core.util.ray_cluster.node_here"
 
