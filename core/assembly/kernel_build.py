@@ -107,7 +107,7 @@ def variants_ahead(stamp: Path | None) -> frozenset[str]:
 
 
 def card_facts(device: torch.device) -> dict[str, Any]:
-    """What `core.prebuild.pretended.Card` is made of."""
+    """The facts of this card as plain data, of which `core.prebuild.pretended.Card` is made."""
     properties: Any = torch.cuda.get_device_properties(device)
     return {
         "compute_capability": [properties.major, properties.minor],

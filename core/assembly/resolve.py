@@ -97,7 +97,7 @@ class ResolvedConfig:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes, if it is in a process on another machine."""
+    """Where a rank computes, if it is another process's, perhaps on another machine."""
 
     device: torch.device
     compute_capability: tuple[int, int] | None = None

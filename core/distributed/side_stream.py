@@ -1,4 +1,4 @@
-"""Work of a GPU on a second stream, beside the current one: it begins once earlier work is done, and an event ends it.
+"""Work of a GPU on a second stream, beside the current one: it begins after all earlier work, and can be waited for.
 
 The host never waits.
 """

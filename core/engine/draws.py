@@ -1,4 +1,4 @@
-"""What a step brings besides its tokens: log-probabilities for requests; and the tokens given to their grammars."""
+"""Hands a step's results to their requests: log-probabilities to those that asked for them, tokens to grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests were served, by the value of a tag: counted only for tags that a scheduler policy asks about."""
+"""Counts the tokens that requests were served, by the value of a tag; only for tags that a scheduler policy reads."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MaskOfChunks = np.ndarray[Any, np.dtype[np.bool_]]
 Chunk = tuple[Request, int, int]
 """A request, the position of the chunk's first token, and its length."""
 NUM_LOGPROBS = (0, 1, 5, 10, 20)
-"""What `num_logprobs` is rounded up to, so that few graphs serve all requests."""
+"""`num_logprobs` is rounded up to one of these, so that few graphs serve all requests."""
 
 
 class ArgumentWriter:

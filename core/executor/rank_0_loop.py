@@ -72,7 +72,7 @@ class Answering:
         self._readable = select.poll()
         self._readable.register(engine, select.POLLIN)
         self._number = 0
-        """Of the message carried out last."""
+        """The number of the message that was carried out last."""
         self._arriving: deque[tuple[int, Any]] = deque()
         """Steps whose tokens are on their way, by number, oldest first."""
         self._waiting: tuple[int, Any] | None = None

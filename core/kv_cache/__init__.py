@@ -1,1 +1,1 @@
-"""Who holds which block of the KV cache, what can be found again, and what a plan may still take."""
+"""The blocks of the KV cache: which request holds them, which can be found again, and how many a plan may take."""

@@ -34,6 +34,6 @@ def main() -> int:
 
 
 def num_processes() -> int:
-    """How many processes compile: one for each core that this process may use."""
+    """How many processes compile: one for each core that this process may use, but at most MOST_PROCESSES."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_PROCESSES, cores))

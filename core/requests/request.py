@@ -220,7 +220,7 @@ class Request:
         """Forget blocks and progress, as before the first step: on arrival and when preempted."""
         self.blocks: list[int] = []
         self.group_blocks: list[list[int]] = []
-        """Those of each group of layers, if there are several or one with a window; `blocks` is the first of them."""
+        """The blocks of each group of layers, if there are several or one with a window; `blocks` is the first list."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0

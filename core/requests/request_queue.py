@@ -36,7 +36,7 @@ class RequestQueue:
         self.num_waiting_tokens = 0
         """Prompt tokens of the waiting requests."""
         self.num_preempted_waiting = 0
-        """Those of the waiting requests that ran before."""
+        """The waiting requests that ran before, and were preempted."""
         self.num_steps_without_decode = 0
         """See core.contracts.SchedulerView."""
 

@@ -89,7 +89,7 @@ class Executor(Protocol):
 
 
 class SizedExecutor(Executor, Protocol):
-    """An executor that made the KV cache, and says how many blocks it has."""
+    """An executor that knows how many blocks its KV cache has."""
 
     @property
     def num_blocks(self) -> int:

@@ -392,7 +392,7 @@ class Worker(SizedExecutor):
         extras: Extras,
         forbid: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """What a step that no graph holds sends to the host: see Executor.collect."""
+        """Draw the tokens of an eager step, and score what is to be scored; returns what Executor.collect describes."""
         step, tokens_N, runner, hidden_ND = device_step.step, sampled.token_indices_N, self.runner, hidden_TD
         scores_prompts = len(step.scored_chunks) > 0
         if scores_prompts and tokens_N is not None:
@@ -448,7 +448,7 @@ class Worker(SizedExecutor):
 
 
 def _told(error: BaseException, step: Step) -> BaseException:
-    """What broke a step off, with what the step was about."""
+    """The error to raise for a step that failed, with the size of the step."""
     sizes = f"{len(step.decode_rows)} decodes and {len(step.token_ids_T)} prompt tokens"
     if is_out_of_memory(error) and not isinstance(error, HooklineError):
         return StepCapacityError(

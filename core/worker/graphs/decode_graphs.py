@@ -24,12 +24,12 @@ from hookline.core.step.message import Step
 from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.startup.memory import GIB
 
 if TYPE_CHECKING:
     from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 
 logger = logging.getLogger("hookline")
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)

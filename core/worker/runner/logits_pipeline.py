@@ -100,7 +100,7 @@ class Pipeline:
         return self._processors[index]
 
     def _fault(self, index: int, method: str, error: BaseException, rows: Sequence[int] = ()) -> BaseException:
-        """What to raise in place of what a processor raised: the requests in these rows end, or all that use it."""
+        """The error to raise in place of a processor's: it ends the requests in these rows, or all that use it."""
         if isinstance(error, PASSES):
             return error
         message = f"{self.stages[index].entry} fails in {method} during a step: {with_place(error)}"

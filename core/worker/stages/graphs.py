@@ -21,8 +21,9 @@ from torch import Tensor
 from hookline.core.contracts import Stage
 from hookline.core.step.message import Step
 from hookline.core.worker.graphs.cuda_graph import record
-from hookline.core.worker.graphs.decode_graphs import GIB, decode_batch
+from hookline.core.worker.graphs.decode_graphs import decode_batch
 from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.startup.memory import GIB
 
 logger = logging.getLogger("hookline")
 

@@ -116,7 +116,7 @@ class ReturnedTokens:
         self._under_way: deque[Arrival] = deque()
         self._num_written = 0
         self._newest_R = np.zeros(table.padding_row + 1, dtype=np.int64)
-        """For each row of the table, how many arrivals there were up to the last one that has a token of it."""
+        """For each row of the table, the number of the last arrival with a token of it, counted from 1."""
         self._num_before_last, self._num_posted = 0, 0
         is_cuda = table.device.type == "cuda"
         self._aside: Any = torch.cuda.Stream(table.device) if is_cuda else None  # type: ignore[no-untyped-call]

@@ -55,7 +55,7 @@ class StageWorker(PartWorker):
         self._waiting_parts: list[ComputedPart] = []
         """The parts of the step launched last, if its draws wait for masks."""
         self._results: StepResults | None = None
-        """Those of the step drawn last, on the first stage."""
+        """On the first stage: the results of the step drawn last."""
 
     # ----------------------------------------------------------------------------------------------------- before steps
 

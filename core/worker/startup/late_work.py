@@ -83,7 +83,7 @@ _TOLD = {
     TRACED: "torch.compile compiled a function",
 }
 _LISTENING: WeakSet[LateWork] = WeakSet()
-"""Those of this process that count at present; while there are none, every hook returns at once."""
+"""The LateWork objects of this process that count at present; without any, every hook returns at once."""
 _MICRO = 1e-6
 
 

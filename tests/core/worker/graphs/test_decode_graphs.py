@@ -54,6 +54,15 @@ def test_the_longest_unused_graph_with_extras_makes_room(graphs, monkeypatch):
     assert len(graphs.recorded) == 6  # plain graphs stay
 
 
+def test_a_graph_with_extras_is_captured_anew_when_a_processor_was_made_anew(graphs):
+    extras = Extras(processors=3)
+    graphs.launch(torch.tensor([5]), extras)
+    graphs.runner.pipeline.generation += 1
+    for _ in range(2):
+        graphs.launch(torch.tensor([5]), extras)
+    assert graphs.recorded[2:] == [(2, extras)] * 2
+
+
 def test_no_graph_holds_chunks_forbidden_tokens_or_processors_that_cannot_be_captured(graphs):
     assert graphs.can_replay(Step(decode_rows=ints([1])), Extras(3, 5))
     assert not graphs.can_replay(Step(decode_rows=ints([1])), Extras(4))
