@@ -18,17 +18,17 @@ from triton.runtime.jit import JITFunction
 from hookline.core.prebuild.build import compile_one
 from hookline.core.prebuild.pretended import CARDS, pretended
 from hookline.core.worker.startup.late_work import variant_of
-from hookline.plugins.kernels.experts import triton_experts
-from hookline.plugins.kernels.norms import triton_ops
+from hookline.plugins.kernels.experts import triton_routing
+from hookline.plugins.kernels.norms import triton_gates, triton_norms
 
 
 def launch() -> None:
     """Three kernels, one of them in two variants."""
     x_TD = torch.empty(4, 256, dtype=torch.bfloat16, device="cuda")
-    triton_ops.rms_norm(x_TD, x_TD[0], 1e-6)
-    triton_ops.rms_norm(x_TD[:, :64], x_TD[0, :64], 1e-6)
-    triton_ops.silu_mul(x_TD)
-    triton_experts.route_experts(x_TD, 2, True)
+    triton_norms.rms_norm(x_TD, x_TD[0], 1e-6)
+    triton_norms.rms_norm(x_TD[:, :64], x_TD[0, :64], 1e-6)
+    triton_gates.gated_mul(x_TD)
+    triton_routing.route_experts(x_TD, 2, True)
 
 
 def main() -> None:

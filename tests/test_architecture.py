@@ -342,7 +342,7 @@ PLANTED = {
     "the kinds do not know each other": ("plugins/schedulers/chunked.py", "from hookline.plugins import samplers"),
     "imports of the kernels point down": (
         "plugins/kernels/triton_launch.py",
-        f"{FOR_TYPES}    from hookline.plugins.kernels.norms import triton_ops",
+        f"{FOR_TYPES}    from hookline.plugins.kernels.norms import triton_norms",
     ),
 }
 

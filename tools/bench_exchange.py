@@ -27,7 +27,7 @@ from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.peer_memory import share_memory
 from hookline.core.distributed.process_group import connect
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.plugins.kernels.norms.triton_ops import add_rms_norm
+from hookline.plugins.kernels.norms.triton_norms import add_rms_norm
 from hookline.plugins.kernels.peer_memory import triton_sums
 from hookline.plugins.kernels.peer_memory.triton_slots import Way
 from hookline.plugins.kernels.products import triton_wide

@@ -26,8 +26,14 @@ import torch
 from torch import Tensor
 
 from hookline.core.layers import every_expert, plain_clamped_expert_mlp, wanted_experts
-from hookline.plugins.kernels.experts.triton_clamped_experts import clamped_expert_mlp, clamped_tiling
-from hookline.plugins.kernels.experts.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts, tiling
+from hookline.plugins.kernels.experts.triton_experts import clamped_expert_mlp, expert_mlp
+from hookline.plugins.kernels.experts.triton_routing import (
+    Tiling,
+    clamped_tiling,
+    group_by_expert,
+    route_experts,
+    tiling,
+)
 
 NUM_LAYERS = 3
 ALPHA, LIMIT = 1.702, 7.0

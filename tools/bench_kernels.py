@@ -21,12 +21,13 @@ import numpy as np
 import torch
 
 from hookline.core.contracts import QKNorm, Rope
-from hookline.plugins.kernels.attention import triton_decode, triton_prefill, triton_shared_prefix
-from hookline.plugins.kernels.attention.triton_decode import Card, DecodeScratch, DecodeTiling
+from hookline.plugins.kernels.attention import triton_decode, triton_prefill, triton_schedule, triton_shared_prefix
 from hookline.plugins.kernels.attention.triton_forms import Scoring
 from hookline.plugins.kernels.attention.triton_prefill import PrefillTiling
+from hookline.plugins.kernels.attention.triton_schedule import DecodeScratch, DecodeTiling
 from hookline.plugins.kernels.attention.triton_shared_prefix import SharedTiling
-from hookline.plugins.kernels.norms import triton_ops
+from hookline.plugins.kernels.attention.triton_tiles import Card
+from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary
 
 try:
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
@@ -144,10 +145,10 @@ def bench_decode_shape(name: str, lens: list[int], block_size: int, sweep: bool)
     expected, spent = flash_times(data)
     if expected is not None:
         report("decode", name, f"flash-attn S{block_size}", spent, tb_s=round(num_bytes / spent / 1e6, 2))
-    shipped = triton_decode.decode_tiling(len(lens), KV_HEADS, HEAD_DIM, torch.bfloat16, Card.of(DEVICE))
+    shipped = triton_schedule.decode_tiling(len(lens), KV_HEADS, HEAD_DIM, torch.bfloat16, Card.of(DEVICE))
     for tiling in sweep_decode() if sweep else [shipped]:
         out = torch.full_like(data.q, float("nan"))
-        num_items = triton_decode.schedule_decode(data.lens, scratch, KV_HEADS, tiling)
+        num_items = triton_schedule.schedule_decode(data.lens, scratch, KV_HEADS, tiling)
 
         def launch(table, out=out, num_items=num_items, tiling=tiling):
             triton_decode.decode_attention(data.q, data.kv, table, num_items, scratch, SCORING, out, tiling)
@@ -159,7 +160,7 @@ def bench_decode_shape(name: str, lens: list[int], block_size: int, sweep: bool)
         spent = time_us([partial(launch, table) for table in data.tables])
         report("decode", name, label, spent, tb_s=round(num_bytes / spent / 1e6, 2))
     if not sweep:
-        cut = partial(triton_decode.schedule_decode, data.lens, scratch, KV_HEADS, shipped)
+        cut = partial(triton_schedule.schedule_decode, data.lens, scratch, KV_HEADS, shipped)
         report("schedule", name, "once a step", time_us([cut] * 50))
 
 
@@ -198,11 +199,11 @@ def bench_shared_shape(name: str, rows: int, shared_len: int, own: int, sweep: b
     partials = triton_decode.SharedPartials(
         torch.empty(8 * rows, HEADS, HEAD_DIM, device=DEVICE), torch.empty(8 * rows, HEADS, 2, device=DEVICE)
     )
-    tiling = triton_decode.decode_tiling(rows, KV_HEADS, HEAD_DIM, torch.bfloat16, scratch.card)
+    tiling = triton_schedule.decode_tiling(rows, KV_HEADS, HEAD_DIM, torch.bfloat16, scratch.card)
     shared_lens = torch.full((rows,), shared_len, dtype=torch.int32, device=DEVICE)
     for variant in sweep_shared() if sweep else [shipped]:
         out = torch.full_like(data.q, float("nan"))
-        num_items = triton_decode.schedule_decode(
+        num_items = triton_schedule.schedule_decode(
             data.lens, scratch, KV_HEADS, tiling, shared_lens, variant.tile, variant.max_parts
         )
 
@@ -294,17 +295,17 @@ def bench_ops() -> None:
             return torch.nn.functional.silu(gate) * up
 
         operations: dict[str, tuple[int, int, Callable[[torch.Tensor], object]]] = {
-            "rms_norm": (1024, 2048, lambda x: triton_ops.rms_norm(x, weight, 1e-6)),
+            "rms_norm": (1024, 2048, lambda x: triton_norms.rms_norm(x, weight, 1e-6)),
             "rms_norm torch": (1024, 2048, torch_norm),
             "add_rms_norm": (
-                1024, 4096, partial(triton_ops.add_rms_norm, residual_TD=residual, weight_D=weight, eps=1e-6),
+                1024, 4096, partial(triton_norms.add_rms_norm, residual_TD=residual, weight_D=weight, eps=1e-6),
             ),
-            "silu_mul": (6144, 9216, triton_ops.silu_mul),
+            "silu_mul": (6144, 9216, triton_gates.gated_mul),
             "silu_mul torch": (6144, 9216, torch_silu),
             "qk_norm_rope_write": (
                 qkv_width, 2 * qkv_width,
                 partial(
-                    triton_ops.qk_norm_rope_write,
+                    triton_rotary.qk_norm_rope_write,
                     kv_2NSKE=kv, positions_T=positions, slot_mapping_T=slots, rope=rope, norm=norm,
                 ),
             ),

@@ -27,15 +27,7 @@ from hookline.core.contracts import (
     StepShape,
 )
 from hookline.core.distributed.side_stream import SideStream
-from hookline.plugins.kernels.attention.triton_decode import (
-    FEW_ROWS,
-    DecodeScratch,
-    DecodeTiling,
-    Newest,
-    decode_attention,
-    decode_tiling,
-    schedule_decode,
-)
+from hookline.plugins.kernels.attention.triton_decode import Newest, decode_attention
 from hookline.plugins.kernels.attention.triton_forms import Scoring
 from hookline.plugins.kernels.attention.triton_prefill import (
     PrefillTiling,
@@ -44,15 +36,21 @@ from hookline.plugins.kernels.attention.triton_prefill import (
     query_tiles,
     query_tiles_on_device,
 )
+from hookline.plugins.kernels.attention.triton_schedule import (
+    FEW_ROWS,
+    DecodeScratch,
+    DecodeTiling,
+    decode_tiling,
+    schedule_decode,
+)
 from hookline.plugins.kernels.attention.triton_shared_prefix import (
     SharedTiling,
     make_shared_partials,
     shared_prefix_attention,
     shared_tiling,
 )
-from hookline.plugins.kernels.experts import triton_experts, triton_few_experts
-from hookline.plugins.kernels.experts.triton_clamped_experts import clamped_expert_mlp
-from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_ops
+from hookline.plugins.kernels.experts import triton_experts, triton_few_experts, triton_routing
+from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary
 from hookline.plugins.kernels.products import cublaslt, triton_thin
 from hookline.plugins.kernels.products.triton_product import Kind, fitting_tiling, product
 from hookline.plugins.kernels.products.triton_wide import (
@@ -144,11 +142,11 @@ class TritonKernels(TorchKernels):
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See Kernels.rms_norm."""
-        return triton_ops.rms_norm(x_TD, weight_D, eps)
+        return triton_norms.rms_norm(x_TD, weight_D, eps)
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See Kernels.add_rms_norm; overwrites both inputs."""
-        return triton_ops.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return triton_norms.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
         """See Kernels.linear; a few rows take the thin product, a few hundred the narrow or the wide one."""
@@ -173,7 +171,7 @@ class TritonKernels(TorchKernels):
         parts_PTO = None if is_thin else self._own_product(Kind.PARTS, x_TD, weight_OD, bias_O)
         if parts_PTO is None:
             return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
-        return triton_ops.add_parts_rms_norm(parts_PTO, residual_TO, norm_weight_O, eps)
+        return triton_norms.add_parts_rms_norm(parts_PTO, residual_TO, norm_weight_O, eps)
 
     def _own_product(self, kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor | None:
         """The product by the narrow or the wide kernel; None where the general one is faster."""
@@ -198,15 +196,15 @@ class TritonKernels(TorchKernels):
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
     ) -> None:
         """See Kernels.add_parts_rms_norm; one launch."""
-        triton_ops.add_parts_rms_norm(parts_PTD, residual_TD, weight_D, eps, out_TD)
+        triton_norms.add_parts_rms_norm(parts_PTD, residual_TD, weight_D, eps, out_TD)
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.silu_mul."""
-        return triton_ops.silu_mul(gate_up_TF)
+        return triton_gates.gated_mul(gate_up_TF)
 
     def gelu_tanh_mul(self, gate_up_TF: Tensor) -> Tensor:
         """See Kernels.gelu_tanh_mul; one launch."""
-        return triton_gates.gelu_tanh_mul(gate_up_TF)
+        return triton_gates.gated_mul(gate_up_TF, gelu=True)
 
     def norm_add_rms_norm(
         self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
@@ -230,7 +228,7 @@ class TritonKernels(TorchKernels):
 
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See Kernels.route_experts; one launch."""
-        return triton_experts.route_experts(logits_TX, top_k, normalise)
+        return triton_routing.route_experts(logits_TX, top_k, normalise)
 
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
@@ -251,7 +249,7 @@ class TritonKernels(TorchKernels):
                 down_bias_XD=down_bias_XD, alpha=alpha, limit=limit,
             )  # fmt: skip
         weights = gate_up_XFD, gate_up_bias_XF, down_XDF, down_bias_XD
-        return clamped_expert_mlp(x_TD, expert_TA, weight_TA, *weights, alpha, limit)
+        return triton_experts.clamped_expert_mlp(x_TD, expert_TA, weight_TA, *weights, alpha, limit)
 
     def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
         """See Kernels.short_convolution."""
@@ -275,7 +273,7 @@ class TritonKernels(TorchKernels):
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
         """See Kernels.qk_norm_rope_write; one launch."""
-        return triton_ops.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm)
+        return triton_rotary.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm)
 
     def exchange(self, peers: PeerMemory) -> TritonExchange:
         """See core.contracts.Exchange."""

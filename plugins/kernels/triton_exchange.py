@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import MIN_SLOT_BYTES, Exchange, PeerMemory
-from hookline.plugins.kernels.norms import triton_ops
+from hookline.plugins.kernels.norms import triton_norms
 from hookline.plugins.kernels.peer_memory.triton_slots import (
     LEAST_ROWS_BY_ROWS,
     WORD_BYTES,
@@ -117,7 +117,7 @@ class TritonExchange(Exchange):
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See Exchange; overwrites both inputs. Others of another dtype or with gaps take a launch of their own."""
         if not _are_like(x_TD, residual_TD, weight_D):
-            return triton_ops.add_rms_norm(self.all_reduce(x_TD), residual_TD, weight_D, eps)
+            return triton_norms.add_rms_norm(self.all_reduce(x_TD), residual_TD, weight_D, eps)
         launch_sum(self.peers, self.way(len(x_TD)), x_TD, residual_TD, weight_D, x_TD, eps, norm=True)
         return x_TD, residual_TD
 

@@ -11,8 +11,8 @@ GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from hookline.core.layers import plain_clamped_expert_mlp, plain_route_experts  # noqa: E402
-from hookline.plugins.kernels.experts.triton_clamped_experts import clamped_expert_mlp, clamped_tiling  # noqa: E402
-from hookline.plugins.kernels.experts.triton_experts import Tiling  # noqa: E402
+from hookline.plugins.kernels.experts.triton_experts import clamped_expert_mlp  # noqa: E402
+from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 ALPHA, LIMIT = 1.702, 1.5

@@ -12,8 +12,9 @@ pytest.importorskip("triton")
 
 from hookline.core.contracts import AttentionSpec  # noqa: E402
 from hookline.core.layers import every_expert, plain_route_experts  # noqa: E402
-from hookline.plugins.kernels.experts import triton_experts  # noqa: E402
-from hookline.plugins.kernels.experts.triton_experts import Tiling, expert_mlp, group_by_expert, route_experts  # noqa: E402
+from hookline.plugins.kernels.experts import triton_routing  # noqa: E402
+from hookline.plugins.kernels.experts.triton_experts import expert_mlp  # noqa: E402
+from hookline.plugins.kernels.experts.triton_routing import Tiling, group_by_expert, route_experts  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if GPU else [torch.float32, torch.float16]
@@ -80,13 +81,13 @@ def test_every_tiling_gives_the_same(cut: Tiling) -> None:
 
 
 def test_the_tiling_follows_the_pairs_of_an_expert() -> None:
-    assert [triton_experts.tiling(pairs, 128, 2).block_m for pairs in (8, 256, 2048, 131072)] == [16, 16, 32, 128]
+    assert [triton_routing.tiling(pairs, 128, 2).block_m for pairs in (8, 256, 2048, 131072)] == [16, 16, 32, 128]
 
 
 def test_many_pairs_are_grouped_by_a_sort_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     given = make((33, 8, 2, 80, 40), torch.float32, favourite=True)
     scanned, out_TD = group_by_expert(given[1], 8, 16), expert_mlp(*given)
-    monkeypatch.setattr(triton_experts, "MOST_PAIRS_SCANNED", 10)
+    monkeypatch.setattr(triton_routing, "MOST_PAIRS_SCANNED", 10)
     sorted_, num_tiles = group_by_expert(given[1], 8, 16), int(scanned.num_tiles_1)
     assert torch.equal(expert_mlp(*given), out_TD)
     assert int(sorted_.num_tiles_1) == num_tiles

@@ -26,9 +26,13 @@ from hookline.core.contracts import (  # noqa: E402
     Rope,
 )
 from hookline.plugins.kernels import triton_backend  # noqa: E402
-from hookline.plugins.kernels.attention.triton_decode import (  # noqa: E402
+from hookline.plugins.kernels.attention.triton_prefill import (  # noqa: E402
+    prefill_tiling,
+    query_tiles,
+    query_tiles_on_device,
+)
+from hookline.plugins.kernels.attention.triton_schedule import (  # noqa: E402
     MAX_PROGRAMS_PER_SM,
-    Card,
     DecodeScratch,
     DecodeTiling,
     decode_tiling,
@@ -36,12 +40,8 @@ from hookline.plugins.kernels.attention.triton_decode import (  # noqa: E402
     schedule_decode,
     target_items,
 )
-from hookline.plugins.kernels.attention.triton_prefill import (  # noqa: E402
-    prefill_tiling,
-    query_tiles,
-    query_tiles_on_device,
-)
-from hookline.plugins.kernels.norms import triton_ops  # noqa: E402
+from hookline.plugins.kernels.attention.triton_tiles import Card  # noqa: E402
+from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary  # noqa: E402
 from hookline.plugins.kernels.products import triton_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_product import Kind, fitting_tiling, product, product_tiling  # noqa: E402
 from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
@@ -405,10 +405,10 @@ def test_norms_equal_reference(dtype, width):
     def expected(value):
         return value * (value.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
 
-    out = triton_ops.rms_norm(x, weight, 1e-6)
+    out = triton_norms.rms_norm(x, weight, 1e-6)
     assert relative_error(out, expected(x.double())) < RELATIVE_ERROR[dtype]
     total = x.double() + residual.double()
-    normed, summed = triton_ops.add_rms_norm(x, residual, weight, 1e-6)
+    normed, summed = triton_norms.add_rms_norm(x, residual, weight, 1e-6)
     assert relative_error(summed, total) < RELATIVE_ERROR[dtype]
     assert relative_error(normed, expected(total)) < RELATIVE_ERROR[dtype]
     assert summed.data_ptr() == residual.data_ptr()
@@ -418,7 +418,7 @@ def test_rms_norm_takes_rows_of_a_wider_tensor():
     x = torch.randn(5, 200, device=DEVICE)
     weight = torch.ones(64, device=DEVICE)
     assert torch.equal(
-        triton_ops.rms_norm(x[:, :64], weight, 1e-6), triton_ops.rms_norm(x[:, :64].clone(), weight, 1e-6)
+        triton_norms.rms_norm(x[:, :64], weight, 1e-6), triton_norms.rms_norm(x[:, :64].clone(), weight, 1e-6)
     )
 
 
@@ -427,7 +427,7 @@ def test_the_norm_of_parts_is_that_of_their_sum(dtype):
     parts, residual = torch.randn(4, 5, 100, device=DEVICE), torch.randn(5, 100, device=DEVICE).to(dtype)
     weight = torch.randn(100, device=DEVICE).to(dtype)
     total = parts.double().sum(0) + residual.double()
-    normed, summed = triton_ops.add_parts_rms_norm(parts, residual, weight, 1e-6)
+    normed, summed = triton_norms.add_parts_rms_norm(parts, residual, weight, 1e-6)
     expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
     assert normed.dtype == summed.dtype == dtype and summed.data_ptr() == residual.data_ptr()
     assert relative_error(summed, total) < RELATIVE_ERROR[dtype]
@@ -497,7 +497,7 @@ def test_products_that_do_not_fit_are_left_to_the_general_one():
 def test_silu_mul_equals_reference(dtype, width):
     gate_up = (3 * torch.randn(5, 2 * width, device=DEVICE)).to(dtype)
     gate, up = gate_up.double().chunk(2, -1)
-    assert relative_error(triton_ops.silu_mul(gate_up), gate * gate.sigmoid() * up) < RELATIVE_ERROR[dtype]
+    assert relative_error(triton_gates.gated_mul(gate_up), gate * gate.sigmoid() * up) < RELATIVE_ERROR[dtype]
 
 
 def check_qk_norm_rope_write(dtype, head_dim, group, num_kv_heads, num_tokens, with_norm=True, with_rope=True):
@@ -521,7 +521,7 @@ def check_qk_norm_rope_write(dtype, head_dim, group, num_kv_heads, num_tokens, w
     if rope is not None:
         cos, sin = rope.table_PE.double()[position][:, None].chunk(2, -1)
         q, k = (torch.cat([a * cos - b * sin, b * cos + a * sin], -1) for a, b in (x.chunk(2, -1) for x in (q, k)))
-    out = triton_ops.qk_norm_rope_write(qkv, kv, position, slot, rope, norm)
+    out = triton_rotary.qk_norm_rope_write(qkv, kv, position, slot, rope, norm)
     stored_k, stored_v = kv.view(2, -1, num_kv_heads, head_dim)[:, slot]
     assert relative_error(out, q) < RELATIVE_ERROR[dtype]
     assert relative_error(stored_k, k) < RELATIVE_ERROR[dtype]

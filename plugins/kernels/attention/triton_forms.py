@@ -85,6 +85,24 @@ def rotary_partner(dim, ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
+def load_rotation_and_weights(
+    rope_row_ptr, q_weight_ptr, k_weight_ptr, dim, partner, dims, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    """Cosine and sine of every value of a head, and the norms' weights of it and of its partner, of q and of k."""
+    cos, sin = 1.0 + tl.zeros([BLOCK_DIM], tl.float32), tl.zeros([BLOCK_DIM], tl.float32)
+    if ROPE:
+        cos, sin = load_rotation(rope_row_ptr, dim, dims, HEAD_DIM, ROTARY_DIM)
+    q_weight, k_weight, other_q_weight, other_k_weight = cos, cos, cos, cos
+    if NORM:
+        q_weight = tl.load(q_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
+        k_weight = tl.load(k_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
+        other_q_weight = tl.load(q_weight_ptr + partner, mask=dims, other=0.0).to(tl.float32)
+        other_k_weight = tl.load(k_weight_ptr + partner, mask=dims, other=0.0).to(tl.float32)
+    return cos, sin, q_weight, k_weight, other_q_weight, other_k_weight
+
+
+@triton.jit
 def rotated(
     x_ptr, mask, weight, other_weight, cos, sin, eps, dim, partner,
     HEAD_DIM: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,

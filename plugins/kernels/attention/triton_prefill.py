@@ -19,8 +19,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hookline.plugins.kernels.attention.triton_decode import Card, tile_blocks, tile_places
 from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
+from hookline.plugins.kernels.attention.triton_tiles import (
+    Card,
+    load_tile,
+    nothing_seen,
+    query_lens,
+    query_members,
+    taken_in,
+    tile_blocks,
+    tile_places,
+)
 from hookline.plugins.kernels.triton_launch import WIDE_GROUP
 
 TILES_PER_PROGRAM = 16
@@ -142,12 +151,9 @@ def _attend_tile(
         inside &= position >= seen
     place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
     if MASK:
-        load_mask = inside[:, None] & dims[None, :]
-        k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
-        v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
+        k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :])
     elif MASK_DIM:
-        k = tl.load(head_ptr + place[:, None], mask=dims[None, :], other=0.0)
-        v = tl.load(head_ptr + half_stride + place[:, None], mask=dims[None, :], other=0.0)
+        k, v = load_tile(head_ptr, half_stride, place, dims[None, :])
     else:
         k = tl.load(head_ptr + place[:, None])
         v = tl.load(head_ptr + half_stride + place[:, None])
@@ -160,15 +166,33 @@ def _attend_tile(
             visible &= position[None, :] > last_position[:, None] - window
         scores = tl.where(visible, scores, -float("inf"))
     if CAP:
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_maximum[:, None])
+        maximum, total, weights, rescale = taken_in(scores, maximum, total)
     else:
         new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
         weights = tl.exp2(scores * factor - new_maximum[:, None])
-    rescale = tl.exp2(maximum - new_maximum)
-    total = total * rescale + tl.sum(weights, axis=1)
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(weights, axis=1)
+        maximum = new_maximum
     acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
-    return new_maximum, total, acc
+    return maximum, total, acc
+
+
+@triton.jit
+def _attend_tiles(
+    q, maximum, total, acc, blocks, begin, end, stop, last_position, seen, window, table_row_ptr, head_ptr, dims,
+    half_stride, block_stride, offset_stride, factor, cap,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr, MASK_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The tiles from `begin` to `end`, the first of which lies in these blocks; also the blocks of the tile behind."""
+    for start in range(begin, end, TILE):
+        maximum, total, acc = _attend_tile(
+            q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
+            half_stride, block_stride, offset_stride, factor, cap,
+            BLOCK_SIZE, TILE, MASK, MASK_DIM, WINDOW, CAP, PRECISION,
+        )  # fmt: skip
+        blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
+    return maximum, total, acc, blocks
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -186,26 +210,17 @@ def _prefill_kernel(
     first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
     if row < 0:
         return
-    query_start = tl.load(query_starts_ptr + row)
-    query_len = tl.load(query_starts_ptr + row + 1) - query_start
-    context_len = tl.load(context_lens_ptr + row)
+    query_start, query_len, context_len = query_lens(row, query_starts_ptr, context_lens_ptr)
     past = context_len - query_len
 
-    member = tl.arange(0, BLOCK_M)
-    token = first + member // GROUP
-    head = kv_head * GROUP + member % GROUP
-    is_query = (token < query_len) & (member < TOKENS * GROUP)
+    token, head, is_query = query_members(first, query_len, kv_head, GROUP, TOKENS, BLOCK_M)
     dim = tl.arange(0, BLOCK_DIM)
     dims = dim < HEAD_DIM
     mask_md = is_query[:, None] & dims[None, :]
     at_token = (query_start + token).to(tl.int64)
     q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
 
-    maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
-    if WINDOW:
-        maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
+    maximum, total, acc = nothing_seen(LOWEST if WINDOW else -float("inf"), BLOCK_M, BLOCK_DIM)
     if SINKS:
         maximum = load_sinks(sinks_ptr, head, is_query)
         total += 1.0
@@ -220,29 +235,23 @@ def _prefill_kernel(
         unmasked_start = tl.cdiv(tl.maximum(stop - window, 0), TILE) * TILE
         unmasked_stop = tl.maximum(unmasked_stop, unmasked_start)
         blocks = tile_blocks(table_row_ptr, seen // TILE * TILE, stop, BLOCK_SIZE, TILE)
-        for start in range(seen // TILE * TILE, unmasked_start, TILE):
-            maximum, total, acc = _attend_tile(
-                q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
-                half_stride, block_stride, offset_stride, factor, cap,
-                BLOCK_SIZE, TILE, True, MASK_DIM, WINDOW, CAP, PRECISION,
-            )  # fmt: skip
-            blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
-    else:
-        blocks = tile_blocks(table_row_ptr, 0, stop, BLOCK_SIZE, TILE)
-    for start in range(unmasked_start, unmasked_stop, TILE):
-        maximum, total, acc = _attend_tile(
-            q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
-            half_stride, block_stride, offset_stride, factor, cap,
-            BLOCK_SIZE, TILE, False, MASK_DIM, WINDOW, CAP, PRECISION,
-        )  # fmt: skip
-        blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
-    for start in range(unmasked_stop, stop, TILE):
-        maximum, total, acc = _attend_tile(
-            q, maximum, total, acc, start, stop, last_position, seen, window, blocks, head_ptr, dims,
-            half_stride, block_stride, offset_stride, factor, cap,
+        maximum, total, acc, blocks = _attend_tiles(
+            q, maximum, total, acc, blocks, seen // TILE * TILE, unmasked_start, stop, last_position, seen, window,
+            table_row_ptr, head_ptr, dims, half_stride, block_stride, offset_stride, factor, cap,
             BLOCK_SIZE, TILE, True, MASK_DIM, WINDOW, CAP, PRECISION,
         )  # fmt: skip
-        blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
+    else:
+        blocks = tile_blocks(table_row_ptr, 0, stop, BLOCK_SIZE, TILE)
+    maximum, total, acc, blocks = _attend_tiles(
+        q, maximum, total, acc, blocks, unmasked_start, unmasked_stop, stop, last_position, seen, window,
+        table_row_ptr, head_ptr, dims, half_stride, block_stride, offset_stride, factor, cap,
+        BLOCK_SIZE, TILE, False, MASK_DIM, WINDOW, CAP, PRECISION,
+    )  # fmt: skip
+    maximum, total, acc, _ = _attend_tiles(
+        q, maximum, total, acc, blocks, unmasked_stop, stop, stop, last_position, seen, window,
+        table_row_ptr, head_ptr, dims, half_stride, block_stride, offset_stride, factor, cap,
+        BLOCK_SIZE, TILE, True, MASK_DIM, WINDOW, CAP, PRECISION,
+    )  # fmt: skip
     to_out = out_ptr + (at_token * NUM_KV_HEADS * GROUP * HEAD_DIM + head * HEAD_DIM)[:, None] + dim[None, :]
     if WINDOW:
         total = tl.where(is_query, total, 1.0)

@@ -16,14 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hookline.plugins.kernels.attention.triton_decode import (
+from hookline.plugins.kernels.attention.triton_decode import SharedPartials
+from hookline.plugins.kernels.attention.triton_forms import Scoring, scored
+from hookline.plugins.kernels.attention.triton_schedule import DecodeScratch
+from hookline.plugins.kernels.attention.triton_tiles import (
     Card,
-    DecodeScratch,
-    SharedPartials,
+    nothing_seen,
+    store_part,
+    taken_in,
     tile_blocks,
     tile_places,
 )
-from hookline.plugins.kernels.attention.triton_forms import Scoring, scored
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,7 @@ def _shared_prefix_kernel(
     mask_md = (row < num_rows)[:, None] & dims[None, :]
     q = tl.load(q_ptr + (row * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
 
-    maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    maximum, total, acc = nothing_seen(-float("inf"), BLOCK_M, BLOCK_DIM)
     table_row_ptr = table_ptr + leader * table_stride
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
     stop = tl.minimum((part + 1) * part_tokens, tokens)
@@ -113,18 +114,12 @@ def _shared_prefix_kernel(
         scores = scored(tl.dot(q, tl.trans(k), input_precision=PRECISION), factor, cap, CAP)
         if BLOCK_SIZE % TILE != 0:
             scores = tl.where(inside[None, :], scores, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.sum(weights, axis=1)
+        maximum, total, weights, rescale = taken_in(scores, maximum, total)
         v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
-        maximum = new_maximum
 
     at = (part.to(tl.int64) * num_rows + row) * NUM_HEADS + head
-    tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask_md)
-    tl.store(stats_ptr + at * 2, maximum, mask=row < num_rows)
-    tl.store(stats_ptr + at * 2 + 1, total, mask=row < num_rows)
+    store_part(partial_ptr, stats_ptr, at, maximum, total, acc, dim, row < num_rows, mask_md, HEAD_DIM)
 
 
 def shared_prefix_attention(

@@ -1,178 +1,27 @@
-"""Triton kernels of experts: routing, and the products of every expert with the tokens that chose it.
+"""Triton products of each expert with the tokens that chose it, in tiles of pairs as triton_routing.py lists them.
 
-Pairs of a token and one of its experts are grouped by expert on the device: `order_P` lists them, and tiles of at most
-`block_m` pairs of one expert are the units of both products. The launches are sized for the worst routing and return at
-once where there is no tile, so nothing waits for the host and a CUDA graph holds for any routing.
+There are two forms: plain (SiLU·mul), and with biases and a clamped gate (gpt-oss). Both are finished in float32 where
+the products end, so that nothing in between goes through memory. A launch is sized for the worst routing; programs that
+find no tile return at once.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling, group_by_expert, tiling
 
-MOST_PAIRS_SCANNED = 32768
-"""Up to here every expert's program reads all pairs; a sort is faster for more."""
-SCAN_BLOCK = 1024
 GROUP_TILES = 8
 """Tiles that take turns over the columns together, so that an expert's weights are read from the L2."""
 
 
 @triton.jit
-def _route_kernel(
-    logits_ptr, expert_ptr, weight_ptr, row_stride, num_experts,
-    TOP_K: tl.constexpr, NORMALISE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    column, place = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_A)
-    logits = tl.load(logits_ptr + row * row_stride + column, mask=column < num_experts, other=float("-inf"))
-    score = tl.exp(logits.to(tl.float32) - tl.max(logits.to(tl.float32), axis=0))
-    left = tl.where(column < num_experts, score / tl.sum(score, axis=0), -1.0)
-    chosen, weight = tl.zeros([BLOCK_A], tl.int64), tl.zeros([BLOCK_A], tl.float32)
-    for index in tl.static_range(TOP_K):
-        best = tl.argmax(left, axis=0)
-        weight = tl.where(place == index, tl.max(left, axis=0), weight)
-        chosen = tl.where(place == index, best.to(tl.int64), chosen)
-        left = tl.where(column == best, -1.0, left)
-    if NORMALISE:
-        weight = weight / tl.sum(weight, axis=0)
-    tl.store(expert_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
-    tl.store(weight_ptr + row * TOP_K + place, weight, mask=place < TOP_K)
-
-
-def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """See Kernels.route_experts. Of equal experts the first is taken.
-
-    Device: one launch, no host sync.
-    """
-    num_tokens, num_experts = logits_TX.shape
-    expert_TA = torch.empty((num_tokens, top_k), dtype=torch.int64, device=logits_TX.device)
-    weight_TA = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TX.device)
-    if num_tokens:
-        _route_kernel[(num_tokens,)](
-            logits_TX, expert_TA, weight_TA, logits_TX.stride(0), num_experts,
-            TOP_K=top_k, NORMALISE=normalise, BLOCK_X=triton.next_power_of_2(num_experts),
-            BLOCK_A=triton.next_power_of_2(top_k), num_warps=1 if num_experts <= 256 else 4,
-            **launch_options(logits_TX.device),
-        )  # fmt: skip
-    return expert_TA, weight_TA
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How the products are cut: pairs of a tile, columns and depth of a step of each product, warps and stages."""
-
-    block_m: int
-    gate_up: tuple[int, int, int, int]
-    down: tuple[int, int, int, int]
-
-
-def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """By how many pairs an expert has on average; wider types take shallower steps. Chosen on an H200 (docs/log.md)."""
-    shrink = max(1, itemsize // 2)
-    if num_pairs <= 8 * num_experts:
-        return Tiling(16, (32, 128 // shrink, 4, 4), (32, 128 // shrink, 4, 4))
-    if num_pairs <= 48 * num_experts:
-        return Tiling(32, (64, 128 // shrink, 4, 3), (64, 128 // shrink, 4, 3))
-    return Tiling(128 // shrink, (64, 64 // shrink, 4, 3), (128, 64 // shrink, 4, 3))
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Pairs grouped by expert. order_P: pair numbers (token * A + place), int32. ends_X: where each expert's end.
-
-    tile_expert_W, tile_row_W: of each tile the expert and the first of its places in order_P. num_tiles_1: how many of
-    the W tiles there are.
-    """
-
-    order_P: Tensor
-    ends_X: Tensor
-    tile_expert_W: Tensor
-    tile_row_W: Tensor
-    num_tiles_1: Tensor
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _group_kernel(
-    expert_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr, num_pairs,
-    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
-):  # fmt: skip
-    mine = tl.program_id(0)
-    index = tl.arange(0, BLOCK_X)
-    counts = tl.zeros([BLOCK_X], tl.int32)
-    for start in range(0, num_pairs, BLOCK_P):
-        pair = start + tl.arange(0, BLOCK_P)
-        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=0).to(tl.int32)
-        counts += tl.histogram(expert, BLOCK_X, mask=pair < num_pairs)
-    tiles = (counts + BLOCK_M - 1) // BLOCK_M
-    begin = tl.sum(tl.where(index < mine, counts, 0), axis=0)
-    end = tl.sum(tl.where(index <= mine, counts, 0), axis=0)
-    first_tile = tl.sum(tl.where(index < mine, tiles, 0), axis=0)
-    tl.store(ends_ptr + mine, end)
-    if mine == 0:
-        tl.store(num_tiles_ptr, tl.sum(tiles, axis=0))
-    tile = 0
-    for row in range(begin, end, BLOCK_M):
-        tl.store(tile_expert_ptr + first_tile + tile, mine)
-        tl.store(tile_row_ptr + first_tile + tile, row)
-        tile += 1
-    place = begin
-    for start in range(0, num_pairs, BLOCK_P):
-        pair = start + tl.arange(0, BLOCK_P)
-        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
-        is_mine = (expert == mine).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(is_mine, axis=0) - 1, pair, mask=is_mine == 1)
-        place += tl.sum(is_mine, axis=0)
-
-
-def group_by_expert(expert_TA: Tensor, num_experts: int, block_m: int) -> Groups:
-    """Group the pairs, those of an expert in order of their tokens, and cut them into tiles.
-
-    Device: one launch for up to MOST_PAIRS_SCANNED pairs, else a sort and some more; no host sync.
-    """
-    expert_P, num_pairs = expert_TA.reshape(-1), expert_TA.numel()
-    most_tiles = min(num_pairs, num_experts + num_pairs // block_m)
-    if num_pairs > MOST_PAIRS_SCANNED:
-        return _group_by_sorting(expert_P, num_experts, block_m, most_tiles)
-    order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1 = (
-        torch.empty(size, dtype=torch.int32, device=expert_P.device)
-        for size in (num_pairs, num_experts, most_tiles, most_tiles, 1)
-    )
-    _group_kernel[(num_experts,)](
-        expert_P, order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1, num_pairs,
-        BLOCK_M=block_m, BLOCK_P=min(SCAN_BLOCK, max(32, triton.next_power_of_2(num_pairs))),
-        BLOCK_X=max(32, triton.next_power_of_2(num_experts)), num_warps=4,
-    )  # fmt: skip
-    return Groups(order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1)
-
-
-def _group_by_sorting(expert_P: Tensor, num_experts: int, block_m: int, most_tiles: int) -> Groups:
-    device = expert_P.device
-    sorted_P, order_P = expert_P.to(torch.int32).sort(stable=True)
-    ends_X = torch.searchsorted(sorted_P, torch.arange(num_experts, device=device, dtype=torch.int32), right=True)
-    begins_X = torch.cat((ends_X.new_zeros(1), ends_X[:-1]))
-    tile_ends_X = ((ends_X - begins_X + block_m - 1) // block_m).cumsum(0)
-    tile_W = torch.arange(most_tiles, device=device)
-    expert_W = torch.searchsorted(tile_ends_X, tile_W, right=True).clamp_(max=num_experts - 1)
-    first_W = torch.cat((tile_ends_X.new_zeros(1), tile_ends_X[:-1])).index_select(0, expert_W)
-    row_W = begins_X.index_select(0, expert_W) + (tile_W - first_W) * block_m
-    narrow = (tensor.to(torch.int32) for tensor in (order_P, ends_X, expert_W, row_W, tile_ends_X[-1:]))
-    return Groups(*narrow)
-
-
-@triton.jit
-def tile_and_columns(num_tiles, most_tiles, num_column_blocks, GROUP: tl.constexpr):
+def _tile_and_columns(most_tiles, num_column_blocks, GROUP: tl.constexpr):
     """This program's tile and block of columns: GROUP neighbouring tiles go over all columns before the next do."""
     program = tl.program_id(0)
     group = program // (GROUP * num_column_blocks)
@@ -181,25 +30,33 @@ def tile_and_columns(num_tiles, most_tiles, num_column_blocks, GROUP: tl.constex
     return group * GROUP + inside % size, inside // size
 
 
-@triton.jit(do_not_specialize=["most_tiles"])
-def _gate_up_kernel(
-    x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
-    x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    num_tiles = tl.load(num_tiles_ptr)
-    tile, block = tile_and_columns(num_tiles, most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
-    if tile >= num_tiles:
-        return
+@triton.jit
+def _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M: tl.constexpr):
+    """A tile's expert, its places in the order of pairs, and which of these there are."""
     expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
     row = tl.load(tile_row_ptr + tile) + tl.arange(0, BLOCK_M)
-    rows = row < tl.load(ends_ptr + expert)
-    token = (tl.load(order_ptr + row, mask=rows, other=0) // num_chosen).to(tl.int64)
+    return expert, row, row < tl.load(ends_ptr + expert)
+
+
+@triton.jit
+def _columns_of(block, width, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A block's columns, which of them there are, and the first step along the depth."""
     column, step = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    columns = column < width
-    x_at = x_ptr + token[:, None] * x_stride + step[None, :]
-    gate_at = weight_ptr + expert * expert_stride + column[None, :].to(tl.int64) * weight_stride + step[:, None]
-    up_at = gate_at + half_stride
+    return column, column < width, step
+
+
+@triton.jit
+def _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride):
+    """Where the first step of these columns of an expert's weight lies (BLOCK_K, BLOCK_N)."""
+    return weight_ptr + expert * expert_stride + column[None, :].to(tl.int64) * weight_stride + step[:, None]
+
+
+@triton.jit
+def _gate_up(
+    x_at, gate_at, up_at, rows, columns, step, depth,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The products with gate and up, whose first steps lie at these places."""
     gate, up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         inside = start + step < depth
@@ -208,9 +65,79 @@ def _gate_up_kernel(
         up_weight = tl.load(up_at + start, mask=columns[None, :] & inside[:, None], other=0.0)
         gate = tl.dot(x, gate_weight, gate, input_precision=PRECISION)
         up = tl.dot(x, up_weight, up, input_precision=PRECISION)
-    out = gate / (1.0 + tl.exp(-gate)) * up
-    out_at = out_ptr + row[:, None].to(tl.int64) * width + column[None, :]
+    return gate, up
+
+
+@triton.jit
+def _down(
+    hidden_at, weight_at, rows, columns, step, depth,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The products with down, likewise."""
+    out = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, depth, BLOCK_K):
+        inside = start + step < depth
+        hidden = tl.load(hidden_at + start, mask=rows[:, None] & inside[None, :], other=0.0)
+        weight = tl.load(weight_at + start, mask=columns[None, :] & inside[:, None], other=0.0)
+        out = tl.dot(hidden, weight, out, input_precision=PRECISION)
+    return out
+
+
+@triton.jit
+def _store(out_ptr, out, place, column, rows, columns, width):
+    """Store a tile, each of whose rows has its place in the output."""
+    out_at = out_ptr + place[:, None].to(tl.int64) * width + column[None, :]
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
+
+
+@triton.jit(do_not_specialize=["most_tiles"])
+def _gate_up_kernel(
+    x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
+    x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up of each pair, in the order of pairs."""
+    num_tiles = tl.load(num_tiles_ptr)
+    tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
+    if tile >= num_tiles:
+        return
+    expert, row, rows = _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M)
+    token = (tl.load(order_ptr + row, mask=rows, other=0) // num_chosen).to(tl.int64)
+    column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
+    x_at = x_ptr + token[:, None] * x_stride + step[None, :]
+    gate_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
+    up_at = gate_at + half_stride
+    gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    _store(out_ptr, out, row, column, rows, columns, width)
+
+
+@triton.jit(do_not_specialize=["most_tiles", "alpha", "limit"])
+def _clamped_gate_up_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
+    x_stride, expert_stride, weight_stride, half_stride, bias_stride, num_chosen, depth, width, most_tiles,
+    alpha, limit,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As _gate_up_kernel with biases, and the gate of Kernels.clamped_expert_mlp."""
+    num_tiles = tl.load(num_tiles_ptr)
+    tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
+    if tile >= num_tiles:
+        return
+    expert, row, rows = _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M)
+    token = (tl.load(order_ptr + row, mask=rows, other=0) // num_chosen).to(tl.int64)
+    column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
+    x_at = x_ptr + token[:, None] * x_stride + step[None, :]
+    gate_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
+    up_at = gate_at + half_stride
+    bias_at = bias_ptr + expert * bias_stride + column
+    gate_bias = tl.load(bias_at, mask=columns, other=0.0).to(tl.float32)
+    up_bias = tl.load(bias_at + width, mask=columns, other=0.0).to(tl.float32)
+    gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    gate = tl.minimum(gate + gate_bias[None, :], limit)
+    up = tl.maximum(tl.minimum(up + up_bias[None, :], limit), -limit)
+    out = (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
+    _store(out_ptr, out, row, column, rows, columns, width)
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
@@ -219,27 +146,43 @@ def _down_kernel(
     expert_stride, weight_stride, depth, width, most_tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Each pair's output times its weight, at the pair's own place."""
     num_tiles = tl.load(num_tiles_ptr)
-    tile, block = tile_and_columns(num_tiles, most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
+    tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
     if tile >= num_tiles:
         return
-    expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
-    row = tl.load(tile_row_ptr + tile) + tl.arange(0, BLOCK_M)
-    rows = row < tl.load(ends_ptr + expert)
+    expert, row, rows = _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M)
     pair = tl.load(order_ptr + row, mask=rows, other=0)
-    column, step = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    columns = column < width
+    column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
     hidden_at = hidden_ptr + row[:, None].to(tl.int64) * depth + step[None, :]
-    weight_at = weight_ptr + expert * expert_stride + column[None, :].to(tl.int64) * weight_stride + step[:, None]
-    out = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, depth, BLOCK_K):
-        inside = start + step < depth
-        hidden = tl.load(hidden_at + start, mask=rows[:, None] & inside[None, :], other=0.0)
-        weight = tl.load(weight_at + start, mask=columns[None, :] & inside[:, None], other=0.0)
-        out = tl.dot(hidden, weight, out, input_precision=PRECISION)
+    weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
+    out = _down(hidden_at, weight_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     out *= tl.load(pair_weight_ptr + pair, mask=rows, other=0.0)[:, None]
-    out_at = out_ptr + pair[:, None].to(tl.int64) * width + column[None, :]
-    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
+    _store(out_ptr, out, pair, column, rows, columns, width)
+
+
+@triton.jit(do_not_specialize=["most_tiles"])
+def _biased_down_kernel(
+    hidden_ptr, weight_ptr, bias_ptr, pair_weight_ptr, out_ptr,
+    order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
+    expert_stride, weight_stride, bias_stride, depth, width, most_tiles, BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As _down_kernel with a bias, if there is one."""
+    num_tiles = tl.load(num_tiles_ptr)
+    tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
+    if tile >= num_tiles:
+        return
+    expert, row, rows = _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M)
+    pair = tl.load(order_ptr + row, mask=rows, other=0)
+    column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
+    hidden_at = hidden_ptr + row[:, None].to(tl.int64) * depth + step[None, :]
+    weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
+    out = _down(hidden_at, weight_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if BIAS:
+        out += tl.load(bias_ptr + expert * bias_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
+    out *= tl.load(pair_weight_ptr + pair, mask=rows, other=0.0)[:, None]
+    _store(out_ptr, out, pair, column, rows, columns, width)
 
 
 def expert_mlp(
@@ -253,10 +196,22 @@ def expert_mlp(
     return expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut).sum(1)
 
 
+def clamped_expert_mlp(
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
+    down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float, cut: Tiling | None = None,
+) -> Tensor:  # fmt: skip
+    """See Kernels.clamped_expert_mlp; else as `expert_mlp`."""
+    return expert_outputs(
+        x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, gate_up_bias_XF, down_bias_XD, alpha, limit
+    ).sum(1)
+
+
 def expert_outputs(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor, cut: Tiling | None = None
-) -> Tensor:
-    """What `expert_mlp` sums up: (T, A, D)."""
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+    cut: Tiling | None = None, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None,
+    alpha: float = 1.0, limit: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D)."""
     (num_tokens, hidden), num_chosen = x_TD.shape, expert_TA.shape[1]
     num_experts, _, inner = down_XDF.shape
     num_pairs = num_tokens * num_chosen
@@ -264,23 +219,37 @@ def expert_outputs(
         return x_TD.new_zeros(num_tokens, num_chosen, hidden)
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
-    cut = cut or tiling(num_pairs, num_experts, x_TD.element_size())
+    choice = tiling if gate_up_bias_XF is None else clamped_tiling
+    cut = cut or choice(num_pairs, num_experts, x_TD.element_size())
     groups = group_by_expert(expert_TA, num_experts, cut.block_m)
     listed = (groups.order_P, groups.ends_X, groups.tile_expert_W, groups.tile_row_W, groups.num_tiles_1)
-    most_tiles = len(groups.tile_expert_W)
+    most_tiles, weight_TA = len(groups.tile_expert_W), weight_TA.contiguous()
     hidden_PF = torch.empty((num_pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
-    _gate_up_kernel[(most_tiles * triton.cdiv(inner, cut.gate_up[0]),)](
-        x_TD, gate_up_XFD, hidden_PF, *listed,
-        x_TD.stride(0), gate_up_XFD.stride(0), gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1),
-        num_chosen, hidden, inner, most_tiles,
-        **_options(cut.block_m, cut.gate_up, x_TD),
-    )  # fmt: skip
     out_PD = torch.empty((num_pairs, hidden), dtype=x_TD.dtype, device=x_TD.device)
-    _down_kernel[(most_tiles * triton.cdiv(hidden, cut.down[0]),)](
-        hidden_PF, down_XDF, weight_TA.contiguous(), out_PD, *listed,
-        down_XDF.stride(0), down_XDF.stride(1), inner, hidden, most_tiles,
-        **_options(cut.block_m, cut.down, x_TD),
-    )  # fmt: skip
+    gate_up_grid = (most_tiles * triton.cdiv(inner, cut.gate_up[0]),)
+    down_grid = (most_tiles * triton.cdiv(hidden, cut.down[0]),)
+    strides = x_TD.stride(0), gate_up_XFD.stride(0), gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1)
+    if gate_up_bias_XF is None:
+        _gate_up_kernel[gate_up_grid](
+            x_TD, gate_up_XFD, hidden_PF, *listed, *strides, num_chosen, hidden, inner, most_tiles,
+            **_options(cut.block_m, cut.gate_up, x_TD),
+        )  # fmt: skip
+        _down_kernel[down_grid](
+            hidden_PF, down_XDF, weight_TA, out_PD, *listed, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
+            most_tiles, **_options(cut.block_m, cut.down, x_TD),
+        )  # fmt: skip
+    else:
+        assert gate_up_bias_XF.stride(1) == 1
+        _clamped_gate_up_kernel[gate_up_grid](
+            x_TD, gate_up_XFD, gate_up_bias_XF, hidden_PF, *listed, *strides, gate_up_bias_XF.stride(0), num_chosen,
+            hidden, inner, most_tiles, float(alpha), float(limit), **_options(cut.block_m, cut.gate_up, x_TD),
+        )  # fmt: skip
+        bias_XD = down_XDF if down_bias_XD is None else down_bias_XD
+        _biased_down_kernel[down_grid](
+            hidden_PF, down_XDF, bias_XD, weight_TA, out_PD, *listed, down_XDF.stride(0), down_XDF.stride(1),
+            bias_XD.stride(0), inner, hidden, most_tiles, BIAS=down_bias_XD is not None,
+            **_options(cut.block_m, cut.down, x_TD),
+        )  # fmt: skip
     return out_PD.view(num_tokens, num_chosen, hidden)
 
 

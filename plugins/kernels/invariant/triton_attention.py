@@ -20,8 +20,17 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import Batch
-from hookline.plugins.kernels.attention.triton_decode import Card, tile_blocks, tile_places
 from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
+from hookline.plugins.kernels.attention.triton_tiles import (
+    Card,
+    load_tile,
+    nothing_seen,
+    query_lens,
+    query_members,
+    store_part,
+    tile_blocks,
+    tile_places,
+)
 from hookline.plugins.kernels.triton_launch import launch_options
 
 SEGMENT = 1024
@@ -98,9 +107,7 @@ def _attend_tile(
         inside &= position >= seen
         visible &= position[None, :] > last_position[:, None] - window
     place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
-    load_mask = inside[:, None] & dims[None, :]
-    k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0)
-    v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0)
+    k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :])
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = scored(scores, factor, cap, CAP)
     scores = tl.where(visible, scores, -float("inf"))
@@ -129,9 +136,7 @@ def _attend_kernel(
     first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
     if row < 0:
         return
-    query_start = tl.load(query_starts_ptr + row)
-    query_len = tl.load(query_starts_ptr + row + 1) - query_start
-    context_len = tl.load(context_lens_ptr + row)
+    query_start, query_len, context_len = query_lens(row, query_starts_ptr, context_lens_ptr)
     past = context_len - query_len
     stop = tl.minimum(past + first + TOKENS, context_len)
     seen = 0
@@ -144,10 +149,7 @@ def _attend_kernel(
             return
         num_segments = first_segment + 1
 
-    member = tl.arange(0, BLOCK_M)
-    token = first + member // GROUP
-    head = kv_head * GROUP + member % GROUP
-    is_query = (token < query_len) & (member < TOKENS * GROUP)
+    token, head, is_query = query_members(first, query_len, kv_head, GROUP, TOKENS, BLOCK_M)
     dim = tl.arange(0, BLOCK_DIM)
     dims = dim < HEAD_DIM
     mask_md = is_query[:, None] & dims[None, :]
@@ -160,9 +162,7 @@ def _attend_kernel(
         gdc_launch_dependents()
     q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
 
-    all_maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
-    all_total = tl.zeros([BLOCK_M], tl.float32)
-    all_acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    all_maximum, all_total, all_acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_DIM)
     if SINKS:
         if not SPLIT:
             all_maximum = load_sinks(sinks_ptr, head, is_query)
@@ -172,9 +172,7 @@ def _attend_kernel(
         end = tl.minimum(begin + SEGMENT, stop)
         if WINDOW:
             begin = tl.maximum(begin, seen // TILE * TILE)
-        maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+        maximum, total, acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_DIM)
         blocks = tile_blocks(table_row_ptr, begin, end, BLOCK_SIZE, TILE)
         for start in range(begin, end, TILE):
             maximum, total, acc = _attend_tile(
@@ -184,9 +182,7 @@ def _attend_kernel(
             blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
         if SPLIT:
             at = (row.to(tl.int64) * most_segments + segment) * NUM_HEADS + head
-            tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask_md)
-            tl.store(stats_ptr + at * 2, maximum, mask=is_query)
-            tl.store(stats_ptr + at * 2 + 1, total, mask=is_query)
+            store_part(partial_ptr, stats_ptr, at, maximum, total, acc, dim, is_query, mask_md, HEAD_DIM)
         else:
             all_maximum, all_total, all_acc = _taken_in(all_maximum, all_total, all_acc, maximum, total, acc)
     if not SPLIT:
@@ -207,9 +203,7 @@ def _merge_kernel(
     heads = head < NUM_HEADS
     dim = tl.arange(0, BLOCK_DIM)
     mask = heads[:, None] & (dim < HEAD_DIM)[None, :]
-    all_maximum = tl.full([BLOCK_HEADS], LOWEST, tl.float32)
-    all_total = tl.zeros([BLOCK_HEADS], tl.float32)
-    all_acc = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
+    all_maximum, all_total, all_acc = nothing_seen(LOWEST, BLOCK_HEADS, BLOCK_DIM)
     if SINKS:
         all_maximum = load_sinks(sinks_ptr, head, heads)
         all_total += 1.0

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hookline.plugins.kernels.experts.triton_clamped_experts import clamped_outputs
-from hookline.plugins.kernels.experts.triton_experts import Tiling, expert_outputs
+from hookline.plugins.kernels.experts.triton_experts import expert_outputs
+from hookline.plugins.kernels.experts.triton_routing import Tiling
 
 COLUMNS = 1024
 """Columns of a program that sums up."""
@@ -47,9 +47,8 @@ def clamped_expert_mlp(
     down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
     """See Kernels.clamped_expert_mlp."""
-    weights = gate_up_XFD, gate_up_bias_XF, down_XDF, down_bias_XD
-    cut = only_tiling(x_TD.element_size())
-    return _summed(clamped_outputs(x_TD, expert_TA, weight_TA, *weights, alpha, limit, cut))
+    cut, clamps = only_tiling(x_TD.element_size()), (gate_up_bias_XF, down_bias_XD, alpha, limit)
+    return _summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, *clamps))
 
 
 def _summed(parts_TAD: Tensor) -> Tensor:

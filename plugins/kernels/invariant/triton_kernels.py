@@ -22,8 +22,8 @@ from hookline.core.contracts import (
     Rope,
     StepShape,
 )
-from hookline.plugins.kernels.attention.triton_decode import Card
 from hookline.plugins.kernels.attention.triton_prefill import query_tiles, query_tiles_on_device
+from hookline.plugins.kernels.attention.triton_tiles import Card
 from hookline.plugins.kernels.invariant.triton_attention import (
     SEGMENT,
     AttentionTiling,

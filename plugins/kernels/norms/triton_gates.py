@@ -1,4 +1,4 @@
-"""Triton kernels of gates other than SiLU·mul.
+"""Triton kernels of gates: SiLU·mul and GELU·mul of the halves of a product, sigmoids, and those of the delta rule.
 
 Each reads its input once and writes its output once; arithmetic is float32, results are rounded once to the input's
 dtype. Legend: T tokens, D features, F half of gate and up, G features or 1, H heads.
@@ -6,6 +6,8 @@ dtype. Legend: T tokens, D features, F half of gate and up, G features or 1, H h
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -28,31 +30,48 @@ def gelu_tanh(x):
 
 
 @triton.jit
-def _gelu_tanh_mul_kernel(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+def _halves(gate_up_ptr, row_stride, width, BLOCK: tl.constexpr):
+    """Some columns of a row's halves in float32; also the row, the columns, and which of these there are."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(gate_up_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * row_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+    return gate, up, row, column, inside
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate, up, row, column, inside = _halves(gate_up_ptr, row_stride, width, BLOCK)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gelu_tanh_mul_kernel(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate, up, row, column, inside = _halves(gate_up_ptr, row_stride, width, BLOCK)
     tl.store(out_ptr + row * width + column, (gelu_tanh(gate) * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def gelu_tanh_mul(gate_up_TF: Tensor) -> Tensor:
-    """gelu(first half) * second half along the last dimension.
+def gated_mul(gate_up_TF: Tensor, *, gelu: bool = False) -> Tensor:
+    """silu(first half) * second half along the last dimension; with `gelu`, gelu in its tanh form of the first.
 
     Shapes: (T, 2F) -> (T, F).
     Device: one launch, no host sync.
-    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+    Source: Shazeer 2020, arXiv:2002.05202; Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     width = gate_up_TF.shape[-1] // 2
     rows_TF = gate_up_TF.reshape(-1, 2 * width)
     out_TF = torch.empty((*gate_up_TF.shape[:-1], width), dtype=gate_up_TF.dtype, device=gate_up_TF.device)
     if out_TF.numel():
-        grid = (len(rows_TF), triton.cdiv(width, COLUMNS))
-        _gelu_tanh_mul_kernel[grid](
+        kernel: Any = _gelu_tanh_mul_kernel if gelu else _silu_mul_kernel
+        kernel[(len(rows_TF), triton.cdiv(width, COLUMNS))](
             rows_TF, out_TF, rows_TF.stride(0), width, BLOCK=COLUMNS, num_warps=4, **launch_options(out_TF.device)
         )  # fmt: skip
     return out_TF

@@ -1,7 +1,7 @@
-"""Triton kernels of norms joined to what comes before or after them: a second norm behind a sum, a gate.
+"""Triton kernels of RMS norms, alone and joined to what comes before or after them: a sum, a second norm, a gate.
 
 Each reads its input once and writes its output once; arithmetic is float32, results are rounded once to the input's
-dtype. Legend: T tokens, D hidden, H heads, E head dim.
+dtype. Legend: T tokens, D hidden, H heads, E head dim, P parts of a sum.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
@@ -17,6 +17,98 @@ from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, 
 
 ELEMENTS = 1024
 """Values of some heads that a program of `rms_norm_silu_mul` takes."""
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, part_stride, width, eps,
+    PARTS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    if PDL and not LATE:
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
+    x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptr + part * part_stride + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        residual_at = residual_ptr + row * width + column
+        x += tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(residual_at, x.to(residual_ptr.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    tl.store(out_ptr + row * width + column, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _norm_warps(block: int) -> int:
+    """16 bytes a thread at bfloat16, between 1 and 16 warps."""
+    return max(1, min(16, block // 256))
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension.
+
+    Shapes: x (..., D) with one stride between rows; returns the same shape, contiguous.
+    Device: one launch, no host sync.
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    width = x_TD.shape[-1]
+    rows_TD = x_TD.reshape(-1, width) if x_TD.dim() != 2 else x_TD
+    out_TD = torch.empty(rows_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    if rows_TD.stride(1) != 1:
+        rows_TD = rows_TD.contiguous()
+    block = triton.next_power_of_2(width)
+    if len(rows_TD):
+        _rms_norm_kernel[(len(rows_TD),)](
+            rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), 0, width, eps,
+            PARTS=1, ADD=False, BLOCK=block, num_warps=_norm_warps(block),
+            LATE=triggers_late(len(rows_TD), is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
+        )  # fmt: skip
+    return out_TD.view(x_TD.shape)
+
+
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual); the sum is written over residual, the norm over x.
+
+    Shapes: both (T, D), contiguous. The norm is taken of the sum before it is rounded.
+    Device: one launch, no host sync.
+    """
+    width = x_TD.shape[-1]
+    block = triton.next_power_of_2(width)
+    x_TD, residual_TD = x_TD.contiguous(), residual_TD.contiguous()
+    if x_TD.numel():
+        _rms_norm_kernel[(x_TD.numel() // width,)](
+            x_TD, residual_TD, weight_D, x_TD, width, 0, width, eps,
+            PARTS=1, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
+            LATE=triggers_late(len(x_TD), is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
+        )  # fmt: skip
+    return x_TD, residual_TD
+
+
+def add_parts_rms_norm(
+    parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum of the parts + residual), that sum); the sum is written over residual, the norm to `out_TD` if any.
+
+    Shapes: parts_PTD (P, T, D), each part contiguous; residual_TD (T, D), contiguous, gives the dtype of both results.
+    Device: one launch, no host sync.
+    """
+    num_parts, num_rows, width = parts_PTD.shape
+    block = triton.next_power_of_2(width)
+    if out_TD is None:
+        out_TD = torch.empty((num_rows, width), dtype=residual_TD.dtype, device=residual_TD.device)
+    if out_TD.numel():
+        _rms_norm_kernel[(num_rows,)](
+            parts_PTD, residual_TD, weight_D, out_TD, width, parts_PTD.stride(0), width, eps,
+            PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
+            LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(out_TD.device),
+        )  # fmt: skip
+    return out_TD, residual_TD
 
 
 @triton.jit
@@ -59,7 +151,7 @@ def norm_add_rms_norm(
     if out_TD.numel():
         _norm_add_rms_norm_kernel[(num_rows,)](
             x_TD, inner_weight_D, residual_TD, weight_D, out_TD, x_TD.stride(0), width, eps,
-            BLOCK=block, num_warps=max(1, min(16, block // 256)),
+            BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD, residual_TD

@@ -1,6 +1,7 @@
-"""q/k-norm, rotation of the first values of each head, and the KV write, in one launch.
+"""q/k-norm, rotation and the KV write in one launch, of whole heads and of the first values of each head.
 
-For rotary tables narrower than a head; whole heads take the kernel of triton_ops.py, which loads them by halves.
+Heads that are rotated as a whole are loaded by halves; a rotary table narrower than a head takes another kernel.
+Each reads its input once and writes its output once; arithmetic is float32, results are rounded once.
 Legend: T tokens, H heads, K kv heads, E head dim, R rotated values of a head, C = (H + 2K) * E, P positions,
 N cache blocks, S block size.
 """
@@ -8,6 +9,7 @@ N cache blocks, S block size.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,7 +19,109 @@ from hookline.core.contracts import QKNorm, Rope
 from hookline.plugins.kernels.attention.triton_forms import load_rotation, rotary_partner
 from hookline.plugins.kernels.triton_launch import launch_options
 
+HEADS_PER_PROGRAM = 16
+"""Of whole heads: the fastest at 1 token and at 16,384 (docs/log.md)."""
 VALUES_PER_PROGRAM = 2048
+"""Of heads of which some values stay."""
+
+
+@triton.jit
+def _normed(low, high, weight_ptr, dim, dims, eps, HEAD_DIM: tl.constexpr):
+    """RMS-normalise heads given as two halves (heads, HEAD_DIM / 2)."""
+    scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
+    weight_low = tl.load(weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)[None, :]
+    weight_high = tl.load(weight_ptr + HEAD_DIM // 2 + dim, mask=dims, other=0.0).to(tl.float32)[None, :]
+    return low * scale * weight_low, high * scale * weight_high
+
+
+@triton.jit
+def _qk_norm_rope_write_kernel(
+    qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
+    token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    dim = tl.arange(0, BLOCK_HALF)
+    dims = dim < HEAD_DIM // 2
+    is_q = head < NUM_HEADS
+    is_v = head >= NUM_HEADS + NUM_KV_HEADS
+    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & dims[None, :]
+
+    if PDL:
+        gdc_wait()
+    source = qkv_ptr + token * token_stride + head[:, None] * HEAD_DIM + dim[None, :]
+    low_in = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    high_in = tl.load(source + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    slot = tl.load(slots_ptr + token)
+    low, high = low_in, high_in
+    if NORM:
+        q_low, q_high = _normed(low, high, q_weight_ptr, dim, dims, eps, HEAD_DIM)
+        k_low, k_high = _normed(low, high, k_weight_ptr, dim, dims, eps, HEAD_DIM)
+        low = tl.where(is_q[:, None], q_low, k_low)
+        high = tl.where(is_q[:, None], q_high, k_high)
+    if ROPE:
+        row = table_ptr + tl.load(positions_ptr + token) * table_stride
+        cos = tl.load(row + dim, mask=dims, other=0.0)[None, :]
+        sin = tl.load(row + HEAD_DIM // 2 + dim, mask=dims, other=0.0)[None, :]
+        low, high = low * cos - high * sin, high * cos + low * sin
+    low = tl.where(is_v[:, None], low_in, low)
+    high = tl.where(is_v[:, None], high_in, high)
+
+    to_q = q_out_ptr + (token * NUM_HEADS + head[:, None]) * HEAD_DIM + dim[None, :]
+    q_mask = inside & is_q[:, None]
+    tl.store(to_q, low.to(q_out_ptr.dtype.element_ty), mask=q_mask)
+    tl.store(to_q + HEAD_DIM // 2, high.to(q_out_ptr.dtype.element_ty), mask=q_mask)
+
+    kv_head = tl.where(is_v, head - NUM_HEADS - NUM_KV_HEADS, head - NUM_HEADS)
+    place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * offset_stride
+    to_cache = (
+        cache_ptr + place + tl.where(is_v, half_stride, 0)[:, None] + (kv_head * head_stride)[:, None] + dim[None, :]
+    )
+    kv_mask = inside & (head >= NUM_HEADS)[:, None]
+    tl.store(to_cache, low.to(cache_ptr.dtype.element_ty), mask=kv_mask)
+    tl.store(to_cache + HEAD_DIM // 2, high.to(cache_ptr.dtype.element_ty), mask=kv_mask)
+
+
+def qk_norm_rope_write(
+    qkv_TC: Tensor,
+    kv_2NSKE: Tensor,
+    positions_T: Tensor,
+    slot_mapping_T: Tensor,
+    rope: Rope | None,
+    norm: QKNorm | None,
+) -> Tensor:
+    """Split qkv, normalise and rotate q and k, store k and v in the paged cache, return q.
+
+    Shapes: qkv_TC (T, (H + 2K) * E); positions_T, slot_mapping_T (T,) integer; returns q_THE (T, H, E), contiguous.
+    Device: one launch, no host sync.
+    """
+    num_tokens, (_, _, block_size, num_kv_heads, head_dim) = len(qkv_TC), kv_2NSKE.shape
+    num_heads = qkv_TC.shape[1] // head_dim - 2 * num_kv_heads
+    q_THE = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv_TC.dtype, device=qkv_TC.device)
+    if not num_tokens:
+        return q_THE
+    if rope is not None and rope.table_PE.shape[1] != head_dim:
+        norm_partial_rope_write(qkv_TC, kv_2NSKE, positions_T, slot_mapping_T, rope, norm, q_THE)
+        return q_THE
+    table = rope.table_PE if rope is not None else qkv_TC
+    q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (qkv_TC, qkv_TC)
+    total_heads = num_heads + 2 * num_kv_heads
+    block_heads = min(triton.next_power_of_2(total_heads), HEADS_PER_PROGRAM)
+    half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
+    _qk_norm_rope_write_kernel[(num_tokens, triton.cdiv(total_heads, block_heads))](
+        qkv_TC, q_THE, kv_2NSKE, positions_T, slot_mapping_T, table, q_weight, k_weight,
+        qkv_TC.stride(0), half_stride, block_stride, offset_stride, head_stride, table.stride(0),
+        norm.eps if norm is not None else 0.0,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        NORM=norm is not None, ROPE=rope is not None,
+        BLOCK_HEADS=block_heads, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=4,
+        **launch_options(qkv_TC.device),
+    )  # fmt: skip
+    return q_THE
 
 
 @triton.jit

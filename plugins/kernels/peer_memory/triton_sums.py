@@ -76,7 +76,7 @@ def _take_sum(here, go_at, word, inside, own, rank, dtype: tl.constexpr, SIZE: t
 
 @triton.jit
 def _normalised(total, weight, residual, width, eps, dtype: tl.constexpr):
-    """As triton_ops' norm with a residual: the norm of both, and their sum."""
+    """As triton_norms' norm with a residual: the norm of both, and their sum."""
     low = low_of(total, dtype) + low_of(residual, dtype)
     high = high_of(total, dtype) + high_of(residual, dtype)
     scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / width + eps)

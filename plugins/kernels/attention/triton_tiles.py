@@ -1,0 +1,149 @@
+"""What the attention kernels share of tiles: the card they are chosen for, their places in the cache, and the softmax.
+
+A running softmax is a maximum, a sum and weighted values, so that tiles are taken in one after the other; it begins as
+`nothing_seen`. What a program leaves for others to merge is its softmax, in two arrays.
+Legend: H heads, K kv heads, G = H / K, E head dim, N cache blocks, S block size.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class Card:
+    """What tilings depend on besides the problem. Off the GPU (the interpreter): a small card."""
+
+    num_sms: int
+    large_shared_memory: bool
+    """Room for 200 KB a program, as on Hopper; the tilings for less are checked for results only."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Card:
+        """The card behind a device."""
+        if device.type != "cuda":
+            return cls(num_sms=4, large_shared_memory=False)
+        properties = torch.cuda.get_device_properties(device)
+        shared_memory_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
+        return cls(properties.multi_processor_count, shared_memory_bytes >= 200_000)
+
+
+@triton.jit
+def tile_blocks(table_row_ptr, start, limit, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """The block of the TILE positions from `start`, or of each of them if blocks do not hold whole tiles.
+
+    Loops ask for it a tile ahead: while a load waits for another load of its tile, fewer tiles are under way.
+    """
+    if BLOCK_SIZE % TILE == 0:
+        return tl.load(table_row_ptr + start // BLOCK_SIZE, mask=start < limit, other=0)
+    else:
+        position = start + tl.arange(0, TILE)
+        return tl.load(table_row_ptr + position // BLOCK_SIZE, mask=position < limit, other=0)
+
+
+@triton.jit
+def tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Offsets into one half of the cache of the TILE positions from `start`, which lie in these blocks."""
+    if BLOCK_SIZE % TILE == 0:
+        offset = start % BLOCK_SIZE + tl.arange(0, TILE)
+    else:
+        offset = (start + tl.arange(0, TILE)) % BLOCK_SIZE
+    return blocks.to(tl.int64) * block_stride + offset * offset_stride
+
+
+@triton.jit
+def load_tile(head_ptr, half_stride, place, mask):
+    """Keys and values of a tile (TILE, BLOCK_DIM) at these places of one head.
+
+    mask: positions within the context, for a slot past it may hold anything, and 0 * NaN is NaN.
+    """
+    k = tl.load(head_ptr + place[:, None], mask=mask, other=0.0)
+    v = tl.load(head_ptr + half_stride + place[:, None], mask=mask, other=0.0)
+    return k, v
+
+
+@triton.jit
+def query_lens(row, query_starts_ptr, context_lens_ptr):
+    """Of a request: its first query in the step, how many it has, and its context with them."""
+    query_start = tl.load(query_starts_ptr + row)
+    query_len = tl.load(query_starts_ptr + row + 1) - query_start
+    return query_start, query_len, tl.load(context_lens_ptr + row)
+
+
+@triton.jit
+def query_members(first, query_len, kv_head, GROUP: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Of each row of a tile of queries from `first` on: its token, its head, and whether there is such a query."""
+    member = tl.arange(0, BLOCK_M)
+    token = first + member // GROUP
+    head = kv_head * GROUP + member % GROUP
+    return token, head, (token < query_len) & (member < TOKENS * GROUP)
+
+
+@triton.jit
+def nothing_seen(lowest, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """A running softmax of no position, whose maximum is `lowest`."""
+    maximum = tl.full([BLOCK_M], lowest, tl.float32)
+    return maximum, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+
+
+@triton.jit
+def taken_in(scores, maximum, total):
+    """The maximum and the sum with a tile's scores, its weights, and what the weighted values so far are scaled by."""
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_maximum[:, None])
+    rescale = tl.exp2(maximum - new_maximum)
+    return new_maximum, total * rescale + tl.sum(weights, axis=1), weights, rescale
+
+
+@triton.jit
+def store_part(partial_ptr, stats_ptr, at, maximum, total, acc, dim, rows, mask, HEAD_DIM: tl.constexpr):
+    """Leave a running softmax for another program to merge, each of its rows at its own place."""
+    tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
+    tl.store(stats_ptr + at * 2, maximum, mask=rows)
+    tl.store(stats_ptr + at * 2 + 1, total, mask=rows)
+
+
+@triton.jit
+def merge_parts(
+    maximum, total, acc, partial_ptr, stats_ptr, first, count, part_stride, head, heads, dim, dims,
+    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Merge partials first, first + 1, … into the running (maximum, sum, weighted values) of some heads.
+
+    Loads bypass the L1 cache: other programs may have written the partials while this one ran.
+    """
+    for begin in range(0, count, PARTS):
+        index = begin + tl.arange(0, PARTS)
+        at = (first + index.to(tl.int64))[:, None] * part_stride + head[None, :]
+        inside = (index < count)[:, None] & heads[None, :]
+        part_maximum = tl.load(stats_ptr + at * 2, mask=inside, other=-float("inf"), cache_modifier=".cg")
+        part_total = tl.load(stats_ptr + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            partial_ptr + at[:, :, None] * HEAD_DIM + dim[None, None, :],
+            mask=inside[:, :, None] & dims[None, None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_maximum = tl.maximum(maximum, tl.max(part_maximum, axis=0))
+        new_maximum = tl.where(heads, new_maximum, 0.0)  # keeps padding heads free of inf - inf
+        weight = tl.exp2(part_maximum - new_maximum[None, :])
+        rescale = tl.exp2(maximum - new_maximum)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * values, axis=0)
+        total = total * rescale + tl.sum(weight * part_total, axis=0)
+        maximum = new_maximum
+    return maximum, total, acc
+
+
+@triton.jit
+def without_padding(
+    maximum, total, acc, rows, BLOCK_M: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    """The running softmax without rows that only fill up the matrix product, so that partials load in whole rows."""
+    REPEAT: tl.constexpr = BLOCK_M // BLOCK_GROUP
+    maximum = tl.sum(tl.reshape(tl.where(rows, maximum, 0.0), [REPEAT, BLOCK_GROUP]), axis=0)
+    total = tl.sum(tl.reshape(tl.where(rows, total, 0.0), [REPEAT, BLOCK_GROUP]), axis=0)
+    acc = tl.sum(tl.reshape(tl.where(rows[:, None], acc, 0.0), [REPEAT, BLOCK_GROUP, BLOCK_DIM]), axis=0)
+    return maximum, total, acc

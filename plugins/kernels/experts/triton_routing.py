@@ -1,0 +1,180 @@
+"""Triton kernels that route tokens to experts, and list the pairs of a token and one of its experts by expert.
+
+`order_P` lists the pairs, and tiles of at most `block_m` pairs of one expert are the units of both products. There is
+room for the worst routing, so nothing waits for the host and a CUDA graph holds for any routing.
+Legend: T tokens, X experts, A experts of a token, P = T * A pairs, W most tiles.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hookline.plugins.kernels.triton_launch import launch_options
+
+MOST_PAIRS_SCANNED = 32768
+"""Up to here every expert's program reads all pairs; a sort is faster for more."""
+SCAN_BLOCK = 1024
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, expert_ptr, weight_ptr, row_stride, num_experts,
+    TOP_K: tl.constexpr, NORMALISE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column, place = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_A)
+    logits = tl.load(logits_ptr + row * row_stride + column, mask=column < num_experts, other=float("-inf"))
+    score = tl.exp(logits.to(tl.float32) - tl.max(logits.to(tl.float32), axis=0))
+    left = tl.where(column < num_experts, score / tl.sum(score, axis=0), -1.0)
+    chosen, weight = tl.zeros([BLOCK_A], tl.int64), tl.zeros([BLOCK_A], tl.float32)
+    for index in tl.static_range(TOP_K):
+        best = tl.argmax(left, axis=0)
+        weight = tl.where(place == index, tl.max(left, axis=0), weight)
+        chosen = tl.where(place == index, best.to(tl.int64), chosen)
+        left = tl.where(column == best, -1.0, left)
+    if NORMALISE:
+        weight = weight / tl.sum(weight, axis=0)
+    tl.store(expert_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
+    tl.store(weight_ptr + row * TOP_K + place, weight, mask=place < TOP_K)
+
+
+def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """See Kernels.route_experts. Of equal experts the first is taken.
+
+    Device: one launch, no host sync.
+    """
+    num_tokens, num_experts = logits_TX.shape
+    expert_TA = torch.empty((num_tokens, top_k), dtype=torch.int64, device=logits_TX.device)
+    weight_TA = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TX.device)
+    if num_tokens:
+        _route_kernel[(num_tokens,)](
+            logits_TX, expert_TA, weight_TA, logits_TX.stride(0), num_experts,
+            TOP_K=top_k, NORMALISE=normalise, BLOCK_X=triton.next_power_of_2(num_experts),
+            BLOCK_A=triton.next_power_of_2(top_k), num_warps=1 if num_experts <= 256 else 4,
+            **launch_options(logits_TX.device),
+        )  # fmt: skip
+    return expert_TA, weight_TA
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the products are cut: pairs of a tile, columns and depth of a step of each product, warps and stages."""
+
+    block_m: int
+    gate_up: tuple[int, int, int, int]
+    down: tuple[int, int, int, int]
+
+
+def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
+    """By how many pairs an expert has on average; wider types take shallower steps. Chosen on an H200 (docs/log.md)."""
+    shrink = max(1, itemsize // 2)
+    if num_pairs <= 8 * num_experts:
+        return Tiling(16, (32, 128 // shrink, 4, 4), (32, 128 // shrink, 4, 4))
+    if num_pairs <= 48 * num_experts:
+        return Tiling(32, (64, 128 // shrink, 4, 3), (64, 128 // shrink, 4, 3))
+    return Tiling(128 // shrink, (64, 64 // shrink, 4, 3), (128, 64 // shrink, 4, 3))
+
+
+def clamped_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
+    """By how many pairs an expert has on average; wider types take shallower steps.
+
+    Between 16 and 48 pairs a tile holds nearly all pairs of an expert, so that its weights are read once: these experts
+    are few and large, and their weights do not stay in the L2 from one tile to the next.
+    """
+    shrink = max(1, itemsize // 2)
+    if 16 * num_experts < num_pairs <= 48 * num_experts:
+        return Tiling(64, (64, 64 // shrink, 4, 4), (128, 64 // shrink, 4, 4))
+    return tiling(num_pairs, num_experts, itemsize)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Pairs grouped by expert. order_P: pair numbers (token * A + place), int32. ends_X: where each expert's end.
+
+    tile_expert_W, tile_row_W: of each tile the expert and the first of its places in order_P. num_tiles_1: how many of
+    the W tiles there are.
+    """
+
+    order_P: Tensor
+    ends_X: Tensor
+    tile_expert_W: Tensor
+    tile_row_W: Tensor
+    num_tiles_1: Tensor
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _group_kernel(
+    expert_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr, num_pairs,
+    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    mine = tl.program_id(0)
+    index = tl.arange(0, BLOCK_X)
+    counts = tl.zeros([BLOCK_X], tl.int32)
+    for start in range(0, num_pairs, BLOCK_P):
+        pair = start + tl.arange(0, BLOCK_P)
+        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=0).to(tl.int32)
+        counts += tl.histogram(expert, BLOCK_X, mask=pair < num_pairs)
+    tiles = (counts + BLOCK_M - 1) // BLOCK_M
+    begin = tl.sum(tl.where(index < mine, counts, 0), axis=0)
+    end = tl.sum(tl.where(index <= mine, counts, 0), axis=0)
+    first_tile = tl.sum(tl.where(index < mine, tiles, 0), axis=0)
+    tl.store(ends_ptr + mine, end)
+    if mine == 0:
+        tl.store(num_tiles_ptr, tl.sum(tiles, axis=0))
+    tile = 0
+    for row in range(begin, end, BLOCK_M):
+        tl.store(tile_expert_ptr + first_tile + tile, mine)
+        tl.store(tile_row_ptr + first_tile + tile, row)
+        tile += 1
+    place = begin
+    for start in range(0, num_pairs, BLOCK_P):
+        pair = start + tl.arange(0, BLOCK_P)
+        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+        is_mine = (expert == mine).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(is_mine, axis=0) - 1, pair, mask=is_mine == 1)
+        place += tl.sum(is_mine, axis=0)
+
+
+def group_by_expert(expert_TA: Tensor, num_experts: int, block_m: int) -> Groups:
+    """Group the pairs, those of an expert in order of their tokens, and cut them into tiles.
+
+    Device: one launch for up to MOST_PAIRS_SCANNED pairs, else a sort and some more; no host sync.
+    """
+    expert_P, num_pairs = expert_TA.reshape(-1), expert_TA.numel()
+    most_tiles = min(num_pairs, num_experts + num_pairs // block_m)
+    if num_pairs > MOST_PAIRS_SCANNED:
+        return _group_by_sorting(expert_P, num_experts, block_m, most_tiles)
+    order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1 = (
+        torch.empty(size, dtype=torch.int32, device=expert_P.device)
+        for size in (num_pairs, num_experts, most_tiles, most_tiles, 1)
+    )
+    _group_kernel[(num_experts,)](
+        expert_P, order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1, num_pairs,
+        BLOCK_M=block_m, BLOCK_P=min(SCAN_BLOCK, max(32, triton.next_power_of_2(num_pairs))),
+        BLOCK_X=max(32, triton.next_power_of_2(num_experts)), num_warps=4,
+    )  # fmt: skip
+    return Groups(order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1)
+
+
+def _group_by_sorting(expert_P: Tensor, num_experts: int, block_m: int, most_tiles: int) -> Groups:
+    device = expert_P.device
+    sorted_P, order_P = expert_P.to(torch.int32).sort(stable=True)
+    ends_X = torch.searchsorted(sorted_P, torch.arange(num_experts, device=device, dtype=torch.int32), right=True)
+    begins_X = torch.cat((ends_X.new_zeros(1), ends_X[:-1]))
+    tile_ends_X = ((ends_X - begins_X + block_m - 1) // block_m).cumsum(0)
+    tile_W = torch.arange(most_tiles, device=device)
+    expert_W = torch.searchsorted(tile_ends_X, tile_W, right=True).clamp_(max=num_experts - 1)
+    first_W = torch.cat((tile_ends_X.new_zeros(1), tile_ends_X[:-1])).index_select(0, expert_W)
+    row_W = begins_X.index_select(0, expert_W) + (tile_W - first_W) * block_m
+    narrow = (tensor.to(torch.int32) for tensor in (order_P, ends_X, expert_W, row_W, tile_ends_X[-1:]))
+    return Groups(*narrow)
