@@ -47,7 +47,7 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
         size = f"{len(text)} characters" if isinstance(text, str) else f"a value of type {type(text).__name__}"
         raise RequestError(
-            f"the chat template makes {size} of these messages; it must be a text of at most {MAX_CHARACTERS} characters"
+            f"the chat template makes {size} of these messages, not a text of at most {MAX_CHARACTERS} characters"
         )
     return text
 

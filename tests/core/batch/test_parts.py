@@ -137,6 +137,6 @@ def test_a_file_that_says_it_has_more_rows_than_can_be_is_refused_before_it_is_c
     monkeypatch.setattr(parts, "MAX_ROWS", 2)
     assert len(written(tmp_path, pa.table({"prompt": ["x", "y"]})).parts) == 1
     with pytest.raises(
-        ConfigError, match=r"a\.parquet says that it has 3 rows; it must be the sum of its row groups, at most 2"
+        ConfigError, match=r"a\.parquet says that it has 3 rows; it must be the sum of its groups, at most 2"
     ):
         written(tmp_path, pa.table({"prompt": ["x", "y", "z"]}))
