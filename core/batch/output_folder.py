@@ -93,7 +93,7 @@ class OutputFolder:
                 return dict(known)
         except (OSError, ValueError, RecursionError, TypeError, KeyError):
             pass
-        raise ConfigError(f"{path} is damaged, the list of what {self.folder} is made of; take another output")
+        raise ConfigError(f"{path} is damaged; it says what {self.folder} is made of, so take another output")
 
     def left(self, source: Source) -> list[Part]:
         """The parts that are not answered yet."""

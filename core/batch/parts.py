@@ -90,7 +90,9 @@ def _cut_jsonl(path: Path, file: str, part_rows: int) -> Source:
 def _cut_parquet(path: Path, file: str, part_rows: int) -> Source:
     metadata = parquet_file(path).metadata
     if not 0 <= metadata.num_rows <= MAX_ROWS or metadata.num_rows != _num_group_rows(metadata):
-        raise ConfigError(f"{path} says that it has {metadata.num_rows} rows; at most {MAX_ROWS} can be, in groups")
+        raise ConfigError(
+            f"{path} says that it has {metadata.num_rows} rows; it must be the sum of its groups, at most {MAX_ROWS}"
+        )
     parts: list[Part] = []
     before = 0
     for group in range(metadata.num_row_groups):

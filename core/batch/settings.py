@@ -156,7 +156,7 @@ def _folders(input: Path, output: Path) -> tuple[Path, Path]:
         raise ConfigError(f"{output} cannot be written: give a folder, or the name of a new one")
     input, output = input.resolve(), output.resolve()
     if input == output or input in output.parents or output in input.parents:
-        raise ConfigError(f"{output} and {input} lie in each other; give another folder for the answers")
+        raise ConfigError(f"one of {output} and {input} lies inside the other; give another folder for the answers")
     return input, output
 
 

@@ -75,7 +75,10 @@ class RowReader:
         own = self._own(row)
         params: SamplingParams = self._checked({**self.sampling, **own}) if own else vars(self)["_params"]
         if self.task == STRUCTURED and params.structured_outputs is None:
-            raise RequestError("the row has no form: give it json_schema or structured_outputs, or sampling for all")
+            raise RequestError(
+                "the row does not say what form its answer has: give it json_schema or structured_outputs, or give "
+                "sampling.structured_outputs for all rows"
+            )
         if params.seed is None and params.temperature != 0:
             text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)
             hashed = xxhash.xxh64_intdigest(f"{self.seed}:{number}:{text}".encode(errors="surrogatepass"))

@@ -46,8 +46,10 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
     except Exception as error:
         raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
-        size = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
-        raise RequestError(f"the chat template makes {size} of these messages; at most {MAX_CHARACTERS} can be")
+        size = f"{len(text)} characters" if isinstance(text, str) else f"a value of type {type(text).__name__}"
+        raise RequestError(
+            f"the chat template makes {size} of these messages, not a text of at most {MAX_CHARACTERS} characters"
+        )
     return text
 
 

@@ -94,7 +94,7 @@ class Codec:
         is_array = hasattr(prompt, "__array__") and np.ndim(prompt) == 1
         if is_array or (not isinstance(prompt, _NO_PROMPTS) and isinstance(prompt, Sequence)):
             if len(prompt) > MAX_TOKENS:
-                raise PromptTooLongError(f"the prompt has {len(prompt)} token ids; at most {MAX_TOKENS} can be")
+                raise PromptTooLongError(f"the prompt has {len(prompt)} token ids; at most {MAX_TOKENS} are allowed")
             kinds = set(map(type, prompt))
             if kinds & _BOOLS:  # beside whole numbers they would count as such
                 raise RequestError(f"prompt token ids must be whole numbers, not true or false: {shown(prompt)}")

@@ -209,7 +209,7 @@ def test_a_part_whose_absence_a_network_file_system_still_remembers_is_found(fol
 @pytest.mark.parametrize(
     ("names", "batch", "message"),
     [
-        (["in", "in/out"], {}, "lie in each other"),
+        (["in", "in/out"], {}, "lies inside the other"),
         (["in", "no/such/out"], {}, "cannot be written: give a folder"),
         (["in/a.jsonl", "out"], {"executor": "ray"}, "batch.executor=ray is for files read from a folder"),
         (["in", "out"], {"executor": "cloud"}, "batch.executor='cloud' is not one of local, ray"),

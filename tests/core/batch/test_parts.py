@@ -127,7 +127,9 @@ def test_a_file_that_says_it_has_more_rows_than_can_be_is_refused_before_it_is_c
     pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install hookline[parquet]")
     monkeypatch.setattr(parts, "MAX_ROWS", 2)
     assert len(written(tmp_path, pa.table({"prompt": ["x", "y"]})).parts) == 1
-    with pytest.raises(ConfigError, match=r"a\.parquet says that it has 3 rows; at most 2 can be"):
+    with pytest.raises(
+        ConfigError, match=r"a\.parquet says that it has 3 rows; it must be the sum of its groups, at most 2"
+    ):
         written(tmp_path, pa.table({"prompt": ["x", "y", "z"]}))
 
 

@@ -69,7 +69,7 @@ def test_a_row_without_a_seed_is_answered_alike_when_it_is_tried_again():
         ("completion", {"prompt": "a", "sampling": {"max_tokens": 0}}, "sampling.max_tokens=0 must be at least 1"),
         ("completion", {"prompt": "a", "sampling": "[1]"}, "sampling='[1]' must be a mapping"),
         ("completion", {"prompt": "a", "sampling": {"n": 2}}, "sampling.n=2 must be 1"),
-        ("structured", {"prompt": "a"}, "the row has no form"),
+        ("structured", {"prompt": "a"}, "the row does not say what form its answer has"),
     ],
 )
 def test_a_row_that_is_no_request_says_why(task, row, message):
