@@ -80,7 +80,7 @@ class Router:
         return chosen
 
     def _of_prefix(self, keys: Sequence[int], fits: Sequence[bool]) -> int | None:
-        """Who computed the longest beginning; if nobody has, whom every front end would choose first."""
+        """The replica that computed the longest beginning; if none has, the one that every front end takes for it."""
         if not keys:
             return None
         for key in reversed(keys):
