@@ -128,8 +128,10 @@ class RemoteClient:
         prompt = snapshot(prompt)
 
         def _submit_prepared(done: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
-            done.exception()  # whoever has left need not hear it, and asyncio not complain
-            if not stream.is_open:
+            if done.cancelled():  # the server stops
+                return
+            done.exception()  # read, so that asyncio does not complain about it
+            if handle not in self._open:  # it was left, or failed as its engine died
                 return
             try:
                 _submit(done.result())
