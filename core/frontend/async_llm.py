@@ -132,13 +132,13 @@ class AsyncLLM(AsyncPoolingCalls):
         prompt = snapshot(prompt)
         self._untokenized[deltas] = params.n
 
-        def prepare() -> tuple[list[int], SamplingParams]:
+        def _prepare_if_open() -> tuple[list[int], SamplingParams]:
             try:
                 return self._prepare(prompt, params) if stream.is_open else ([], params)
             finally:  # here, for the loop may be closed by then
                 self._untokenized.pop(deltas, None)
 
-        def submit(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
+        def _submit_prepared(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
             prepared.exception()  # read, so that asyncio does not warn about it if the caller has left
             if not stream.is_open:
                 return
@@ -153,7 +153,7 @@ class AsyncLLM(AsyncPoolingCalls):
                 self._thread.refuse(problem, **options)
             deltas.put(problem)
 
-        loop.run_in_executor(self._tokenizing, prepare).add_done_callback(submit)
+        loop.run_in_executor(self._tokenizing, _prepare_if_open).add_done_callback(_submit_prepared)
         return stream
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
@@ -201,7 +201,9 @@ class AsyncLLM(AsyncPoolingCalls):
 
 
 def _settled(llm: LLM) -> LLM:
-    """The same, with what is there left out of full collections, which stop all streams, if nobody said otherwise."""
+    """The same LLM. Unless engine.freeze_gc says otherwise, Python's full garbage collections leave out the objects
+    that are there now: a full one would stop all streams.
+    """
     if llm.config.engine.freeze_gc is None:
         llm.output_processor.heap = freeze_heap()
     return llm

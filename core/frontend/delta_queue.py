@@ -1,6 +1,6 @@
-"""Deltas of requests on their way from the engine's thread to coroutines. Knows no engine and no text.
+"""Deltas of requests on their way from the engine's thread to coroutines.
 
-A queue is unbounded, and yet holds little: Deltas that nobody has read are merged, so a slow reader gets fewer and
+A queue is unbounded, and yet holds little: Deltas that have not been read are merged, so a slow reader gets fewer and
 larger ones.
 """
 

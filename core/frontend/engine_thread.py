@@ -29,7 +29,7 @@ Command = Callable[[], None]
 JOIN_S = 0.2
 """Between two looks at whether a thread that is waited for is stuck."""
 SEARCH_S, SEARCH_AGAIN_S = 60.0, 600.0
-"""Without work, after which frozen objects are searched for cycles that nobody holds, at first and from then on."""
+"""Seconds without work before frozen objects are searched for cycles out of use: at first, and from then on."""
 MAX_COMMANDS = 256
 """Most commands taken between two steps: a burst of arrivals must not hold up those that run."""
 
@@ -211,7 +211,7 @@ class EngineThread:
             self._refuse(token_ids, error, options)
         except HooklineError as error:
             self._turn_away(deltas, params, error)
-        except BaseException as error:  # nobody else's request is touched by it
+        except BaseException as error:  # it concerns this request alone
             self._turn_away(deltas, params, _engine_error(error))
 
     def _turn_away(self, deltas: DeltaQueue, params: SamplingParams, error: HooklineError) -> None:
@@ -244,7 +244,7 @@ class EngineThread:
         for loop, items in outgoing.items():
             try:
                 loop.call_soon_threadsafe(send, items)
-            except RuntimeError:  # the loop is closed, so nobody is there to read
+            except RuntimeError:  # the loop is closed, and its readers are gone
                 for deltas, _ in items:
                     self._forget(deltas)
 

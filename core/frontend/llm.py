@@ -100,10 +100,10 @@ class LLM(PoolingCalls):
         model = config.model.config
         tokenizer = locate(model.tokenizer) if model.tokenizer else None  # a mistake here costs no start-up
 
-        def begin_text(resolved: ResolvedConfig, structured_output: StructuredOutput) -> None:
+        def _begin(resolved: ResolvedConfig, structured_output: StructuredOutput) -> None:
             self._begin_text(resolved, structured_output, tokenizer)
 
-        built = build_engine(config, host, is_command=is_command, checkpoint=known, on_resolved=begin_text)
+        built = build_engine(config, host, is_command=is_command, checkpoint=known, on_resolved=_begin)
         self.engine: Engine = built.engine
         self.device, self.kernels_name = built.resolved.device, built.resolved.kernels.name
         self.captured = {
@@ -271,7 +271,7 @@ class ServingLLM(LLM):
 
 
 def _close_dropped(output_processor: OutputProcessor) -> None:
-    """Close an engine that nobody holds any more, so that nobody hears its errors but the log."""
+    """Close the engine of an LLM that was dropped. There is no caller to raise to, so errors go to the log."""
     try:
         output_processor.close()
     except HooklineError as error:

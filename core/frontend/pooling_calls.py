@@ -27,7 +27,7 @@ from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 Tags = Mapping[str, str]
 Params = PoolingParams | Sequence[PoolingParams] | None
 NOT_SAMPLED = SamplingParams()
-"""Stands where a call's parameters do; nothing of it is looked at."""
+"""Sampling parameters of prompts that are pooled, for which none of their values matters."""
 
 
 class PoolingCalls:

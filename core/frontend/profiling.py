@@ -115,10 +115,9 @@ class _StepTrace:
         self._unfinished = profile.path.with_name(f".{secrets.token_hex(8)}{suffix}")
         self._is_written, self._fault = False, ""
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        with self._profile:
-            yield
+    def recording(self) -> AbstractContextManager[Any]:
+        """Around the steps that are traced, and those before them."""
+        return self._profile
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

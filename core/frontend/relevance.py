@@ -1,6 +1,6 @@
 """How well a document answers a query: the prompts that rerankers read, and a number from what they give.
 
-Knows no engine. The texts of a query and a document come from a request, so special tokens in them are read as text.
+The texts of a query and a document come from a request, so special tokens in them are read as text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Deltas of one prompt, for a coroutine. Knows no prompt and no engine."""
+"""The Deltas of one prompt of an AsyncLLM, for the coroutine that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Watches from a thread of its own that the engine's steps get further, so that a stuck plugin keeps nobody for ever.
+"""Watches from a thread of its own that the engine's steps get further, so that a stuck plugin does not keep callers
+waiting for ever.
 
 A plan gets engine.stall_timeout_s. What else a step does gets STEP_TIMEOUTS times engine.step_timeout_s from one sign
 of progress, such as a layer, to the next; of several ranks, whose monitor is stricter, the device's part is left to it.

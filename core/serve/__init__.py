@@ -1,7 +1,7 @@
 """`python -m core.serve` and `hookline serve`: an OpenAI-compatible HTTP server around one engine.
 
-Bare at import. Endpoints know an `EngineClient` and nothing of the engine behind it, which runs in this process or in
-one of its own. docs/serving.md explains the command.
+Bare at import. Endpoints ask an `EngineClient`, whether the engine behind it runs in this process or in one of its own.
+docs/serving.md explains the command.
 """
 
 from collections.abc import Sequence

@@ -124,19 +124,19 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     host.manager.register(throughput)
     llm = AsyncLLM.from_config(run.config, host)
 
-    async def serve() -> int:
+    async def _run_server() -> int:
         client = InProcessClient(llm, run.serve, throughput)
         loop = asyncio.get_running_loop()
         stopping: asyncio.Future[float] = loop.create_future()
 
-        def stop() -> None:
+        def _stop() -> None:
             if not stopping.done():
                 stopping.set_result(run.serve.drain_s)
             else:  # told again: at once
                 client.closing = loop.create_task(client.aclose())
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, _stop)
         served, facts = make_app(client, run.serve, keys), client.facts
         QuietCollector(lambda: served.gate.num_open).start()
         try:
@@ -145,4 +145,4 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
             await client.aclose()
         return 0
 
-    return run_loop(serve())
+    return run_loop(_run_server())

@@ -120,7 +120,7 @@ class DeltaStream(Protocol):
         ...
 
     async def __anext__(self) -> Delta:
-        """The next Delta; several of one completion that nobody read in time come as one.
+        """The next Delta; several of one completion that were not read in time come as one.
 
         Raises: RequestError, QueueFullError among them, if the prompt cannot be served; EngineError if the engine broke
         off.
@@ -170,7 +170,7 @@ class EngineClient(Protocol):
         ...
 
     async def metrics(self) -> str:
-        """The engine's metrics in Prometheus' text format; empty if nobody collects any."""
+        """The engine's metrics in Prometheus' text format; empty if no observer collects any."""
         ...
 
     @property

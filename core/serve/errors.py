@@ -69,7 +69,9 @@ def timed_out(message: str) -> ApiError:
 
 
 def api_error(error: BaseException, max_model_len: int | None = None) -> ApiError:
-    """What a client is told of an error. Of one that nobody foresaw it hears no more than that."""
+    """What a client is told of an error. One of any other kind becomes status 500 without its text, which may hold what
+    clients must not see.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):

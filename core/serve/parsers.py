@@ -1,6 +1,6 @@
 """The parsers that a server was told to use, and what they make of one completion's text.
 
-Knows no parser by name: reasoning parsers and tool parsers are plugins.
+Reasoning parsers and tool parsers are plugins; which of them to use, the configuration says by name.
 """
 
 from __future__ import annotations

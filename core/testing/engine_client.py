@@ -63,7 +63,7 @@ class FakeEngineClient:
 
     reply: a text, token ids, or a function of the prompt's ids and the completion's index that returns either.
     pause_s: before each token. one_by_one: a token comes only once the one before it was read, so none are merged.
-    error: what every stream raises. error_after: raise it only after so many tokens. asked: the calls, in their order.
+    error: what every stream raises. error_after: how many tokens come before it. asked: the calls, in their order.
     """
 
     reply: str | Sequence[int] | Callable[[list[int], int], str | Sequence[int]] = " Hello world"
@@ -196,6 +196,7 @@ class _Completion:
         self.is_ended = False
 
     def step(self) -> Delta:
+        """Add a token, and return what is new."""
         token_id = self._reply[len(self._ids)] if len(self._ids) < len(self._reply) else self._eos
         self._ids.append(token_id)
         reason = FinishReason.LENGTH if len(self._ids) >= self._max_tokens else None

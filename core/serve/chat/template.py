@@ -1,6 +1,6 @@
 """From the messages of a chat request to the text that the model reads: checked, in the form that templates know.
 
-Nothing of a request reaches the tokenizer's own options. Knows the codec and no engine.
+A request can give arguments to the template, but cannot set the tokenizer's own options.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -134,27 +134,10 @@ def prepared(
     return Turn(prompt, ids, params, tools, readers)
 
 
-class TurnFields(Protocol):
-    """The fields of a request that asks for one turn, in whichever API."""
-
-    model: str | None
-
-    def check(self) -> None:
-        """Raises: ApiError for what does not go together."""
-        ...
-
-    def turn(self, surface: Surface) -> Turn:
-        """The turn that the request asks for. May take long: see `Surface.in_time`.
-
-        Raises: RequestError or ApiError for what cannot be served.
-        """
-        ...
-
-
 async def answer_turn(
     surface: Surface,
     request: Request,
-    fields: TurnFields,
+    fields: Any,
     headers: Mapping[str, str],
     prefix: str,
     make: Callable[[Turn, str, str], Work],
@@ -162,8 +145,8 @@ async def answer_turn(
 ) -> Response:
     """Check a request that was read, generate its turn, and answer with what comes of it.
 
-    headers: for the response. prefix: of the response's id. make: makes the answer of a turn, the response's id and the
-    model's name.
+    fields: a struct with `check`, and `turn`, which may take long. headers, prefix: of the response, and of its id.
+    make: makes the answer of a turn, the response's id and the model's name.
     Raises: RequestError or ApiError for what cannot be served.
     """
     name = surface.model_name(fields.model)

@@ -29,7 +29,6 @@ _EVENT_STREAM = (
     (b"x-accel-buffering", b"no"),
 )
 _KEEP_ALIVE = b": keep-alive\n\n"
-Close = Callable[[], Awaitable[None]]
 
 
 def told(error: BaseException, max_model_len: int) -> ApiError:
@@ -56,7 +55,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        close: Close,
+        close: Callable[[], Awaitable[None]],
         form: ErrorForm,
         max_model_len: int,
         *,
@@ -113,9 +112,6 @@ class EventStream(Response):
                 self._is_silent = True
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
 @dataclass(frozen=True)
 class Answers:
     """An endpoint for a Route: what its handler raises becomes a response in the API's form.
@@ -123,7 +119,7 @@ class Answers:
     An ASGI application, and not a function of a request, which Starlette would wrap: that costs each event of a stream.
     """
 
-    handler: Endpoint
+    handler: Callable[[Request], Awaitable[Response]]
     form: ErrorForm
     max_model_len: int
 

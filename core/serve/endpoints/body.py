@@ -1,6 +1,6 @@
-"""From the bytes of a request to a checked struct. A field that is null is unset; one that nobody knows is reported.
+"""From the bytes of a request to a checked struct. A field that is null is unset; unknown ones are named in a header.
 
-Structs declare every optional field as `T | None = None`. Knows no endpoint.
+Structs declare every optional field as `T | None = None`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_values(texts: Sequence[bytes], what: str, advice: str) -> None:
 
 
 def _has_long_number(data: bytes) -> bool:
-    """Whether so many digits follow each other; looked for in pieces, so that other threads have their turn."""
+    """Whether more than MAX_DIGITS digits follow each other. Looks at it piece by piece: other threads have turns."""
     starts = range(0, len(data), PIECE)
     return any(_TOO_LONG in data[start : start + PIECE + MAX_DIGITS].translate(_DIGITS) for start in starts)
 

@@ -11,6 +11,7 @@ from hookline.core.errors import RequestError
 from hookline.core.frontend.pooling_calls import NOT_SAMPLED
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.serve.endpoints.request_options import ServiceFields
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
 
@@ -31,7 +32,7 @@ def pooling_params(fields: Any) -> PoolingParams:
 
 
 async def pooled(
-    surface: Surface, prompts: Sequence[list[int]], params: PoolingParams, fields: Any, headers: Headers
+    surface: Surface, prompts: Sequence[list[int]], params: PoolingParams, fields: ServiceFields, headers: Headers
 ) -> list[RequestOutput]:
     """One output with its vector for each prompt.
 

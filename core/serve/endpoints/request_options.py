@@ -39,7 +39,7 @@ class ServiceFields(msgspec.Struct, kw_only=True):
 
 
 def request_options(fields: ServiceFields, headers: Headers) -> dict[str, Any]:
-    """Keyword arguments of EngineClient.stream; those that nobody set are left out.
+    """Keyword arguments of EngineClient.stream; those that neither a header nor a field sets are left out.
 
     A header wins over a field, since a gateway sets headers; the session is a header alone.
     Raises: ApiError for a header or a time limit that cannot be read.

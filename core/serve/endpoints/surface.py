@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -15,9 +15,11 @@ from starlette.responses import Response
 
 from hookline.core.errors import clipped
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
+from hookline.core.serve.endpoints.fields import SamplingFields
 from hookline.core.serve.endpoints.generation import Generation
-from hookline.core.serve.endpoints.request_options import request_options
+from hookline.core.serve.endpoints.request_options import ServiceFields, request_options
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
 from hookline.core.serve.errors import ApiError, ErrorForm, invalid
 from hookline.core.serve.parsers import Parsers, chosen_parsers
@@ -128,8 +130,8 @@ class Surface:
 
     async def open(
         self,
-        asked: list[tuple[list[int], Any]],
-        fields: Any,
+        asked: list[tuple[list[int], SamplingParams]],
+        fields: ServiceFields,
         headers: Headers,
         *,
         pooling: PoolingParams | None = None,
@@ -154,8 +156,8 @@ class Surface:
     async def answer(
         self,
         work: Work,
-        asked: list[tuple[list[int], Any]],
-        fields: Any,
+        asked: list[tuple[list[int], SamplingParams]],
+        fields: SamplingFields,
         request: Request,
         headers: Mapping[str, str],
         form: ErrorForm,

@@ -1,4 +1,4 @@
-"""The ASGI application: all routes around one `EngineClient`, behind the gate. Knows no sockets and no processes."""
+"""The ASGI application: all routes around one `EngineClient`, behind the gate."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 LOOK_S = 5.0
 """Between two looks for a quiet moment."""
 QUIET = 32
-"""So many open requests are still quiet: a search takes a few milliseconds."""
+"""Most open requests in a moment that counts as quiet: a search takes a few milliseconds then."""
 GROWTH_BYTES = 256 * 2**20
 """Growth of the process since the last search after which the next one waits no longer."""
 NEVER = 1_000_000

@@ -53,7 +53,8 @@ class Life:
 class Gate:
     """The ASGI application around `app`. A client that leaves ends what its request runs.
 
-    keys: empty if none is needed. headers: of each response, in place of its X-Request-Id, which somebody else gives.
+    keys: empty if none is needed. headers: of each response, in place of X-Request-Id, where a proxy in
+    front gives that one.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class _Passage:
             await _response(self._scope, failure)(self._scope, self.receive, self.send)
 
     def log(self) -> None:
-        """Write the request's line: who, what, how it ended; nothing of what it says."""
+        """Write the request's line to the access log: who asked for what and how it ended, but none of its content."""
         client = (self._scope.get("client") or ("-",))[0]
         status = "left" if self._has_left.is_set() else self._status or "-"
         seconds = time.monotonic() - self._started_s

@@ -1,6 +1,6 @@
 """The OpenAPI document of the endpoints, made of the structs that read their requests, and a page that shows it.
 
-The page needs nothing from elsewhere. Knows no engine.
+The page loads nothing from other servers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _GETS = {
 _ERRORS = {
     "400": "The request cannot be served as it is; the message names the field",
     "401": "The API key is missing or wrong",
-    "404": "No such model",
+    "404": "The model's name is not one that is served",
     "408": "The request's time limit ended it",
     "413": "The body is too large",
     "429": "The queue is full; Retry-After says when to try again",

@@ -18,24 +18,24 @@ from hookline.core.serve.http.gate import Life
 def operations(client: EngineClient, life: Life) -> list[Route]:
     """/health, /ping: 200 while an engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
 
-    async def health(request: Request) -> Response:
+    async def _health(request: Request) -> Response:
         status = 503 if client.death is not None else 200
         states = ["ready" if one.death is None else "dead" for one in client.replicas]
         return JSONResponse({"replicas": states}, status) if states else Response(status_code=status)
 
-    async def ready(request: Request) -> Response:
+    async def _ready(request: Request) -> Response:
         return Response(status_code=200 if client.is_ready and not life.is_draining else 503)
 
-    async def version(request: Request) -> Response:
+    async def _version(request: Request) -> Response:
         return JSONResponse({"version": hookline.__version__})
 
-    async def load(request: Request) -> Response:
+    async def _load(request: Request) -> Response:
         found = {**_figures(client.load()), "event_loop_blocked_s": round(life.watch.longest_s, 4)}
         if states := client.replicas:
             found["replicas"] = [{"death": one.death, **_figures(one.load)} for one in states]
         return JSONResponse(found)
 
-    async def metrics(request: Request) -> Response:
+    async def _metrics(request: Request) -> Response:
         try:
             text = await client.metrics()
         except HooklineError as error:
@@ -43,12 +43,12 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [
-        Route("/health", health, methods=["GET"]),
-        Route("/ping", health, methods=["GET", "POST"]),
-        Route("/ready", ready, methods=["GET"]),
-        Route("/version", version, methods=["GET"]),
-        Route("/load", load, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
+        Route("/health", _health, methods=["GET"]),
+        Route("/ping", _health, methods=["GET", "POST"]),
+        Route("/ready", _ready, methods=["GET"]),
+        Route("/version", _version, methods=["GET"]),
+        Route("/load", _load, methods=["GET"]),
+        Route("/metrics", _metrics, methods=["GET"]),
     ]
 
 

@@ -1,4 +1,4 @@
-"""An application on its sockets, from ready to drained: uvicorn with limits, and an orderly end. Knows no engine."""
+"""An application on its sockets, from ready to drained: uvicorn with limits, and an orderly end."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ async def serve_http(
 def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
     """Sockets that share the address of the settings, one for each of `count` processes.
 
-    Nobody else gets the address from now on, though they listen only once `serve_http` has them, which may be minutes
-    later. Each keeps its own queue of connections, also while the process that took them is replaced.
+    No other program can take the address from now on, though the sockets listen only once `serve_http` has them, which
+    may be minutes later. Each keeps its own queue of connections, also while the process that took them is replaced.
     Raises: ConfigError if the address cannot be had.
     """
     from hookline.core.errors import ConfigError
@@ -115,7 +115,7 @@ def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
 
 
 def _bound(family: int, host: str, port: int, *, shares: bool) -> socket.socket:
-    """A socket that nobody else can bind beside; sockets that share let each other in.
+    """A socket beside which no other program can bind; shares: sockets of this server can.
 
     SO_REUSEADDR lets it bind while connections of an earlier server fade away. It would let another server bind as
     well until this one listens, and is taken back therefore; `serve_http` sets it again, for listening wants it, too.

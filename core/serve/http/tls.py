@@ -73,7 +73,7 @@ class CertificateWatch:
 
 def _load(context: ssl.SSLContext, settings: ServeConfig) -> None:
     assert settings.tls_certificate is not None
-    context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")  # ask nobody for one
+    context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")  # without one OpenSSL asks
 
 
 def _mark(path: str) -> tuple[int, int, int] | None:

@@ -57,7 +57,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
 
     def params(self, prompt_lens: Sequence[int], max_model_len: int) -> list[SamplingParams]:
-        """The engine's parameters for each prompt. With max_tokens 0 one token is made, which nobody gets to see."""
+        """The engine's parameters for each prompt. With max_tokens 0 one token is made, and left out of the answer."""
         scores = self.logprobs if self.prompt_logprobs is None else self.prompt_logprobs
         further = {
             "logprobs": self.logprobs,

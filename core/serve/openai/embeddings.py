@@ -32,7 +32,7 @@ class EmbeddingsRequest(ServiceFields, kw_only=True):
     encoding_format: str | None = None
     """float: numbers, the default. base64: their bytes as little-endian float32, which is a third of the size."""
     dimensions: int | None = None
-    """Keep so many of the first numbers of each vector."""
+    """How many numbers to keep of each vector, from its first one on; unset: all."""
     normalize: bool | None = None
     """Scale vectors to length 1; unset: as the checkpoint says."""
     pooler: str | None = None

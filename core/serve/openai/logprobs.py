@@ -51,12 +51,12 @@ class CompletionLogprobs:
 def chat_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
     """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+    def _entry(token_id: int, logprob: float) -> dict[str, Any]:
         name = f"token_id:{token_id}" if as_ids else texts.text(token_id)
         return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(texts.data(token_id))}
 
     content = [
-        entry(one.token_id, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}
+        _entry(one.token_id, one.logprob) | {"top_logprobs": [_entry(*alternative) for alternative in one.top]}
         for one in logprobs
     ]
     return {"content": content, "refusal": None}
@@ -65,10 +65,10 @@ def chat_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob], *, as_
 def prompt_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob | None]) -> list[Any]:
     """A mapping of token ids for each token of a prompt, None for the first."""
 
-    def entry(token_id: int, logprob: float) -> tuple[str, dict[str, Any]]:
+    def _entry(token_id: int, logprob: float) -> tuple[str, dict[str, Any]]:
         return str(token_id), {"logprob": max(logprob, LEAST), "decoded_token": texts.text(token_id)}
 
     return [
-        None if one is None else dict([entry(one.token_id, one.logprob), *(entry(*top) for top in one.top)])
+        None if one is None else dict([_entry(one.token_id, one.logprob), *(_entry(*top) for top in one.top)])
         for one in logprobs
     ]

@@ -57,7 +57,7 @@ class RerankRequest(ServiceFields, kw_only=True):
     documents: list[Any] | None = None
     """Texts, or objects with a text."""
     top_n: int | None = None
-    """Give so many of the best; unset or 0: all."""
+    """How many of the best documents to give; unset or 0: all."""
     return_documents: bool | None = None
     """Give the texts back; true unless set."""
 
@@ -108,7 +108,7 @@ async def rerank(surface: Surface, request: Request) -> Response:
 
 
 async def _scores(
-    surface: Surface, pairs: Sequence[tuple[str, str]], fields: Any, headers: Headers
+    surface: Surface, pairs: Sequence[tuple[str, str]], fields: ServiceFields, headers: Headers
 ) -> tuple[list[float], int]:
     """The scores of pairs, and how many tokens were read."""
     params = scoring_params(None, surface.facts.scored_by)

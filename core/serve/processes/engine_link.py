@@ -1,4 +1,4 @@
-"""A front end's end of the socket to the engine's process. Knows messages, and nothing of requests."""
+"""A front end's end of the socket to the engine's process: sends messages, and hands on those that come."""
 
 from __future__ import annotations
 

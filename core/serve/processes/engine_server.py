@@ -58,7 +58,7 @@ LINGER_S = 1.0
 class EngineServer:
     """Serves one LLM's engine on a ZeroMQ address until it is told to stop or the engine is dead.
 
-    max_requests: most completions at once; further ones are refused. is_orphan: whether nobody is left to serve.
+    max_requests: most completions at once; further ones are refused. is_orphan: whether the supervisor has gone.
     """
 
     def __init__(self, llm: LLM, address: str, max_requests: int, is_orphan: Callable[[], bool]) -> None:
@@ -207,7 +207,7 @@ class EngineServer:
             self._scored[completion.request_id] = completion
 
     def _end(self, name: bytes, handles: Iterable[int]) -> None:
-        """End completions of which nobody wants to hear any more."""
+        """End completions of a front end, which is told nothing more about them."""
         ended = [self._open.pop((name, handle)) for handle in handles if (name, handle) in self._open]
         for completion in ended:
             self._forget(completion)

@@ -79,10 +79,10 @@ class _FrontEnd:
         QuietCollector(lambda: served.gate.num_open).start()
         facts, sockets = client.facts, [socket.socket(fileno=self._task["socket"])]
 
-        def announce() -> None:
+        def _announce() -> None:
             self._parent.tell(ready=True, names=facts.names, max_model_len=facts.max_model_len)
 
-        await serve_http(served, sockets, self._settings, self._stopping, announce)
+        await serve_http(served, sockets, self._settings, self._stopping, _announce)
         for engine in self._engines:
             engine.close()
         return 0
@@ -102,7 +102,7 @@ class _FrontEnd:
     def _obey(self, order: dict[str, Any] | None) -> None:
         """An order of the supervisor; None if it is gone."""
         if order is None:
-            shutil.rmtree(self._task["folder"], ignore_errors=True)  # nobody else is left to do it
+            shutil.rmtree(self._task["folder"], ignore_errors=True)  # as the supervisor would have done
             for engine in self._engines:
                 engine.die("the server was killed")
             self._stop(ORPHANED_S)

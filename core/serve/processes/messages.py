@@ -61,7 +61,7 @@ class Finish(Message, frozen=True, gc=False):
 
 
 class TurnedAway(Message, frozen=True, gc=False):
-    """So many prompts were refused since too many requests are open; the engine's observers hear of them."""
+    """How many prompts a front end refused since too many requests are open; the engine's observers hear of them."""
 
     count: int
 

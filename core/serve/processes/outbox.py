@@ -1,4 +1,4 @@
-"""What the engine's process has for one front end: the tokens of a step gathered, packed and sent. Knows no engine."""
+"""What the engine's process has for one front end: the tokens of a step gathered, packed and sent."""
 
 from __future__ import annotations
 

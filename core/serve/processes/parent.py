@@ -52,7 +52,7 @@ class Parent:
         """Call `on_order` on the running event loop with each further line, and with None once the parent is gone."""
         loop = asyncio.get_running_loop()
 
-        def receive() -> None:
+        def _receive() -> None:
             messages = self._lines.receive()
             if messages is None:
                 loop.remove_reader(self.connection.fileno())
@@ -60,7 +60,7 @@ class Parent:
             for message in messages or ():
                 on_order(message)
 
-        loop.add_reader(self.connection.fileno(), receive)
+        loop.add_reader(self.connection.fileno(), _receive)
         for order in self._orders:
             on_order(order)
 

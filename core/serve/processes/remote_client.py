@@ -1,7 +1,7 @@
 """The engine in another process, for endpoints: an `EngineClient` of a front end, which makes the tokens and the text.
 
 A stream keeps what came for it until somebody reads: tokens in the order they came, text as one piece. So a slow reader
-gets fewer and larger Deltas, holds up nobody, and takes no more memory than its completions.
+gets fewer and larger Deltas, does not hold up other streams, and takes no more memory than its completions.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RemoteClient:
         self._open.update((one.handle, one) for one in stream.completions)
         arrival_s = time.monotonic()
 
-        def submit(prepared: tuple[list[int], SamplingParams]) -> None:
+        def _submit(prepared: tuple[list[int], SamplingParams]) -> None:
             token_ids, params = prepared
             stream.begin(token_ids, params, self.facts.codec)
             try:
@@ -120,26 +120,28 @@ class RemoteClient:
 
         if not takes_long(prompt, params):
             try:
-                submit(self._prepare(prompt, params))
+                _submit(self._prepare(prompt, params))
             except BaseException:
                 self._forget(stream.completions)
                 raise
             return stream
         prompt = snapshot(prompt)
 
-        def prepared(done: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
-            done.exception()  # whoever has left need not hear it, and asyncio not complain
-            if not stream.is_open:
+        def _submit_prepared(done: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
+            if done.cancelled():  # the server stops
+                return
+            done.exception()  # read, so that asyncio does not complain about it
+            if handle not in self._open:  # it was left, or failed as its engine died
                 return
             try:
-                submit(done.result())
+                _submit(done.result())
             except HooklineError as error:
                 self._refuse(stream, error)
             except Exception as error:
                 self._refuse(stream, RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}"))
 
         future = self._loop.run_in_executor(self._tokenizing, self._prepare_if_open, stream, prompt, params)
-        future.add_done_callback(prepared)
+        future.add_done_callback(_submit_prepared)
         return stream
 
     def load(self) -> Load:

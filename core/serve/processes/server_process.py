@@ -25,7 +25,7 @@ WITHIN_S = 300.0
 LOOK_S = 0.5
 """Between two looks at whether a process is stopped."""
 STOPPED_LOOKS = 8
-"""Looks in a row that find a process stopped, as by SIGSTOP, after which it is killed: nobody would hear of it else."""
+"""Looks in a row that find a process stopped, as by SIGSTOP, after which it is killed: else its clients would wait."""
 CLOSED_S = 5.0
 """For a process to end once it has closed its socket."""
 _STANDARD_ERROR = 2

@@ -79,7 +79,7 @@ class Supervisor:
                 await first_of(stopped, *watches)
                 for watch in watches:
                     if watch.done():
-                        watch.result()  # it ends only by what nobody can go on with
+                        watch.result()  # raises: a watch ends only by an error that ends the server
             return 0
         finally:
             for watch in watches:

@@ -33,10 +33,10 @@ def page_routes(client: EngineClient) -> list[Route]:
         "Cache-Control": "no-cache",
     }
 
-    async def page(request: Request) -> Response:
+    async def _page(request: Request) -> Response:
         return Response(body, media_type="text/html; charset=utf-8", headers=headers)
 
-    return [Route("/", page, methods=["GET"])]
+    return [Route("/", _page, methods=["GET"])]
 
 
 def make_page(model: str, *, has_chat: bool) -> tuple[bytes, str]:

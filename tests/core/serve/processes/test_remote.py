@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,8 @@ from hookline.core.serve.engine_client import ServedModel
 from hookline.core.serve.errors import ApiError
 from hookline.core.serve.processes.engine_link import EngineLink
 from hookline.core.serve.processes.engine_server import EngineServer
-from hookline.core.serve.processes.remote_client import RemoteClient
+from hookline.core.serve.processes.messages import Submit
+from hookline.core.serve.processes.remote_client import TOKENIZER_THREADS, RemoteClient
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import tiny_model
 from hookline.core.testing.fakes import completion, fake_engine
@@ -217,6 +219,30 @@ def test_a_client_that_closes_ends_its_streams_with_a_word(running: Running) -> 
             client.stream([3], SamplingParams())
 
     running.talk(talk)
+
+
+@pytest.mark.parametrize("how", ["the server stops", "another engine takes the place of one that died"])
+def test_a_long_prompt_whose_stream_was_failed_meanwhile_never_reaches_an_engine(how: str) -> None:
+    sent, complaints, may_go = list[Any](), list[Any](), threading.Event()
+    codec: Any = SimpleNamespace(encode=lambda ids: may_go.wait(60) and list(ids), detokenizer=lambda **options: None)
+
+    async def talk() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        client = RemoteClient(replace(MODEL, codec=codec), sent.append, ServeConfig())
+        streams = [client.stream([3] * 5000, SamplingParams()) for _ in range(TOKENIZER_THREADS + 1)]
+        if how == "the server stops":
+            await client.aclose()
+        else:
+            client.break_off("it was killed", is_dead=True)
+            client.revive()
+        may_go.set()
+        await asyncio.to_thread(client._tokenizing.shutdown)
+        for stream in streams:
+            with pytest.raises((ApiError, EngineError)):
+                await anext(stream)
+
+    asyncio.run(talk())
+    assert not complaints and not [one for one in sent if isinstance(one, Submit)]
 
 
 def test_a_step_that_raises_ends_its_requests_and_a_lost_rank_the_engine(tmp_path: Any) -> None:
