@@ -164,9 +164,9 @@ class Drill:
         lose: does it. living, cut_off: hosts on which no rank may be left, soon, or once they know that they are alone.
         """
         with self.drive("c", "serve", given) as driver:
-            ready = next((one for one in said(driver) if one["event"] == "ready"), None)
-            if ready is None:
-                raise Wrong((self.shared / "serve.stderr").read_text()[-500:])
+            ready = next((one for one in said(driver) if one["event"] in ("ready", "failed")), None)
+            if ready is None or ready["event"] == "failed":
+                raise Wrong(f"{ready} {(self.shared / 'serve.stderr').read_text()[-500:]}")
             check(len(set(ready["places"])) == 2, f"the ranks share a node: {ready}")
             time.sleep(1.5)
             lost = time.time()

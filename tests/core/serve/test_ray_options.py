@@ -91,6 +91,7 @@ def test_an_unscaled_number_of_replicas_may_be_given_twice_and_a_text_is_not_spe
     arguments, options = split_arguments(given)
     assert arguments == ['serve.names=["a"]']
     assert (options.min_replicas, options.max_replicas, options.name) == (2, 2, "mine")
+    assert split_arguments({"ray.max_replicas": "null", "ray.sticky": "false"})[1] == RayOptions(sticky=False)
     assert told({}, min_replicas=2, max_replicas=2)["num_replicas"] == 2
 
 

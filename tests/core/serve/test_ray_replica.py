@@ -19,7 +19,7 @@ from hookline.core.frontend.async_llm import AsyncLLM
 from hookline.core.plugin.environment import environment
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.engine_client import Load
-from hookline.core.serve.http import collecting
+from hookline.core.serve.http import collecting, loop_watch
 from hookline.core.serve.ray.options import RayOptions, deployment_options
 from hookline.core.serve.ray.replica import EngineReplica
 from hookline.core.serve.settings import ServeConfig, validate_serve
@@ -144,6 +144,7 @@ def test_a_replica_is_the_whole_server_with_its_keys_its_name_and_its_rates(
     started: list[Any] = []
     monkeypatch.setitem(sys.modules, "ray", FakeRay(None))
     monkeypatch.setattr(collecting.QuietCollector, "start", lambda collector: started.append(collector._num_open()))
+    monkeypatch.setattr(loop_watch.LoopWatch, "start", lambda watch: started.append("watch"))
     made: list[Any] = []
 
     def client(llm: Any, settings: ServeConfig, throughput: Any) -> FakeEngineClient:
@@ -164,7 +165,7 @@ def test_a_replica_is_the_whole_server_with_its_keys_its_name_and_its_rates(
         assert (load.json()["num_running"], load.headers["x-hookline-replica"]) == (3, "replica-7")
 
     asyncio.run(talk())
-    assert started == [0] and made == [(replica._llm, replica._run.serve)]
+    assert started == [0, "watch"] and made == [(replica._llm, replica._run.serve)]
 
 
 def stats(**values: int) -> StepStats:

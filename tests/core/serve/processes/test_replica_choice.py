@@ -86,7 +86,7 @@ def test_metrics_say_of_each_replica_whether_it_answers() -> None:
     async def talk() -> None:
         fakes = Fakes()
         for one in fakes.clients:
-            one.metrics = answering("a 1\n")
+            one.metrics = answering("# a remark of a collector\na 1\n")
         up = "# HELP hookline:replica_up Whether this replica's engine answers.\n# TYPE hookline:replica_up gauge\n"
         states = 'hookline:replica_up{replica="0"} 1\nhookline:replica_up{replica="1"} 1\n'
         assert await fakes.client.metrics() == f'{up}{states}a{{replica="0"}} 1\na{{replica="1"}} 1\n'
