@@ -16,11 +16,16 @@ from hookline.core.testing.engine_client import FakeEngineClient
 from tests.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.slow
-NUM_EXAMPLES = 8 if settings.get_current_profile_name() != "nightly" else 500
+IS_NIGHTLY = settings.get_current_profile_name() == "nightly"
+NUM_EXAMPLES = 500 if IS_NIGHTLY else 8
 PROMISED = {200, 400, 401, 404, 408, 413, 429, 503}
 LIMIT_S = 60
 bounded = settings(
-    max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=NUM_EXAMPLES,
+    deadline=None,
+    derandomize=not IS_NIGHTLY,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 DOCUMENT = document(tokenizer_info=False)
 PATHS = [path for path, methods in DOCUMENT["paths"].items() if "post" in methods]
@@ -93,9 +98,13 @@ LEAVES = (
     | st.text(max_size=8)
     | st.sampled_from(["auto", "user", "text", "function", "message", "tool_use", "", "x" * 5000])
 )
+KEYS = st.sampled_from(
+    ["type", "text", "format", "name", "function", "parameters", "arguments", "json_schema", "schema", "content",
+     "effort", "include_usage", "json", "regex", "choice", "input_schema", "role", "tool_choice", "after", "id"]
+)  # fmt: skip
 ANYTHING = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6) | KEYS, inner, max_size=4),
     max_leaves=12,
 )
 GOOD: dict[str, Any] = {

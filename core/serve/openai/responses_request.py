@@ -94,7 +94,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     def _format(self) -> dict[str, Any] | None:
         """text.format as chat's response_format."""
         given = (self.text or {}).get("format")
-        if given is None or not isinstance(given, dict) or given.get("type") != "json_schema":
+        if given is not None and not isinstance(given, dict):
+            raise invalid(f"text.format={shown(given)} is not an object with a type", "text")
+        if given is None or given.get("type") != "json_schema":
             return given
         return {"type": "json_schema", "json_schema": given}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PooledChunks, Pooler
-from hookline.core.errors import PASSES, HooklineError, RequestFault
+from hookline.core.errors import PASSES, HooklineError, RequestFault, is_out_of_memory
 from hookline.core.plugin.blame import with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
@@ -82,6 +82,7 @@ class PooledStates:
     def __init__(self, makers: Sequence[PoolerMaker], num_rows: int, device: torch.device) -> None:
         self._makers, self._num_rows, self._device = makers, num_rows, device
         self._poolers: dict[int, tuple[Pooler, Tensor]] = {}
+        self._refusals: dict[int, HooklineError] = {}
         self._reads_all_tokens: dict[int, bool] = {}
 
     def groups(self, step: Step) -> list[Group]:
@@ -160,8 +161,20 @@ class PooledStates:
         return [(vectors_BF.contiguous(), group.chunks[ends])]
 
     def _pooler(self, index: int) -> tuple[Pooler, Tensor]:
+        """The pooler, made when it is first asked for.
+
+        Raises: what making it raised, then and ever after if it refuses this checkpoint: to find that out it may read
+        files, and whoever asks again must not hold up everybody's steps again.
+        """
+        if index in self._refusals:
+            raise self._refusals[index].with_traceback(None)
         if index not in self._poolers:
-            pooler = self._makers[index].make()
+            try:
+                pooler = self._makers[index].make()
+            except HooklineError as error:
+                if not is_out_of_memory(error):
+                    self._refusals[index] = error
+                raise
             state_RS = torch.zeros((self._num_rows, pooler.state_size()), dtype=torch.float32, device=self._device)
             self._poolers[index] = pooler, state_RS
         return self._poolers[index]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.errors import RequestError, RequestFault, StepFault
+from hookline.core.errors import CapacityError, ConfigError, RequestError, RequestFault, StepFault
 from hookline.core.outputs import FinishReason
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.requests.pooling import Poolers
@@ -188,3 +188,19 @@ def test_a_pooler_that_leaves_by_whatever_names_itself_and_the_rows(error: type[
     with pytest.raises(RequestFault, match=rf"pooler 'odd' fails: {error.__name__}: boom \(") as caught:
         states.run([group], torch.zeros(2, 4))  # type: ignore[list-item]
     assert caught.value.rows == {1, 3}
+
+
+@pytest.mark.parametrize(("error", "num_made"), [(ConfigError("not one token"), 1), (CapacityError("full"), 3)])
+def test_a_pooler_that_refuses_the_checkpoint_is_not_made_again_for_each_step(error: Exception, num_made: int) -> None:
+    made = []
+
+    def make() -> Any:
+        made.append(1)
+        raise error
+
+    states = PooledStates([SimpleNamespace(name="pooler 'odd'", make=make)], 4, torch.device("cpu"))
+    numbers = {name: np.array([0]) for name in ("rows", "starts", "lens", "flags", "sizes")}
+    for _ in range(3):
+        with pytest.raises(RequestFault, match=f"pooler 'odd' fails: {error}"):
+            states.run([SimpleNamespace(tokens=[0], pooler=0, **numbers)], torch.zeros(1, 4))  # type: ignore[list-item]
+    assert len(made) == num_made

@@ -193,6 +193,13 @@ def test_a_conversation_in_very_many_pieces_takes_no_longer_than_one_in_few(ask:
     assert time.process_time() - started_s < 10
 
 
+@pytest.mark.parametrize("value", [5, "text", [], False])
+def test_a_form_of_the_answer_that_is_no_object_is_400(ask: Ask, value: Any) -> None:
+    response = ask(FakeEngineClient(), "POST", "/v1/responses", json={"input": "x", "text": {"format": value}})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"text.format={value!r} is not an object with a type"
+
+
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background", "prompt"])
 def test_what_needs_a_memory_is_refused(ask: Ask, name: str) -> None:
     value: Any = True if name == "background" else "resp_1"
