@@ -380,6 +380,10 @@ PROCESSED: Mapping[str, Any] = {
 """Fields that logits processors carry out, with the values that change nothing."""
 
 
+NOT_SAMPLED = SamplingParams()
+"""Stands where a request that is pooled would have parameters; its fields are not looked at."""
+
+
 def generation_defaults(generation: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What a generation_config.json says of the fields in NEUTRAL; do_sample=false there means temperature 0.
 

@@ -179,6 +179,13 @@ def test_importing_it_imports_no_torch(module: str) -> None:
     assert_bare(f"import {module}")
 
 
+def test_front_ends_of_the_server_and_made_up_engines_import_no_torch() -> None:
+    """Two thirds of a front end's start, and its memory, were torch's."""
+    processes = "front_main", "engine_link", "remote_client", "replica_client"
+    modules = [*(f"serve.processes.{name}" for name in processes), "serve.http.app", "serve.http.server"]
+    assert_bare("\n".join(f"import hookline.core.{name}" for name in [*modules, "tokenizer.codec", "testing.serving"]))
+
+
 def test_loading_all_plugins_imports_no_torch() -> None:
     assert_bare(
         "from hookline.core.plugin.host import PluginHost\nfrom hookline.core.config.settings import validate\n"

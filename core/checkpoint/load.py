@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.checkpoint.mxfp4 import BLOCKS, SCALES, Mxfp4Slices
-from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file, stored_tensors
+from hookline.core.checkpoint.mxfp4 import Mxfp4Slices
+from hookline.core.checkpoint.safetensors_files import BLOCKS, SCALES, StoredTensor, open_file, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.errors import CheckpointError
 

@@ -11,28 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.errors import CheckpointError
+from hookline.core.checkpoint.safetensors_files import MXFP4_BYTES
 
-BLOCKS, SCALES = "_blocks", "_scales"
-BYTES = 16
-"""Bytes of a group's 32 values."""
 _BIAS = 127
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
 _PAIRS = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in range(256)], dtype=torch.bfloat16)
-
-
-def dequantised_shape(name: str, blocks: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the tensor that blocks (X, O, G, 16) and scales (X, O, G) stand for: (X, I, O), inputs first.
-
-    Raises: CheckpointError if they do not fit.
-    """
-    if len(blocks) != 4 or blocks[3] != BYTES or blocks[:3] != scales:
-        raise CheckpointError(
-            f"MXFP4 tensor '{name}' has blocks {list(blocks)} and scales {list(scales)}; expected [X, O, G, {BYTES}] "
-            "and [X, O, G]"
-        )
-    return blocks[0], blocks[2] * 2 * BYTES, blocks[1]
 
 
 class Mxfp4Slices:
@@ -55,12 +39,12 @@ class Mxfp4Slices:
 def dequantise(blocks_XOGB: Tensor, scales_XOG: Tensor) -> Tensor:
     """(X, O, G, 16) and (X, O, G) bytes -> (X, O, I) bfloat16."""
     num_experts, num_rows, num_groups, _ = blocks_XOGB.shape
-    out_XOI = torch.empty(num_experts, num_rows, num_groups * 2 * BYTES, dtype=torch.bfloat16)
+    out_XOI = torch.empty(num_experts, num_rows, num_groups * 2 * MXFP4_BYTES, dtype=torch.bfloat16)
     # Two values are one 32-bit number to copy. Expert by expert, as the indices take four times the bytes.
     pairs = _PAIRS.view(torch.int32).flatten()
     for expert in range(num_experts):
         blocks_OGB, scales_OG, out_OI = blocks_XOGB[expert], scales_XOG[expert], out_XOI[expert]
         torch.index_select(pairs, 0, blocks_OGB.flatten().int(), out=out_OI.view(torch.int32).view(-1))
         factor_OG1 = torch.exp2(scales_OG.float() - _BIAS).to(torch.bfloat16).unsqueeze(-1)
-        out_OI.view(num_rows, num_groups, 2 * BYTES).mul_(factor_OG1)
+        out_OI.view(num_rows, num_groups, 2 * MXFP4_BYTES).mul_(factor_OG1)
     return out_XOI

@@ -1,6 +1,7 @@
 """Which safetensors files a checkpoint folder has and what they hold, read from their headers alone.
 
-Pickled weights are never opened, only named in the error.
+Imports no torch, so that front ends of the server start without it. Pickled weights are never opened, only named in the
+error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hookline.core.checkpoint.mxfp4 import BLOCKS, SCALES, dequantised_shape
 from hookline.core.errors import CheckpointError, one_short_line, shown_key
 
 INDEX = "model.safetensors.index.json"
@@ -20,7 +20,11 @@ INDEX = "model.safetensors.index.json"
 MAX_FILE_NAME = 200
 """Most bytes of a shard's name, as UTF-8; file systems end at 255."""
 MXFP4 = "mxfp4"
-"""The quantisation that is dequantised when it is loaded."""
+"""The quantisation that is dequantised when it is loaded: mxfp4.py."""
+BLOCKS, SCALES = "_blocks", "_scales"
+"""How the names of the two tensors end that an MXFP4 tensor is stored as."""
+MXFP4_BYTES = 16
+"""Of a group of 32 values."""
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -137,6 +141,19 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _dequantised_shape(name: str, blocks: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the MXFP4 tensor that blocks (X, O, G, 16) and scales (X, O, G) stand for: (X, I, O), inputs first.
+
+    Raises: CheckpointError if they do not fit.
+    """
+    if len(blocks) != 4 or blocks[3] != MXFP4_BYTES or blocks[:3] != scales:
+        raise CheckpointError(
+            f"MXFP4 tensor '{name}' has blocks {list(blocks)} and scales {list(scales)}; expected "
+            f"[X, O, G, {MXFP4_BYTES}] and [X, O, G]"
+        )
+    return blocks[0], blocks[2] * 2 * MXFP4_BYTES, blocks[1]
+
+
 def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """NAME_blocks and NAME_scales as one tensor NAME."""
     joined = dict(tensors)
@@ -144,7 +161,7 @@ def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTens
         whole = name.removesuffix(BLOCKS)
         if whole != name and whole + SCALES in tensors:
             blocks, scales = joined.pop(name), joined.pop(whole + SCALES)
-            shape = dequantised_shape(whole, blocks.shape, scales.shape)
+            shape = _dequantised_shape(whole, blocks.shape, scales.shape)
             joined[whole] = StoredTensor(blocks.path, shape, scales=scales.path)
     return joined
 

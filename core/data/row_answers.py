@@ -11,7 +11,7 @@ from hookline.core.data.admission import Admission
 from hookline.core.data.requests import Request, RowReader
 from hookline.core.data.tables import Answer
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError
-from hookline.core.frontend.pooling_calls import NOT_SAMPLED
+from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.tokenizer.duration import takes_long
 
 if TYPE_CHECKING:

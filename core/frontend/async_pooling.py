@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.frontend.pooling_calls import NOT_SAMPLED
 from hookline.core.frontend.relevance import (
     QWEN3_RERANKER,
     PairTemplate,
@@ -20,7 +19,7 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingParams
-from hookline.core.sampling_params import SamplingParams
+from hookline.core.sampling_params import NOT_SAMPLED, SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
 if TYPE_CHECKING:

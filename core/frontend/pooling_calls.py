@@ -21,13 +21,11 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingDefaults, PoolingParams
-from hookline.core.sampling_params import SamplingParams
+from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 
 Tags = Mapping[str, str]
 Params = PoolingParams | Sequence[PoolingParams] | None
-NOT_SAMPLED = SamplingParams()
-"""Sampling parameters of prompts that are pooled, for which none of their values matters."""
 
 
 class PoolingCalls:

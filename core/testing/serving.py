@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, validate
 from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
-from hookline.core.frontend.llm import LLM
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
@@ -31,6 +30,9 @@ from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.testing.fakes import FakeExecutor
 from hookline.core.util.arrays import IntArray
+
+if TYPE_CHECKING:
+    from hookline.core.frontend.llm import LLM
 
 VARIABLE = "HOOKLINE_MOCK"
 """Options of mock_llm as JSON, for the engine's process."""
@@ -101,7 +103,7 @@ def mock_llm(
     folder = locate(config.model.config.checkpoint)
     mock = SimpleNamespace(engine=engine, observers={}, tokenizer_folder=folder, close=engine.close, config=config)
     mock.device_works = lambda: not dies
-    return cast(LLM, mock)
+    return cast("LLM", mock)
 
 
 def engine_main() -> int:

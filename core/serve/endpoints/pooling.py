@@ -8,9 +8,9 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from hookline.core.errors import RequestError
-from hookline.core.frontend.pooling_calls import NOT_SAMPLED
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.serve.endpoints.request_options import ServiceFields
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
