@@ -45,7 +45,8 @@ class ModelSpec:
 
     num_layers: all of them, those without a cache included. num_heads, num_kv_heads: query heads, and heads of keys and
     values, of each layer that has attention; the second divides the first, and tp must split them even if no layer has
-    attention. head_dim: E, which need not be hidden_size / num_heads. hidden_size: D. vocab_size: V, without the padding of `ParallelHead`.
+    attention. head_dim: E, which need not be hidden_size / num_heads. hidden_size: D. vocab_size: V, without the
+    padding of `ParallelHead`.
     """
 
     num_layers: int
