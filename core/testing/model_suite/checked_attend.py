@@ -89,7 +89,8 @@ def state_form(tensor: StateTensor, dtype: torch.dtype, num_ranks: int) -> tuple
 class CheckedAttend:
     """`hookline.core.contracts.Attend` over the plain kernels. called: (layer, ATTENDS or KEEPS_STATE) of each call.
 
-    kv_layers: the cache of each layer, those that share one and those without any among them.
+    kv_layers: the cache of each layer, those that share one and those without any among them. lengths_on_host: whether
+    states come with lengths on the host, which a captured step with prompts has not.
     """
 
     def __init__(
@@ -101,8 +102,11 @@ class CheckedAttend:
         states: Mapping[int, Mapping[str, Tensor]],
         batch: Batch,
         rows_N: Tensor | None = None,
+        *,
+        lengths_on_host: bool = True,
     ) -> None:
         self.spec, self.attention, self.kernels, self.kv_layers = spec, attention, kernels, kv_layers
+        self.lengths_on_host = lengths_on_host
         self.layer_states, self.batch, self.rows_N = states, batch, rows_N
         self.called: list[tuple[int, str]] = []
         sequences = batch.sequences if isinstance(batch, DrivenBatch) else ()
@@ -143,7 +147,7 @@ class CheckedAttend:
             self.is_new_B,
             batch.num_decodes,
             batch.max_query_len,
-            batch.query_starts_host,
+            batch.query_starts_host if self.lengths_on_host else None,
         )
 
     def _call(self, layer: int, what: str) -> None:

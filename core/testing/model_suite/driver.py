@@ -55,6 +55,7 @@ class ModelDriver:
         device: str = "cpu",
         stage: Stage = WHOLE_MODEL,
     ) -> None:
+        self.lengths_on_host = True
         self.spec: ModelSpec = model_class.spec(hf_config)
         self.ranks = ranks or LocalRanks()
         self.attention = attention_spec(self.spec, self.ranks, dtype, torch.device(device))
@@ -127,7 +128,8 @@ class ModelDriver:
         if isinstance(batch, DrivenBatch):
             self.states.recall(batch)
         layers = [self.cache[:, layer] for layer in range(self.spec.num_layers)]
-        return CheckedAttend(self.spec, self.attention, self.kernels, layers, self.states.layers, batch, rows_N)
+        given = self.spec, self.attention, self.kernels, layers, self.states.layers, batch, rows_N
+        return CheckedAttend(*given, lengths_on_host=self.lengths_on_host)
 
 
 def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, device: torch.device) -> AttentionSpec:

@@ -36,6 +36,8 @@ class ModelSuite:
     Keep the config small: two layers or more, a vocabulary of tens, max_position of at least 16. dtypes and device
     narrow what is tested. ranks: numbers of ranks that split the config. uses_positions: False for a model without any
     notion of position. unused_weights: names of tensors that are loaded and yet may change nothing.
+    captures_prompts: True for a model with states that computes prompts without their lengths on the host, as a
+    captured step of kernels with `graph_prefill` has them; its states are then tested without.
     """
 
     model_class: ClassVar[Any] = None
@@ -44,6 +46,7 @@ class ModelSuite:
     ranks: ClassVar[Sequence[int]] = (2,)
     uses_positions: ClassVar[bool] = True
     unused_weights: ClassVar[Sequence[str]] = ()
+    captures_prompts: ClassVar[bool] = False
 
     def hf_config(self) -> dict[str, Any]:
         """A small config.json."""
@@ -244,6 +247,18 @@ class ModelSuite:
         """If the model says `runs_in_stages`: see `hookline.core.testing.model_suite.stage_checks`."""
         if getattr(self.model_class, "runs_in_stages", False):
             check_stages(self.model_class, self.hf_config(), Chunk(0, 0, self._prompt()), self.device, TOLERANCE)
+
+    def test_states_need_no_lengths_on_the_host(self) -> None:
+        """A step of decodes and chunks gives the same without them; if the author says so."""
+        if not self.captures_prompts:
+            return
+        driver, prompt = self._driver(), self._prompt()
+        for sequence in range(2):
+            driver.logits(Chunk(sequence, 0, prompt[: 6 + sequence]))
+        chunks = [Chunk(0, 6, prompt[6:7]), Chunk(1, 7, prompt[7:]), Chunk(2, 0, prompt[:5])]
+        with_lengths_TV = driver.logits(*chunks)
+        driver.lengths_on_host = False
+        check_close("logits of a step without lengths on the host", driver.logits(*chunks), with_lengths_TV, TOLERANCE)
 
     def test_logits_are_those_of_the_reference(self) -> None:
         """If the author has one."""

@@ -42,6 +42,7 @@ REFUSED: list[dict[str, Any]] = [
 class TestMamba2(ModelSuite):
     model_class = Mamba2
     uses_positions = False
+    captures_prompts = True
 
     def hf_config(self) -> dict[str, Any]:
         return dict(CONFIG)
