@@ -37,11 +37,11 @@ class RequestInfo:
     """
 
     priority: int = 0
-    """For schedulers that heed it; lower is more urgent."""
+    """Lower is more urgent. Only some schedulers use it."""
     tags: Mapping[str, str] = field(default_factory=lambda: NO_TAGS, hash=False)
-    """What the caller calls it by, e.g. {"tenant": "acme"}: for schedulers, observers and reports. Read-only."""
+    """The caller's labels, e.g. {"tenant": "acme"}: for schedulers, observers and reports. Read-only."""
     deadline_s: float | None = None
-    """Seconds after its arrival by which it should be done: a wish; timeout_s is what ends a request."""
+    """Seconds after its arrival by which it should be done. Only some schedulers use it; timeout_s ends a request."""
     cache_salt: str | None = None
     """Requests find each other's blocks in the prefix cache only if their salts are equal."""
 

@@ -86,11 +86,11 @@ class WorkloadConfig:
     max_token_id: int = bounded(10000, 1)
     """Token ids are drawn from 0 to this; a smaller vocabulary lowers it."""
     temperature: float = 0.6
-    """Of all requests; 0 is greedy."""
+    """Temperature of all requests; 0 is greedy."""
     json_schema: str | None = None
     """A JSON schema, as JSON text, that every completion follows; None leaves them free."""
     seed: int = 0
-    """Of all that is drawn."""
+    """Seed of all that is drawn."""
 
     def __post_init__(self) -> None:
         check_ranges(WorkloadConfig, vars(self), "workload")

@@ -91,7 +91,7 @@ class RequestBegin:
     priority: int
     """Lower is more urgent."""
     tags: Mapping[str, str]
-    """The caller's names for it, e.g. {"tenant": "acme"}; read-only."""
+    """The caller's labels of it, e.g. {"tenant": "acme"}; read-only."""
     deadline_s: float | None
     """When it should be done, in seconds after its arrival; None unless the caller set it."""
     is_pooled: bool = False

@@ -30,7 +30,7 @@ class RequestView(Protocol):
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The caller's names for it, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
+        """The caller's labels of it, e.g. {"tenant": "acme"}; read-only, and empty unless the caller set it."""
         ...
 
     @property

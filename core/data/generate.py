@@ -38,8 +38,8 @@ class Generate:
     that as JSON; "structured", either of them in the form that `json_schema`, `structured_outputs` or sampling gives;
     "embeddings" of `prompt` or `prompt_token_ids`.
     sampling: SamplingParams of all rows, as a mapping; a row's columns `sampling`, `json_schema` and
-    `structured_outputs` (mappings, or JSON) go before. A row without a seed draws by one that
-    follows from its prompt and its place.
+    `structured_outputs` (mappings, or JSON) override it. A row without a seed gets one that follows from its prompt and
+    its place.
     pooling: PoolingParams of all vectors, as a mapping.
     max_rows: rows in flight; None: a tenth more than engine.max_num_seqs. Their prompts' tokens are bounded by what the
     KV cache holds and a tenth more.
@@ -48,7 +48,8 @@ class Generate:
 
     All columns stay; new ones are `text`, `finish_reason`, `num_prompt_tokens`, `num_completion_tokens` and `error`, or
     for vectors `embedding`, `num_prompt_tokens` and `error`. A row that cannot be answered has its `error`, the others
-    go on. If the engine dies, so does the process, at once: Ray does not try a block again whose actor ended in order.
+    go on. If the engine dies, the process exits at once, since Ray repeats the blocks of an actor only if its process
+    died.
     Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix.
     """
 

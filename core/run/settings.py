@@ -45,12 +45,12 @@ class RunKeys(ProfileKeys, EngineKeys):
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Of every prompt; lines of a .jsonl file may set their own."""
     priority: int = 0
-    """Of every prompt, for schedulers that heed it; lower is more urgent. Lines may set their own, of the next three
-    too."""
+    """Of every prompt; lower is more urgent, and only some schedulers use it. Lines of a .jsonl file may set their own,
+    as of the next three keys."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """What to call the requests by, e.g. tags.tenant=acme; at most 8. A line's tags are added to these."""
+    """Labels of the requests, e.g. tags.tenant=acme; at most 8. A line's tags are added to these."""
     deadline_s: float | None = None
-    """Seconds after its arrival by which each should be done: a wish that schedulers may heed."""
+    """Seconds after its arrival by which each request should be done. Only some schedulers use it."""
     cache_salt: str | None = None
     """At most 256 characters: only prefixes of requests with the same salt are found in the cache."""
     prompt: str | None = None
@@ -66,7 +66,7 @@ class RunKeys(ProfileKeys, EngineKeys):
     pooling: VectorKeys = field(default_factory=VectorKeys)
     """Of every prompt's vector."""
     usage: bool = False
-    """Say on standard error how many tokens and how long it took."""
+    """Write to standard error how many tokens the run had, and how long it took."""
 
 
 RUN_KEYS = (*KINDS, *(one.name for one in fields(RunKeys)))
