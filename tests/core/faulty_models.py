@@ -25,6 +25,14 @@ class LoadsTwoTensorsToOnePlace(PlainModel):
         return {**targets, "layers.0.k.weight": targets["layers.0.v.weight"]}
 
 
+class KeepsAWeightInIntegers(PlainModel):
+    """As a model with quantised weights would, which the suite cannot compare."""
+
+    def weight_targets(self) -> Mapping[str, WeightTarget]:
+        targets = dict(super().weight_targets())
+        return {**targets, "norm.weight": WeightTarget.whole(self.norm_D.to(torch.int8))}
+
+
 class NeverUsesAWeight(PlainModel):
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         super().__init__(hf_config, runtime)
@@ -198,6 +206,7 @@ FAULTS = {
     DropsWhatIsWantedTwice: "what forward returns has shape (4, 16) and must have (5, 16)",
     ForgetsAWeight: "still unset: model.layers[1].mlp_norm_D",
     LoadsTwoTensorsToOnePlace: "test_every_parameter_is_loaded",
+    KeepsAWeightInIntegers: "norm.weight goes into one of torch.int8",
     NeverUsesAWeight: "the weight extra.weight changes no logits",
     IgnoresPositions: "positions are ignored",
     CountsPositionsFromTheChunk: "logits of a prompt computed in chunks of",

@@ -143,8 +143,10 @@ def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
     """Random weights in which everything counts: norms are not one, biases not zero. Ranks of any number agree."""
     random_weights({name: replace(target, init="normal") for name, target in targets.items()}, seed)
     with torch.inference_mode():
-        for piece in (piece for target in targets.values() for piece in target.pieces):
+        for name, piece in ((name, piece) for name, target in targets.items() for piece in target.pieces):
             assert piece.view is not None
+            kind = f"the suite draws weights for floating views, and {name} goes into one of {piece.view.dtype}"
+            check(piece.view.is_floating_point(), kind)
             piece.view.sub_(piece.add).mul_(AMPLITUDE).add_(piece.add + float(piece.init == "ones"))
 
 

@@ -37,7 +37,10 @@ class Sizes:
 
 
 def read_config(hf_config: Mapping[str, Any]) -> Sizes:
-    """Raises: ConfigError for what the model does not implement."""
+    """The sizes. `residual_in_fp32` is not read: the residual stream has the model's dtype, as in every model here.
+
+    Raises: ConfigError for what the model does not implement.
+    """
     values = ConfigValues(hf_config, "mamba2")
     values.model_type({"mamba2": "Mamba2ForCausalLM"})
     values.refuse_quantised()
