@@ -1,7 +1,7 @@
 """Kernels in plain torch, for any device: the reference the others are tested against, and what runs on a CPU.
 
-Knows nothing of models or requests. What is the same for every layer of a step is computed once, in `prepare` or by the
-first layer that asks, and kept in batch.scratch: on a CPU a small model's step is mostly the calls into torch.
+What is the same for every layer of a step is computed once, in `prepare` or by the first layer that asks, and kept in
+batch.scratch: on a CPU a small model's step is mostly the calls into torch.
 Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads, E head dim, R rotated values
 of a head, N blocks, S block size.
 """

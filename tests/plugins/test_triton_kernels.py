@@ -25,7 +25,7 @@ from hookline.core.contracts import (  # noqa: E402
     QKNorm,
     Rope,
 )
-from hookline.plugins.kernels import triton_backend  # noqa: E402
+from hookline.plugins.kernels import triton_attention, triton_backend  # noqa: E402
 from hookline.plugins.kernels.attention.triton_prefill import (  # noqa: E402
     prefill_tiling,
     query_tiles,
@@ -286,7 +286,7 @@ def test_decode_equals_reference_over_groups_and_head_dims(group, head_dim):
 @pytest.mark.parametrize("block_size", [16, 48, 64])
 @pytest.mark.parametrize("shared_blocks", [0, 1])
 def test_decode_in_tiles_of_64_tokens_equals_reference(block_size, shared_blocks, monkeypatch):
-    monkeypatch.setattr(triton_backend, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
+    monkeypatch.setattr(triton_attention, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
     assert_attends(make_case([1] * 4, [65, 90, 300, 129], torch.float16, block_size, shared_blocks=shared_blocks))
 
 
@@ -574,7 +574,7 @@ def test_qkv_attend_equals_its_parts_where_the_newest_token_begins_a_block_an_it
 def test_qkv_attend_of_wide_groups_equals_its_parts(monkeypatch):
     assert not fuses_decode(25)
     check_qkv_attend([1 + row % 3 for row in range(24)] + [70], torch.float16, 64, 8, num_kv_heads=1)
-    monkeypatch.setattr(triton_backend, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
+    monkeypatch.setattr(triton_attention, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
     check_qkv_attend([1, 64, 65, 129, 400], torch.float16, 64, 8, num_kv_heads=1)
 
 

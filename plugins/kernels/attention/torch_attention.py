@@ -1,8 +1,8 @@
 """Paged attention in plain torch: a step's rows planned once, then attended with in every layer.
 
-Knows nothing of norms or rotations. Decode rows are attended with together, without a loop: the G query heads that
-share a kv head are the query rows of one product. A sequence whose blocks lie side by side is read in place (CPU only,
-where looking at the table costs nothing); any other is gathered. Of blocks that lie before a window nothing is read.
+Queries and keys come normalised and rotated. Decode rows are attended with together, without a loop: the G query heads
+that share a kv head are the query rows of one product. A sequence whose blocks lie side by side is read in place (CPU
+only, where looking at the table costs nothing); any other is gathered. Blocks that lie before a window are not read.
 Legend: T tokens, B decode rows, Q queries of a row and L tokens of its context that they see, H = K * G heads,
 K kv heads, E head dim, N blocks, S block size, M blocks of a row.
 """

@@ -2,7 +2,7 @@
 
 The host cuts the query tokens into tiles and lists the longest first (for a captured step, a small kernel lists them in
 order); a program takes one tile with all query heads of one kv head. Whole tiles that all its queries see run without
-masks, and tiles that none of them sees do not run. Knows nothing of layers or decode.
+masks, and tiles that none of them sees do not run.
 Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
 S block size, W query tiles.
 """

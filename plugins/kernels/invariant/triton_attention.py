@@ -70,7 +70,7 @@ class Segments:
 
     @classmethod
     def make(cls, num_rows: int, max_context_len: int, num_heads: int, head_dim: int, device: torch.device) -> Segments:
-        """Allocate for so many decodes."""
+        """Allocate for `num_rows` decodes of contexts of up to `max_context_len` tokens."""
         shape = num_rows, triton.cdiv(max_context_len, SEGMENT), num_heads
         sizes = ((*shape, head_dim), (*shape, 2))
         return cls(*(torch.empty(size, dtype=torch.float32, device=device) for size in sizes))

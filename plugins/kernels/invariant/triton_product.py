@@ -26,7 +26,7 @@ from hookline.plugins.kernels.triton_launch import launch_options, launches_earl
 ONLY_TILE: RowTile | None = None
 """Set to one of TILES on a card where tiles should not give the same bits: every product then takes that one."""
 FULL = 90
-"""Programs that fill a card well enough; larger tiles than leave so many are slower."""
+"""Programs that fill a card well enough: a tile so large that fewer are left is slower."""
 MOST_ASKED = 6 << 20
 """Most elements of a weight that programs fetch into the L2 before the launch before them has ended."""
 GROUP = 8

@@ -2,7 +2,7 @@
 
 cuBLASLt lets its caller name a kernel's tile. Its own heuristics, and so torch, often choose one that leaves part of
 the card idle in the last wave; most of these products are 3 to 15 % faster on an H200 by a tile that does not, and a
-third at a few sizes (docs/log.md). What cuBLASLt refuses is left to torch. Knows nothing of batches or layers.
+third at a few sizes (docs/log.md). What cuBLASLt refuses is left to torch.
 Legend: T rows, D input features, O output features.
 """
 

@@ -1,4 +1,4 @@
-"""What copy engines ask of a product's operands. Knows no kernel, and needs no Triton."""
+"""What copy engines ask of a product's operands; importable without Triton."""
 
 from __future__ import annotations
 
