@@ -182,6 +182,7 @@ def test_ranks_are_put_where_there_is_room_now(size, gpus, free, bundles, monkey
     assert cluster.bundles == bundles
     told = "no node has 2 free GPUs for tp=2 now, so that its ranks go on several nodes"
     assert (told in caplog.text) == (free == [[0, 1, 1]])
+    assert ("engine.executor=ray waits for" in caplog.text) == (sum(gpus) < size)
 
 
 def test_what_is_free_is_what_nodes_have_where_ray_does_not_tell(monkeypatch):
