@@ -138,7 +138,8 @@ def test_each_group_of_ranks_gets_a_bundle_that_no_two_nodes_can_share(monkeypat
     reservation = reserve(monkeypatch, cluster, 4, 2)
     assert cluster.bundles == [{"GPU": 2}, {"GPU": 2}]
     assert [options["scheduling_strategy"] for options in cluster.options] == [0, 0, 1, 1]
-    assert all(options["num_gpus"] == 1 for options in cluster.options)
+    needs = [(options["num_gpus"], options["num_cpus"], options["max_restarts"]) for options in cluster.options]
+    assert needs == [(1, 0, 0)] * 4, "an actor that comes again is no rank of this engine"
     assert all("NOSET_CUDA_VISIBLE_DEVICES" in str(options["runtime_env"]) for options in cluster.options)
     assert [actor.number for actor in reservation.actors] == [1, 0, 2, 3]
     assert [one["index"] for one in reservation.places] == [0, 1, 0, 1]
@@ -169,7 +170,9 @@ def test_ranks_that_no_node_can_hold_together_get_a_bundle_each(monkeypatch):
         pytest.param(2, [2, 1, 1], [[1, 0, 0]], [{"GPU": 2}], id="nothing_has_room_now"),
         pytest.param(2, [2, 1, 1], [[0, 1, 1], [1, 1, 1], [2, 1, 1]], [{"GPU": 2}], id="a_node_was_just_given_back"),
         pytest.param(4, [3, 1, 2], [[3, 1, 2]], [{"GPU": 2}] * 2, id="each_group_has_a_node"),
-        pytest.param(4, [3, 1, 1], [[3, 1, 1]], [{"GPU": 1}] * 4, id="only_one_group_has_a_node"),
+        pytest.param(4, [3, 1], [[3, 1]], [{"GPU": 1}] * 4, id="only_one_group_has_a_node"),
+        pytest.param(4, [2], [[2]], [{"GPU": 2}] * 2, id="another_such_node_may_come"),
+        pytest.param(4, [1, 1], [[1, 1]], [{"GPU": 1}] * 4, id="more_small_nodes_may_come"),
         pytest.param(6, [3, 1, 1], [[3, 1, 1]], [{"GPU": 2}] * 3, id="more_such_nodes_may_come"),
     ],
 )
