@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookline.core.errors import RankError
+from hookline.core.errors import ConfigError, RankError
 from hookline.core.executor import ray_ranks, ray_reservation
 from hookline.core.executor.ray_actor import ANSWERS, HELLO, MESSAGES, connect, gpu_index
 from hookline.core.executor.ray_ranks import RayLinks, RayPeer, accept_all, greeting
@@ -82,6 +82,7 @@ class FakeCluster:
     def __init__(self, gpus, ids, free=()):
         self.gpus, self.ids, self.bundles, self.options, self.killed, self.removed = gpus, ids, None, [], [], []
         self.free = list(free) or [gpus]
+        self.environment = environment()
         self.util = self.exceptions = self
         self.scheduling_strategies, self.RayError = self, RuntimeError
         self.PlacementGroupSchedulingStrategy = lambda group, index: index
@@ -102,7 +103,7 @@ class FakeCluster:
             number = len(self.options)
             self.options.append(given)
             node, index = self.ids[number]
-            told = place(node, index, environment=environment(), compute_capability=(9, 0))
+            told = place(node, index, environment=self.environment, compute_capability=(9, 0))
             actor = SimpleNamespace(number=number, describe=SimpleNamespace(remote=lambda uses_gpu: f"said {number}"))
             self.told = {**getattr(self, "told", {}), f"said {number}": told}
             return SimpleNamespace(remote=lambda: actor)
@@ -137,13 +138,22 @@ def test_each_group_of_ranks_gets_a_bundle_that_no_two_nodes_can_share(monkeypat
     reservation = reserve(monkeypatch, cluster, 4, 2)
     assert cluster.bundles == [{"GPU": 2}, {"GPU": 2}]
     assert [options["scheduling_strategy"] for options in cluster.options] == [0, 0, 1, 1]
-    assert all(options["num_gpus"] == 1 for options in cluster.options)
+    needs = [(options["num_gpus"], options["num_cpus"], options["max_restarts"]) for options in cluster.options]
+    assert needs == [(1, 0, 0)] * 4, "an actor that comes again is no rank of this engine"
     assert all("NOSET_CUDA_VISIBLE_DEVICES" in str(options["runtime_env"]) for options in cluster.options)
     assert [actor.number for actor in reservation.actors] == [1, 0, 2, 3]
     assert [one["index"] for one in reservation.places] == [0, 1, 0, 1]
     reservation.release()
     reservation.release()
     assert sorted(cluster.killed[:4]) == [0, 1, 2, 3] and len(cluster.removed) == 1
+
+
+def test_actors_of_another_environment_are_given_back(monkeypatch):
+    cluster = FakeCluster([1], [("a", 0)])
+    cluster.environment = {**environment(), "torch": "1.0"}
+    with pytest.raises(RankError, match=r"rank 0 of 1 .* has another environment than the engine: torch is 1\.0"):
+        reserve(monkeypatch, cluster, 1, 1)
+    assert cluster.killed == [0] and len(cluster.removed) == 1
 
 
 def test_ranks_that_no_node_can_hold_together_get_a_bundle_each(monkeypatch):
@@ -160,7 +170,9 @@ def test_ranks_that_no_node_can_hold_together_get_a_bundle_each(monkeypatch):
         pytest.param(2, [2, 1, 1], [[1, 0, 0]], [{"GPU": 2}], id="nothing_has_room_now"),
         pytest.param(2, [2, 1, 1], [[0, 1, 1], [1, 1, 1], [2, 1, 1]], [{"GPU": 2}], id="a_node_was_just_given_back"),
         pytest.param(4, [3, 1, 2], [[3, 1, 2]], [{"GPU": 2}] * 2, id="each_group_has_a_node"),
-        pytest.param(4, [3, 1, 1], [[3, 1, 1]], [{"GPU": 1}] * 4, id="only_one_group_has_a_node"),
+        pytest.param(4, [3, 1], [[3, 1]], [{"GPU": 1}] * 4, id="only_one_group_has_a_node"),
+        pytest.param(4, [2], [[2]], [{"GPU": 2}] * 2, id="another_such_node_may_come"),
+        pytest.param(4, [1, 1], [[1, 1]], [{"GPU": 1}] * 4, id="more_small_nodes_may_come"),
         pytest.param(6, [3, 1, 1], [[3, 1, 1]], [{"GPU": 2}] * 3, id="more_such_nodes_may_come"),
     ],
 )
@@ -173,6 +185,7 @@ def test_ranks_are_put_where_there_is_room_now(size, gpus, free, bundles, monkey
     assert cluster.bundles == bundles
     told = "no node has 2 free GPUs for tp=2 now, so that its ranks go on several nodes"
     assert (told in caplog.text) == (free == [[0, 1, 1]])
+    assert ("engine.executor=ray waits for" in caplog.text) == (sum(gpus) < size)
 
 
 def test_what_is_free_is_what_nodes_have_where_ray_does_not_tell(monkeypatch):
@@ -192,6 +205,19 @@ def test_a_cluster_without_gpus_gives_cpus_and_one_with_them_if_it_is_told_to(mo
         reservation = reserve(monkeypatch, cluster, 2, 1, device)
         assert cluster.bundles == [{"CPU": 1}, {"CPU": 1}] and not reservation.uses_gpus
         assert [options["num_cpus"] for options in cluster.options] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "message"),
+    [
+        ([1], "cuda:1", r"^device=cuda:1 names a GPU of one host; with engine\.executor=ray give device=cuda$"),
+        ([0], "cuda", r"^device=cuda: no node of this Ray cluster has a GPU; use device=cpu$"),
+    ],
+)
+def test_a_device_that_the_cluster_cannot_give_is_refused(gpus, device, message, monkeypatch):
+    with pytest.raises(ConfigError, match=message):
+        reserve(monkeypatch, FakeCluster(gpus, [("a", 0)]), 1, 1, device)
+    assert reserve(monkeypatch, FakeCluster([1], [("a", 0)]), 1, 1, "cuda").uses_gpus
 
 
 def test_a_cluster_that_never_has_enough_is_named_with_the_numbers_and_given_back(monkeypatch, caplog):
