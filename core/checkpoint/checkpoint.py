@@ -19,6 +19,7 @@ from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tens
 from hookline.core.contracts import CheckpointSource, ModelConfig
 from hookline.core.errors import PASSES, CheckpointError, ConfigError, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
+from hookline.core.util.json_lines import json_fault
 from hookline.core.util.mappings import merge
 
 WEIGHTS = ("checkpoint", "random")
@@ -160,7 +161,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}); download or copy it again") from error
+        raise CheckpointError(
+            f"{path} is not readable JSON ({json_fault(error)}); download or copy it again"
+        ) from error
     if _is_deep(value):
         raise CheckpointError(f"{path} is nested more than {MAX_DEPTH} levels deep; download or copy it again")
     if not isinstance(value, dict):

@@ -61,5 +61,7 @@ def _mode(config: Any) -> str:
 
 
 def _json(path: Path) -> Any:
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{shown(str(path))} is no file")
     with path.open("rb") as file:
         return json.loads(file.read(_MAX_BYTES))

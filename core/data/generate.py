@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hookline.core.config.schema import build
 from hookline.core.config.settings import Config, validate
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import COMPLETION, RowReader
@@ -69,7 +70,8 @@ class Generate:
         host = PluginHost.load()
         config = engine if isinstance(engine, Config) else checked_config(engine or {}, host)
         self._task, self._prefix = task, prefix
-        reader = RowReader(task, dict(sampling or {}), PoolingParams(**(pooling or {})), config.seed)
+        reader = _reader(task, sampling, pooling, config.seed)
+        _check_prefix(prefix)
         self._llm = engine_for_rows(config, host, reader.wants_forms)
         self._answers = RowAnswers(self._llm, reader, Admission.of(self._llm.llm, max_rows))
 
@@ -130,6 +132,8 @@ def checked_config(engine: Mapping[str, Any], host: PluginHost) -> Config:
 
     Raises: ConfigError or PluginError naming the key, the value and the fix.
     """
+    if not isinstance(engine, Mapping):
+        raise ConfigError(f"engine={shown(engine)} must be a mapping of what LLM takes as keyword arguments")
     tree = {key: value for key, value in engine.items() if value is not None}
     if (checkpoint := tree.pop("checkpoint", None)) is not None:
         model = tree.get("model") or {}
@@ -145,8 +149,21 @@ def _check(arguments: Mapping[str, Any], config: Config) -> None:
     max_rows = arguments.get("max_rows")
     if max_rows is not None and not (isinstance(max_rows, int) and max_rows >= 1):
         raise ConfigError(f"max_rows={shown(max_rows)} must be at least 1, or None")
-    pooling = PoolingParams(**(arguments.get("pooling") or {}))
-    RowReader(arguments.get("task", COMPLETION), dict(arguments.get("sampling") or {}), pooling, config.seed)
+    _check_prefix(arguments.get("prefix", ""))
+    _reader(arguments.get("task", COMPLETION), arguments.get("sampling"), arguments.get("pooling"), config.seed)
+
+
+def _reader(task: str, sampling: Any, pooling: Any, seed: int) -> RowReader:
+    """What reads the rows. Raises: HooklineError for a task or parameters that cannot be."""
+    for name, given in (("sampling", sampling), ("pooling", pooling)):
+        if not isinstance(given, Mapping | None):
+            raise ConfigError(f"{name}={shown(given)} must be a mapping of parameters, or None")
+    return RowReader(task, dict(sampling or {}), build(PoolingParams, pooling or {}, "pooling"), seed)
+
+
+def _check_prefix(prefix: Any) -> None:
+    if not isinstance(prefix, str):
+        raise ConfigError(f"prefix={shown(prefix)} must be a text")
 
 
 def ranks_gpus(config: Config, asker: str) -> int:

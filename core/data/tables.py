@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.data.requests import EMBEDDINGS, PARAMETERS
-from hookline.core.errors import ConfigError, RequestError, one_short_line
+from hookline.core.errors import ConfigError, RequestError, clipped, one_short_line, shown
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,13 +28,32 @@ Answer = Mapping[str, Any]
 
 
 def table_of(batch: Any) -> pyarrow.Table:
-    """A batch of Ray Data in any of its formats: an Arrow table, arrays by column, or a pandas.DataFrame."""
+    """A batch of Ray Data in any of its formats: an Arrow table, arrays by column, or a pandas.DataFrame.
+
+    Raises: ConfigError if it is none of them, has values that Arrow knows no type for, or several columns of one name.
+    """
+    import pyarrow as pa
+
+    try:
+        table = _converted(batch)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"the rows cannot be made an Arrow table: {one_short_line(error)}") from error
+    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+        raise ConfigError(f"the rows have several columns '{clipped(twice[0])}'; give each a name of its own")
+    return table
+
+
+def _converted(batch: Any) -> pyarrow.Table:
     import pyarrow as pa
 
     if isinstance(batch, pa.Table):
         return batch
+    if isinstance(batch, pa.RecordBatch):
+        return pa.Table.from_batches([batch])
     if isinstance(batch, Mapping):
         return pa.table({name: pa.array(_plain(values)) for name, values in batch.items()})
+    if not hasattr(batch, "columns"):
+        raise TypeError(f"{shown(batch)} is neither a table nor columns by name")
     return pa.Table.from_pandas(batch, preserve_index=False)
 
 

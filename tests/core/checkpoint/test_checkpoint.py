@@ -81,6 +81,11 @@ def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
     assert str(tmp_path / "config.json") in refusal(str(tmp_path))
 
 
+def test_a_config_with_an_endless_number_is_told_in_our_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {"9" * 5000}}}')
+    assert "is not readable JSON (a number in it has more than 4300 digits); download" in refusal(str(tmp_path))
+
+
 def test_a_hub_id_is_downloaded_without_pickles_or_subfolders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "snapshot", {"hidden_size": 8})
     asked: dict[str, Any] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,19 @@ def test_what_cannot_be_computed_is_kept_as_the_reason(
     found = written(tmp_path, modules, pooling)
     assert message in (found.refusal or "") and "name a pooler" in (found.refusal or "") and found.pooler is None
     assert "\n" not in (found.refusal or "")
+
+
+def test_a_pipe_is_named_and_never_waited_for(tmp_path: Path) -> None:
+    written(tmp_path, PLAIN, MEAN)
+    pipe = tmp_path / "1_Pooling" / "config.json"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(json.dumps(MEAN),), daemon=True)
+    writer.start()  # whoever opens the pipe reads what would be right
+    try:
+        found = pooling_defaults(tmp_path, {})
+        assert "config.json' is no file; name a pooler" in (found.refusal or "")
+    finally:
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        writer.join(10)
+        os.close(reader)

@@ -17,7 +17,7 @@ from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
 from hookline.core.data.row_answers import RowAnswers
 from hookline.core.data.tables import rows_of, table_of, with_answers
-from hookline.core.errors import ConfigError, EngineError, PluginError, QueueFullError, RequestError
+from hookline.core.errors import ConfigError, EngineError, HooklineError, PluginError, QueueFullError, RequestError
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.data import Generate
 
@@ -236,3 +236,39 @@ def test_a_value_that_python_cannot_hold_refuses_its_row_alone(task, columns, er
     first, second = answers(FakeLLM(), rows_of(pa.table(columns)), task)
     assert first["text"] == "xx"
     assert re.match(error, second["error"]) and second["error"].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine": 5}, "engine=5 must be a mapping of what LLM takes as keyword arguments"),
+        ({"sampling": 5}, "sampling=5 must be a mapping of parameters, or None"),
+        ({"pooling": {"x": 1}}, "unknown key 'pooling.x'"),
+        ({"pooling": 5}, "pooling=5 must be a mapping of parameters, or None"),
+        ({"prefix": 5}, "prefix=5 must be a text"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_one_line_before_an_engine_starts(arguments, message, monkeypatch):
+    monkeypatch.setattr(generate, "imported_ray", lambda asker: pytest.fail("Ray is not asked"))
+    for made in (Generate, Generate.options):
+        with pytest.raises(HooklineError, match=re.escape(message)):
+            made(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([1], r"cannot be made an Arrow table: TypeError: [1] is neither a table nor columns by name"),
+        ({"prompt": ["a", 5]}, "cannot be made an Arrow table: ArrowTypeError: Expected bytes, got a 'int' object"),
+        ({"prompt": ["\ud800"]}, "cannot be made an Arrow table: UnicodeEncodeError"),
+        ({"prompt": ["a"], "x": [2**70]}, "cannot be made an Arrow table: OverflowError"),
+        (pa.table([["a"], ["b"]], names=["prompt", "prompt"]), "the rows have several columns 'prompt'"),
+    ],
+)
+def test_rows_that_are_no_table_are_one_line(batch, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        table_of(batch)
+
+
+def test_a_record_batch_is_a_table():
+    assert table_of(pa.record_batch({"prompt": ["a"]})).equals(pa.table({"prompt": ["a"]}))
