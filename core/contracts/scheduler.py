@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -271,7 +271,16 @@ class CommittedStep:
     @property
     def num_generated_tokens(self) -> int:
         """Tokens that it drew and that were kept."""
-        return len(self.decoded) + sum(one.is_sampled for one in self.prefilled)
+        return sum(num_tokens for _, num_tokens in self.generated())
+
+    def generated(self) -> Iterator[tuple[RequestView, int]]:
+        """The requests that keep tokens of this step, with how many each: those of chunks first, then the decoding ones.
+
+        Today each of them keeps one. A policy that charges for tokens counts them by this and not by the length of
+        `decoded`, so that its figures hold for steps that draw several tokens a request, too.
+        """
+        yield from ((one.request, 1) for one in self.prefilled if one.is_sampled)
+        yield from ((request, 1) for request in self.decoded)
 
     @property
     def step_s(self) -> float:

@@ -137,9 +137,10 @@ class FairShare:
         config = self.config
         served: dict[str, float] = defaultdict(float)
         for one in step.prefilled:
-            name = one.request.tags.get(config.key, UNTAGGED)
-            served[name] += config.prompt_token_cost * one.num_new_tokens + config.output_token_cost * one.is_sampled
-        names = Counter([request.tags.get(config.key, UNTAGGED) for request in step.decoded])
+            served[one.request.tags.get(config.key, UNTAGGED)] += config.prompt_token_cost * one.num_new_tokens
+        names: Counter[str] = Counter()
+        for request, num_tokens in step.generated():
+            names[request.tags.get(config.key, UNTAGGED)] += num_tokens
         for name, count in names.items():
             served[name] += config.output_token_cost * count
         for name, cost in served.items():

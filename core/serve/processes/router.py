@@ -80,8 +80,9 @@ class Router:
         return chosen
 
     def _of_prefix(self, keys: Sequence[int], fits: Sequence[bool]) -> int | None:
-        """The replica that computed the longest of these beginnings, None if it is too busy; if all of them are new, the
-        one that every front end would choose.
+        """The replica that computed the longest of these beginnings, None if it is too busy.
+
+        If all of them are new, it is the one that every front end would choose.
         """
         if not keys:
             return None

@@ -52,8 +52,8 @@ class Overheard:
         """Generated tokens that notices reported, by request."""
         found: Counter[int] = Counter()
         for step in self.steps:
-            found.update(request.id for request in step.decoded)
-            found.update(one.request.id for one in step.prefilled if one.is_sampled)
+            for request, num_tokens in step.generated():
+                found[request.id] += num_tokens
         return found
 
 

@@ -36,9 +36,11 @@ class DeficitRoundRobin:
         return plan_prompts_first(view, self.config.watermark, self.in_turn(view, queues))
 
     def committed(self, step: CommittedStep) -> None:
-        served = Counter(map(self.tenant, step.decoded))
+        served: Counter[str] = Counter()
         for one in step.prefilled:
-            served[self.tenant(one.request)] += one.num_new_tokens + one.is_sampled
+            served[self.tenant(one.request)] += one.num_new_tokens
+        for request, num_tokens in step.generated():
+            served[self.tenant(request)] += num_tokens
         for tenant, num_tokens in served.items():
             self.accounts[tenant] = self.accounts.get(tenant, 0.0) - num_tokens
         for tenant in self.waiting:

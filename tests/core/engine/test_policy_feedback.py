@@ -40,6 +40,16 @@ def test_a_step_tells_what_it_computed_and_found_cached():
     assert (last.num_tokens, last.num_new_tokens, last.num_cached_tokens, last.is_sampled) == (2, 2, 8, True)
 
 
+def test_a_step_tells_who_keeps_how_many_tokens():
+    policy, engine = overheard(block_size=4, max_num_batched_tokens=8)
+    first = engine.add([1, 2, 3], params(max_tokens=3))
+    engine.step()
+    second = engine.add([4, 5, 6], params(max_tokens=2))
+    drain(engine)
+    found = [{request.id: num_tokens for request, num_tokens in step.generated()} for step in policy.steps]
+    assert found == [{first: 1}, {second: 1}, {first: 1, second: 1}, {first: 1}]
+
+
 def test_what_a_preempted_request_computes_again_is_not_new():
     policy, engine = overheard(num_blocks=8, block_size=2, max_model_len=16, prefix_caching=False)
     for index in range(2):
