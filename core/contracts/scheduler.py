@@ -274,7 +274,7 @@ class CommittedStep:
         return sum(num_tokens for _, num_tokens in self.generated())
 
     def generated(self) -> Iterator[tuple[RequestView, int]]:
-        """The requests that keep tokens of this step, with how many each: those of chunks first, then the decoding ones.
+        """The requests that keep tokens of this step, with how many each: those of chunks first, then decoding ones.
 
         Today each of them keeps one. A policy that charges for tokens counts them by this and not by the length of
         `decoded`, so that its figures hold for steps that draw several tokens a request, too.
