@@ -13,11 +13,11 @@ import torch
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.config.settings import Config
-from hookline.core.contracts import AttentionSpec, ModelSpec, Stage
+from hookline.core.contracts import AttentionSpec, Kernels, ModelSpec, Stage, is_offered
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import ConfigError, PluginError
-from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.kv_cache.groups import CacheGroups, keeps_tokens
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
@@ -65,8 +65,14 @@ class ResolvedConfig:
 
     @property
     def captures_prompts(self) -> bool:
-        """Whether small steps with prompts are captured as well."""
-        return self.uses_graphs and self.kernels.needs.graph_prefill and self.config.pp == 1
+        """Whether small steps with prompts are captured as well.
+
+        For a model with states not unless the kernels offer its operations: the plain ones ask the host for lengths,
+        which a captured step does not have.
+        """
+        if not self.uses_graphs or self.config.pp > 1 or not self.kernels.needs.graph_prefill:
+            return False
+        return not self.groups.has_states or _computes_states(self.kernels.load())
 
     @property
     def captured_prompt_tokens(self) -> int:
@@ -206,15 +212,29 @@ def attention_spec(
     """The sizes and limits of attention on one rank."""
     engine = config.engine
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
+    max_model_len = min(engine.max_model_len, spec.max_position)
     return AttentionSpec(
         num_heads=heads.size,
         num_kv_heads=kv_heads.size,
         head_dim=spec.head_dim,
-        block_size=engine.block_size or kernels.needs.preferred_block_size,
+        block_size=engine.block_size or _block_size(spec, max_model_len, kernels),
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_model_len=min(engine.max_model_len, spec.max_position),
+        max_model_len=max_model_len,
         device=device,
         dtype=getattr(torch, facts.dtype),
         batch_invariant=engine.batch_invariant,
     )
+
+
+def _computes_states(kernels: type[Kernels]) -> bool:
+    """Whether kernels have the operations of layers with states, so that layers need not compute them plainly."""
+    return is_offered(kernels.short_convolution) and is_offered(kernels.gated_delta_rule)
+
+
+def _block_size(spec: ModelSpec, max_model_len: int, kernels: Entry) -> int:
+    """Tokens of a block: what the kernels prefer. If no layer keeps tokens, one block stands for a whole request."""
+    needs = kernels.needs
+    if keeps_tokens(spec):
+        return needs.preferred_block_size
+    return -(-max_model_len // needs.block_size_multiple) * needs.block_size_multiple

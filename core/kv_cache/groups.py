@@ -148,6 +148,11 @@ def best_num_places(num_layers: Mapping[int | None, int]) -> int:
     return min(range(1, max(num_layers.values(), default=0) + 1), key=_cost, default=0)
 
 
+def keeps_tokens(spec: ModelSpec) -> bool:
+    """Whether any layer has keys and values. If none has, blocks take no memory."""
+    return any(_has_own(layer) for layer in spec.cache_layers)
+
+
 def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
     """What each layer keeps, checked.
 

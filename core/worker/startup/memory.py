@@ -32,15 +32,17 @@ def count_blocks(
 ) -> int:
     """Blocks of the pool: engine.num_blocks if set, else as many as the device's memory allows.
 
-    num_layers: how many layers a block has room for; with none, blocks take no memory, and there are enough for the
-    longest requests. rehearsals: each computes a largest step that the limits allow; on a GPU the sum of their peaks is
-    left free, since a captured graph keeps its memory while other steps run.
+    num_layers: how many layers a block has room for; with none, blocks take no memory, and there are twice as many as
+    the longest requests hold, since policies keep a part of them free. rehearsals: each computes a largest step that
+    the limits allow; on a GPU the sum of their peaks is left free, since a captured graph keeps its memory while other
+    steps run.
+
     Raises: CapacityError if not even a request of two blocks fits.
     """
     if engine.num_blocks is not None:
         return engine.num_blocks
     if not num_layers:
-        return min(spec.max_num_seqs * -(-spec.max_model_len // spec.block_size) + MIN_BLOCKS, MAX_COUNT)
+        return min(2 * spec.max_num_seqs * -(-spec.max_model_len // spec.block_size), MAX_COUNT)
     size = block_bytes(num_layers, spec)
     if spec.device.type == "cpu":
         budget = int(engine.cpu_cache_gib * GIB)
