@@ -393,7 +393,7 @@ def differences(here: Sequence[Variant], there: Sequence[Variant]) -> list[str]:
 
 def report(here: Compiled, there: Compiled | None, *, every: bool) -> int:
     """Print what was found, and return the exit code. every: each variant by itself, too."""
-    for line in table(here.variants, there and there.variants):
+    for line in table(here.variants, None if there is None else there.variants):
         print(line)
     for one in here.variants if every else ():
         print(f"{one.kernel}: {one.use}\n    {one.told}")
