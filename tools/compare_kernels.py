@@ -312,7 +312,8 @@ def compiled_in(
     Raises: SystemExit if that process failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(tree), "TRITON_DISABLE_LINE_INFO": "1", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, (str(tree), environment.get("PYTHONPATH"))))  # where another Triton may be
+    environment |= {"PYTHONPATH": path, "TRITON_DISABLE_LINE_INFO": "1", "OMP_NUM_THREADS": "1"}
     environment.setdefault("PYTHONWARNINGS", "ignore")
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
