@@ -312,7 +312,8 @@ def compiled_in(
     Raises: SystemExit if that process failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(tree), "TRITON_DISABLE_LINE_INFO": "1", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, (str(tree), environment.get("PYTHONPATH"))))  # where another Triton may be
+    environment |= {"PYTHONPATH": path, "TRITON_DISABLE_LINE_INFO": "1", "OMP_NUM_THREADS": "1"}
     environment.setdefault("PYTHONWARNINGS", "ignore")
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
@@ -393,7 +394,7 @@ def differences(here: Sequence[Variant], there: Sequence[Variant]) -> list[str]:
 
 def report(here: Compiled, there: Compiled | None, *, every: bool) -> int:
     """Print what was found, and return the exit code. every: each variant by itself, too."""
-    for line in table(here.variants, there.variants if there else None):
+    for line in table(here.variants, None if there is None else there.variants):
         print(line)
     for one in here.variants if every else ():
         print(f"{one.kernel}: {one.use}\n    {one.told}")
