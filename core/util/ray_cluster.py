@@ -45,7 +45,7 @@ def connected_ray(asker: str) -> Any:
     address, before = cluster_address(asker), signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, include_dashboard=False)
-    except Exception as error:  # nobody there, another version, no address at all, no token
+    except Exception as error:  # no answer, another version, no address at all, no token
         raise _no_cluster(asker, error) from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
@@ -155,7 +155,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     found: list[T] = []
     faults: list[Exception] = []
 
-    def run() -> None:
+    def _run() -> None:
         try:
             found.append(call())
         except Exception as error:
@@ -164,9 +164,9 @@ def within(seconds: float, call: Callable[[], T]) -> T:
             done.set()
 
     try:
-        threading.Thread(target=run, name="hookline-ray", daemon=True).start()
+        threading.Thread(target=_run, name="hookline-ray", daemon=True).start()
     except RuntimeError:  # no thread starts while the interpreter ends
-        run()
+        _run()
     if not done.wait(seconds):
         raise TimeoutError(f"not done within {seconds:g} s")
     if faults:

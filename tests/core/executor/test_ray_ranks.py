@@ -156,6 +156,42 @@ def test_actors_of_another_environment_are_given_back(monkeypatch):
     assert cluster.killed == [0] and len(cluster.removed) == 1
 
 
+def test_actors_that_do_not_start_in_time_are_named_and_given_back(monkeypatch):
+    cluster, patience_s = FakeCluster([1, 1, 1], [("a", 0), ("b", 0), ("c", 0)]), []
+
+    def wait(refs, timeout):
+        patience_s.append(timeout)
+        return ([], refs) if len(refs) == 2 else (refs[1:2], [refs[0], *refs[2:]])
+
+    cluster.wait = wait
+    with pytest.raises(
+        RankError, match=r"^rank 0 and rank 2 of 3 did not start within 1 s \(engine.start_timeout_s\)$"
+    ):
+        reserve(monkeypatch, cluster, 3, 1)
+    assert all(0 < one <= 1.0 for one in patience_s) and len(patience_s) == 2
+    assert cluster.killed == [0, 1, 2] and len(cluster.removed) == 1
+
+
+def test_an_actor_that_ends_before_it_says_where_it_is_is_named_with_the_cause(monkeypatch):
+    cluster = FakeCluster([1, 1], [("a", 0), ("b", 0)])
+
+    def lost(ref):
+        raise RuntimeError("The actor died.\n\nits node was lost")
+
+    cluster.get = lost
+    with pytest.raises(RankError, match=r"^rank 1 of 2 ended: its node was lost while starting$"):
+        reserve(monkeypatch, cluster, 2, 1)
+    assert cluster.killed == [0, 1] and len(cluster.removed) == 1
+
+
+def test_nothing_is_asked_of_a_ray_that_has_been_shut_down(monkeypatch):
+    cluster = FakeCluster([1], [("a", 0)])
+    reservation = reserve(monkeypatch, cluster, 1, 1)
+    cluster.is_initialized = lambda: False
+    reservation.release()
+    assert cluster.killed == cluster.removed == []
+
+
 def test_ranks_that_no_node_can_hold_together_get_a_bundle_each(monkeypatch):
     cluster = FakeCluster([1, 1], [("a", 0), ("b", 0)])
     reserve(monkeypatch, cluster, 2, 2)
