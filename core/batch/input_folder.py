@@ -37,6 +37,7 @@ class _Walk:
         self._entered = {root}
 
     def files(self) -> Iterator[str]:
+        """Relative to the root. Raises: ConfigError as `files_in`."""
         left = [self._root]
         while left:
             folder = left.pop()

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from hookline.core.contracts import Arguments, Reasoning, Text, ToolCall
 from hookline.core.parsing import JsonEnd, merged, num_held_back, split_before
+from tests.fuzzing import examples
 
 TAG = "<think>"
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=examples(60), deadline=None)
 
 
 @few

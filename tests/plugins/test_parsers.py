@@ -11,6 +11,7 @@ from hookline.core.parsing import merged
 from hookline.core.testing.parser_suite import ParserSuite
 from hookline.plugins.parsers.hermes import Hermes
 from hookline.plugins.parsers.think import Think
+from tests.fuzzing import examples
 
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "at": {"day": "}\\""}}}\n</tool_call>'
 ARGUMENTS = '{"city": "Paris", "at": {"day": "}\\""}}'
@@ -74,7 +75,7 @@ def test_arguments_are_given_before_the_call_ends() -> None:
 
 
 @pytest.mark.parametrize("parser_class", [Hermes, Think])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     pieces=st.lists(
         st.sampled_from(

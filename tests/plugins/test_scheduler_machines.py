@@ -151,7 +151,6 @@ def test_engine_and_policy_survive_any_sequence_of_events(make):
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        derandomize=True,
     )
     machine.TestCase.settings = config
     from hypothesis.stateful import run_state_machine_as_test

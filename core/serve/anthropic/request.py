@@ -42,7 +42,7 @@ class CountRequest(SamplingFields, kw_only=True):
         kind, name = given.get("type"), given.get("name")
         if kind == "tool" and isinstance(name, str):
             return f"={name}"
-        if kind in _CHOICES:
+        if isinstance(kind, str) and kind in _CHOICES:
             return _CHOICES[kind]
         raise invalid(f"tool_choice={shown(given)} is not of type auto, any, none, or tool with a name", "tool_choice")
 

@@ -155,7 +155,6 @@ def test_every_request_has_one_end_and_its_pieces_are_its_text():
         report_multiple_bugs=False,
         stateful_step_count=30,
         deadline=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(DeskMachine, settings=config)

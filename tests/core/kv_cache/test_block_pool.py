@@ -167,4 +167,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None, derandomize=True)
+TestPoolMachine.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)

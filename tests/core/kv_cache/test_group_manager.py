@@ -19,6 +19,7 @@ from hookline.core.testing.fakes import FakeExecutor, check_engine, completion, 
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import RandomLoad, drain
 from tests.core.kv_cache.test_budget import Foreseeing
+from tests.fuzzing import examples
 
 FULL, W = FullAttention(), SlidingWindow
 PAIR = (FULL, W(6))
@@ -110,7 +111,7 @@ def test_five_windows_of_six_layers_hold_three_times_the_requests_of_full_attent
 LENGTH = 12
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     windows=st.lists(st.integers(1, 14), min_size=1, max_size=3),
     num_full=st.integers(0, 1),

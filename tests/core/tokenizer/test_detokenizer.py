@@ -58,7 +58,7 @@ def deltas_of(tokenizer, ids, texts=None):
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback], ids=["byte_level", "byte_fallback"])
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_deltas_of_any_tokens_put_together_are_the_full_decode(make, data):
     tokenizer = make()
@@ -79,7 +79,7 @@ def test_remembered_texts_change_nothing_but_the_number_of_decodes():
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback], ids=["byte_level", "byte_fallback"])
-@settings(max_examples=examples(60), deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=st.text(max_size=30) | st.sampled_from(TEXTS))
 def test_text_in_single_bytes_comes_in_whole_characters(make, text):
     tokenizer = make()

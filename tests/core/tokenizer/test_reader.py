@@ -9,6 +9,7 @@ from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.detokenizer import Detokenizer
 from hookline.core.tokenizer.reader import TextReader
+from tests.fuzzing import examples
 
 BYTES = [b" a", b"\xc3", b"\xa9", b"\xe6\xbc", b"\xa2", b"b\n", b""]
 
@@ -21,7 +22,7 @@ def reader() -> TextReader:
     return TextReader(SamplingParams(), Detokenizer(decode, texts={}), None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(pieces=st.lists(st.lists(st.integers(0, len(BYTES) - 1), min_size=1, max_size=4), max_size=6))
 def test_text_read_in_pieces_is_that_of_tokens_seen_one_by_one(pieces: list[list[int]]) -> None:
     seen, read = reader(), reader()

@@ -33,7 +33,7 @@ def search(pieces, stops, include=False):
     return [*shown, finder.flush()], None
 
 
-@settings(max_examples=examples(150), deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     pieces=st.lists(LETTERS, max_size=8),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -44,7 +44,7 @@ def test_the_pieces_do_not_matter(pieces, stops, include):
     assert ("".join(shown), stop) == letter_by_letter("".join(pieces), stops, include)
 
 
-@settings(max_examples=examples(150), deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     pieces=st.lists(LETTERS, max_size=8),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=3),

@@ -15,6 +15,7 @@ from hookline.core.serve.endpoints import body
 from hookline.core.testing.engine_client import FakeEngineClient
 from hookline.core.tokenizer.codec import Codec
 from tests.core.serve.conftest import Ask
+from tests.fuzzing import examples
 
 TEXTS = st.text(st.sampled_from('\\"[]{},:a\né'), max_size=12)
 VALUES = st.recursive(
@@ -24,7 +25,7 @@ LONG_SCHEMA = {"type": "object", "description": "x" * 10_000}
 TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(value=VALUES, piece=st.integers(1, 40), ascii=st.booleans())
 def test_what_stands_in_texts_is_left_out_wherever_the_pieces_end(value: Any, piece: int, ascii: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii).encode()

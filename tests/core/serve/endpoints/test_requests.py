@@ -200,6 +200,14 @@ def test_a_form_of_the_answer_that_is_no_object_is_400(ask: Ask, value: Any) -> 
     assert response.json()["error"]["message"] == f"text.format={value!r} is not an object with a type"
 
 
+@pytest.mark.parametrize("kind", [{}, [], 5, "x"])
+def test_a_choice_of_tools_of_no_known_type_is_400(ask: Ask, kind: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "tool_choice": {"type": kind}}
+    response = ask(FakeEngineClient(), "POST", "/v1/messages", json=body)
+    assert response.status_code == 400
+    assert "is not of type auto, any, none, or tool with a name" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background", "prompt"])
 def test_what_needs_a_memory_is_refused(ask: Ask, name: str) -> None:
     value: Any = True if name == "background" else "resp_1"
