@@ -35,10 +35,10 @@ SLOW_IN_SUITES = {
 }
 """Tests of the suites in core/testing that are slow in every class which takes them."""
 LONGEST = (
-    "test_third_party_types.py",
     "test_ray_data.py",
     "plugins/test_warm_up.py",
     "test_distributions.py",
+    "test_third_party_types.py",
     "test_ray_serve.py",
     "plugins/test_triton_exchange.py",
     "plugins/test_prebuild.py",

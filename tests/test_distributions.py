@@ -50,6 +50,8 @@ def test_every_distribution_passes_its_own_tests_there(environment: FreshEnviron
     folders += [copied_tests(environment, example) for example in EXAMPLES]
     settings = [
         "-v",
+        "-p",
+        "no:schemathesis",
         "--import-mode=importlib",
         "-c",
         str(folders[0] / "pyproject.toml"),
