@@ -20,6 +20,19 @@ from tests.fresh_environment import ROOT, FreshEnvironment
 pytestmark = pytest.mark.slow
 INTRUDERS = [f"{name}{form}" for name in ("core", "plugins", "conf") for form in (".py", "/__init__.py")]
 ENDS = "print('a stranger was imported', flush=True)\nraise SystemExit(3)\n"
+IN_EACH = """
+import os, sys
+import torch  # which takes longest, for all folders once
+
+for folder in sys.argv[1:]:
+    if os.fork() == 0:
+        os.chdir(folder)  # which '' on the path of modules stands for
+        import hookline.core.assembly.engine as engine
+        print(engine.__file__, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+"""Imports the engine in a process for each folder of its arguments, as `python -c` would there."""
 POLICY = """
 from hookline.core.contracts import hookimpl
 from hookline.core.scheduling import plan_mixed
@@ -70,14 +83,19 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("intruder", INTRUDERS)
 def test_a_module_of_that_name_in_the_working_folder_is_in_nobodys_way(
-    intruder: str, installed: FreshEnvironment, tmp_path: Path
+    installed: FreshEnvironment, tmp_path: Path
 ) -> None:
-    place(tmp_path, intruder)
-    assert succeeded(installed.hookline("--version", folder=tmp_path)).startswith("hookline ")
-    code = "import hookline.core.assembly.engine as engine; print(engine.__file__)"
-    assert Path(succeeded(installed.run("-c", code, folder=tmp_path)).strip()).is_relative_to(installed.site)
+    folders = [tmp_path / str(number) for number in range(len(INTRUDERS))]
+    for folder, intruder in zip(folders, INTRUDERS, strict=True):
+        folder.mkdir()
+        place(folder, intruder)
+        assert succeeded(installed.hookline("--version", folder=folder)).startswith("hookline ")
+    found = succeeded(installed.run("-c", IN_EACH, *map(str, folders))).splitlines()
+    assert len(found) == len(INTRUDERS) and all(Path(file).is_relative_to(installed.site) for file in found)
+    (tmp_path / "hookline.py").write_text(ENDS)
+    done = installed.run("-c", IN_EACH, str(tmp_path))
+    assert done.returncode == 1 and "stranger" in done.stdout, "else nothing was shown"
 
 
 def test_a_run_over_two_ranks_with_a_plugin_of_the_working_folder_works(
