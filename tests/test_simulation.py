@@ -202,7 +202,7 @@ def test_a_fit_says_on_which_steps_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([f"fit={REPORT}", "workload.num_prompts=1"]) == 0
     err = capsys.readouterr().err
-    stands = r"stands on 14873 decode steps of 1 to \d+ rows and 642 steps with prompts of \d+ to 16384 tokens"
+    stands = r"is based on 14873 decode steps of 1 to \d+ rows and 642 steps with prompts of \d+ to 16384 tokens"
     assert re.search(stands, err) and "guess" not in err
 
 

@@ -47,7 +47,10 @@ def tiny_model(names: tuple[str, ...] = ("fake",), max_model_len: int = 4096) ->
 
 @dataclass
 class Asked:
-    """One call of `stream`, as the endpoint made it."""
+    """One call of `stream`, as the endpoint made it.
+
+    prompt, params, options: what it gave. prompt_token_ids: of the prompt.
+    """
 
     prompt: Prompt
     prompt_token_ids: list[int]
@@ -64,6 +67,8 @@ class FakeEngineClient:
     reply: a text, token ids, or a function of the prompt's ids and the completion's index that returns either.
     pause_s: before each token. one_by_one: a token comes only once the one before it was read, so none are merged.
     error: what every stream raises. error_after: how many tokens come before it. asked: the calls, in their order.
+    death, is_ready, facts, replicas: see EngineClient. now: what `load` returns. num_open: streams that have neither
+    ended nor been closed.
     """
 
     reply: str | Sequence[int] | Callable[[list[int], int], str | Sequence[int]] = " Hello world"
@@ -92,7 +97,10 @@ class FakeEngineClient:
         self.is_ready = False
 
     def stream(self, prompt: Prompt, params: SamplingParams, **options: Any) -> FakeStream:
-        """See EngineClient."""
+        """See EngineClient.
+
+        Raises: EngineError if there is a death, RequestError for a prompt that is too long.
+        """
         if self.death is not None:
             raise EngineError(self.death)
         ids = self.facts.codec.encode(prompt)

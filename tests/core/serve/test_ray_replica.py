@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hookline.core.serve.testing import FakeEngineClient
 
 from hookline.core.contracts import StepStats
 from hookline.core.errors import ConfigError, EngineError
@@ -23,6 +22,7 @@ from hookline.core.serve.http import collecting, loop_watch
 from hookline.core.serve.ray.options import RayOptions, deployment_options
 from hookline.core.serve.ray.replica import EngineReplica
 from hookline.core.serve.settings import ServeConfig, validate_serve
+from hookline.core.testing.engine_client import FakeEngineClient
 
 NODE = "hookline.core.util.ray_cluster.node_here"
 
