@@ -203,7 +203,7 @@ class _GroupRows:
         self._left: pyarrow.RecordBatch | None = None
 
     def table(self, start: int, num_rows: int) -> pyarrow.Table:
-        """So many rows from `start` on, which is not before next_row; fewer if the group ends.
+        """At most `num_rows` rows from `start` on, which is not before next_row; the group may end before.
 
         Raises: ConfigError if they take too much memory.
         """

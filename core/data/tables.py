@@ -30,7 +30,7 @@ Answer = Mapping[str, Any]
 def table_of(batch: Any) -> pyarrow.Table:
     """A batch of Ray Data in any of its formats: an Arrow table, arrays by column, or a pandas.DataFrame.
 
-    Raises: ConfigError if it is none of them, has values that Arrow knows no type for, or several columns of one name.
+    Raises: ConfigError if it is none of them, has values for which Arrow has no type, or several columns of one name.
     """
     import pyarrow as pa
 

@@ -68,7 +68,7 @@ def import_renderer(tokenizer: Any) -> None:
 
 
 def _compile() -> Any:
-    """How transformers compiles a template; None if this version has no such function."""
+    """How transformers compiles a template; None if this version has no function for it."""
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template
     except ImportError:

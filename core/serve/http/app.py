@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
+from starlette.types import ASGIApp
 
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.http.api_keys import ApiKeys
-from hookline.core.serve.http.gate import Asgi, Gate, Header, Life
+from hookline.core.serve.http.gate import Gate, Header, Life
 from hookline.core.serve.http.operations import operations
 from hookline.core.serve.http.page import page_routes
 from hookline.core.serve.http.routes import routes
@@ -21,7 +22,7 @@ from hookline.core.serve.settings import ServeConfig
 class Served:
     """An application, what guards it, and the engine behind it."""
 
-    app: Asgi
+    app: ASGIApp
     gate: Gate
     life: Life
     client: EngineClient
@@ -40,7 +41,7 @@ def make_app(
     life = Life()
     inner = Router([*routes(client, settings), *operations(client, life), *page_routes(client)])
     gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, headers)
-    app: Asgi = gate
+    app: ASGIApp = gate
     if settings.cors_origins:
         app = CORSMiddleware(
             gate,

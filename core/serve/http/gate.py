@@ -28,7 +28,6 @@ from hookline.core.serve.http.loop_watch import LoopWatch
 from hookline.core.serve.http.turns import Turns
 from hookline.core.serve.settings import ServeConfig
 
-Asgi: TypeAlias = ASGIApp
 Header: TypeAlias = tuple[bytes, bytes]
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
@@ -58,7 +57,7 @@ class Gate:
     """
 
     def __init__(
-        self, app: Asgi, settings: ServeConfig, keys: ApiKeys, life: Life, headers: Sequence[Header] | None = None
+        self, app: ASGIApp, settings: ServeConfig, keys: ApiKeys, life: Life, headers: Sequence[Header] | None = None
     ) -> None:
         self._app, self._settings, self._keys, self._life = app, settings, keys, life
         self._headers = headers
@@ -96,7 +95,7 @@ class Gate:
             return False
         return True
 
-    def _refusal(self, scope: Scope) -> Asgi | None:
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Why a request is not let in, as what answers it; None if it is."""
         if len(self._keys) and scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
             return _response(scope, _unauthorized())
@@ -126,7 +125,7 @@ class _Passage:
         self._headers = ((b"x-request-id", self.id),) if headers is None else headers
         scope.setdefault("state", {})["request_id"] = self.id.decode()
 
-    async def run(self, app: Asgi) -> None:
+    async def run(self, app: ASGIApp) -> None:
         """Let an application answer; its faults end here."""
         try:
             await app(self._scope, self.receive, self.send)

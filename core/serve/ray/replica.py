@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.errors import EngineError
 
 if TYPE_CHECKING:
-    from hookline.core.serve.http.gate import Asgi
+    from starlette.types import ASGIApp
 
 
 class EngineReplica:
@@ -39,7 +39,7 @@ class EngineReplica:
         host.manager.register(self._throughput)
         self._llm = AsyncLLM.from_config(self._run.config, host)
 
-    async def __serve_build_asgi_app__(self) -> Asgi:
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
         """The application that Ray Serve hands requests to, on the loop that they run on.
 
         Ray's proxy gives each response its X-Request-Id; ours has X-Hookline-Replica.
