@@ -66,6 +66,10 @@ class _Drive:
 
     def _send(self, place: int, said: Said | None) -> None:
         request, record = self.load.requests[place], self.records[place]
+        early_s = record.arrival_s - self._now()
+        if early_s > 0:  # the loop's timers are exact to a millisecond alone
+            self.loop.call_later(early_s, self._send, place, said)
+            return
         try:
             body = self.bodies.make(place, request, said)
         except RequestError as error:
@@ -76,7 +80,7 @@ class _Drive:
         answer = Answer(self._now, lambda: self._ended(place, timer), keeps_text=bool(self.next_turns[place]))
         self.answers[place] = answer
         timer = self.loop.call_later(timeout_s, answer.on_failure, f"no end within client.timeout_s={timeout_s:g}")
-        record.start_s = max(self._now(), record.arrival_s)  # the loop's timers are exact to its clock alone
+        record.start_s = self._now()
         self.pool.send(self.pool.request("POST", self.bodies.path, body), answer)
 
     def _ended(self, place: int, timer: asyncio.TimerHandle) -> None:

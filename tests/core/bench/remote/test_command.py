@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +86,17 @@ def test_tokens_are_counted_by_usage_where_there_is_one(quiet, burst, usage):
     times_s, starts = token_times(recording)
     assert list(starts) == [0, expected, 2 * expected]
     assert times_s.min() >= 0
+
+
+@pytest.mark.slow
+def test_no_request_is_sent_before_it_is_due(quiet, monkeypatch):
+    begun = time.perf_counter()
+    slow = SimpleNamespace(perf_counter=lambda: begun + (time.perf_counter() - begun) / 2)
+    monkeypatch.setattr("hookline.core.bench.remote.driver.time", slow)  # beside it, the loop's timers are early
+    with FakeServer() as server:
+        recording = serve(server, WorkloadConfig(num_prompts=2, prompt_len=(4, 4), output_len=(3, 3))).recording
+    assert token_times(recording)[0].min() >= 0
+    assert all(one.start_s >= one.arrival_s for one in recording.requests)
 
 
 @pytest.mark.slow
