@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import ATTENTION_FEATURES, NoCache, RecurrentState, WeightTarget
+from hookline.core.contracts import ATTENTION_FEATURES, WeightTarget
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
+from hookline.core.kv_cache.groups import keeps_tokens
 from hookline.core.testing.checks import check, check_close
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.model_suite.driver import Chunk, ModelDriver, fill, stored_weights, tensors_with_nan
@@ -75,9 +76,7 @@ class ModelSuite:
             {"hidden_size": 0},
             {"vocab_size": -1},
         ]
-        if any(
-            not isinstance(layer, (RecurrentState, NoCache)) for layer in self.model_class.spec(config).cache_layers
-        ):
+        if keeps_tokens(self.model_class.spec(config)):
             return changes
         return [change for change in changes if not change.keys() & ABOUT_HEADS]
 
