@@ -17,7 +17,7 @@ PARTS = ("plan", "dispatch", "launch", "wait", "commit")
 """The parts of a step on the host."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class InFlight:
     """A launched step whose tokens are not known yet.
 

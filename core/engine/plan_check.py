@@ -18,10 +18,10 @@ from hookline.core.errors import PlanError, shown
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, every, ints
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class CheckedPlan:
     """A plan that was checked, with requests in place of ids.
 
@@ -73,9 +73,11 @@ class _Checker:
         self.check_budget(prefill, decode, preempt)
         return CheckedPlan(prefill, decode, preempt, plan)
 
-    def part(self, named: Iterable[Any], part: str) -> list[Any]:
+    def part(self, named: Any, part: str) -> Sequence[Any]:
         """The entries of a part of the plan, which may not be more than there are requests; it may be endless."""
         limit = len(self.queue)
+        if type(named) in (list, tuple) and len(named) <= limit:
+            return named
         found = list(islice(named, limit + 1))
         if len(found) > limit:
             raise self.error(f"names more requests in {part} than the {limit} that there are")
@@ -119,7 +121,7 @@ class _Checker:
         entries = ints(request.entry for request in found)
         seen = self.seen.union(ids)
         each_once = len(found) == len(ids) and len(seen) == len(self.seen) + len(ids)
-        if not (each_once and self.queue.table.can_decode(entries).all()):
+        if not (each_once and every(self.queue.table.can_decode(entries))):
             return ints(self.decoded(id_).entry for id_ in ids)
         self.seen = seen
         return entries

@@ -12,7 +12,7 @@ from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray, float_bits, ints, no_ints
+from hookline.core.util.arrays import IntArray, every, float_bits, ints, no_ints
 
 Record = tuple[int, int, IntArray]
 """Arguments of a logits processor: the row of the request table, the processor's index, the values."""
@@ -134,7 +134,7 @@ def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
         step.known_tokens = np.concatenate(tokens, dtype=np.int64)
 
 
-@dataclass
+@dataclass(slots=True)
 class StepDraft:
     """What a step's message is made of, collected while its plan is carried out.
 
@@ -149,7 +149,7 @@ class StepDraft:
     got_further: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Dispatched:
     """A step's message, the requests that it samples a token for, and what is counted of it."""
 
@@ -201,7 +201,7 @@ class StepWriter:
             step.masked_draws = np.flatnonzero(table.is_constrained_S[sampled])
         self.arguments.write(step, draft.admitted, draft.chunks, table.requests(sampled))
         step.max_context_len = int(table.num_computed_tokens_S[computing].max(initial=0))
-        step.all_greedy = bool(table.is_greedy_S[sampled].all())
+        step.all_greedy = every(table.is_greedy_S[sampled])
         if draft.admitted:
             self._decoding = no_ints()  # those who come back after a preemption may have another's row
         if self.shares_prefixes and not draft.chunks:

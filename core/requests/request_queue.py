@@ -14,7 +14,7 @@ from typing import overload
 from hookline.core.contracts import RequestView
 from hookline.core.requests.request import Request, RequestFacade
 from hookline.core.requests.running_table import RunningTable
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, every, ints
 
 
 class RequestQueue:
@@ -107,7 +107,7 @@ class RequestQueue:
         """Table entries of the running requests that can decode, oldest first; not to be written to."""
         entries = self.running_entries()
         is_ready = self.table.can_decode(entries)
-        return entries if is_ready.all() else entries[is_ready]
+        return entries if every(is_ready) else entries[is_ready]
 
     def count_step(self, num_decodes: int) -> None:
         """Note, before a step changes anything, how many requests decode in it: counts steps in which none does."""
@@ -118,7 +118,7 @@ class RequestQueue:
         """Views of the running requests with known tokens to compute, oldest first."""
         entries = self.running_entries()
         is_ready = self.table.can_decode(entries)
-        return [] if is_ready.all() else [request.view for request in self.table.requests(entries[~is_ready])]
+        return [] if every(is_ready) else [request.view for request in self.table.requests(entries[~is_ready])]
 
 
 class Views(Sequence[RequestView]):

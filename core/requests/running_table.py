@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookline.core.requests.request import COUNTS, Request, TokenArray
-from hookline.core.util.arrays import BoolArray, FloatArray, IntArray
+from hookline.core.util.arrays import BoolArray, FloatArray, IntArray, every
 
 NO_REQUEST = -1
 """The id of a free entry."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Sampled:
     """The requests whose next tokens a step draws, in the order of the draws: entries_N, and the ids in them at launch.
 
@@ -113,10 +113,10 @@ class RunningTable:
         )
         entries_N = sampled.entries_N
         is_here = self.id_S[entries_N] == sampled.ids_N
-        if not is_here.all():  # some were aborted, or their last token was one too many
+        if not every(is_here):  # some were aborted, or their last token was one too many
             entries_N, tokens_N = entries_N[is_here], tokens_N[is_here]
         places = self.num_known_tokens_S[entries_N]
-        assert (places < self.num_tokens_S[entries_N]).all(), "a token arrives that no launched step counted"
+        assert every(places < self.num_tokens_S[entries_N]), "a token arrives that no launched step counted"
         self.tokens_SL[entries_N, places] = tokens_N
         self.num_known_tokens_S[entries_N] = places + 1
         return entries_N, tokens_N
@@ -139,7 +139,7 @@ class RunningTable:
         is_candidate |= self._num_stopping.take(tokens_N, mode="clip") > 0
         if is_over_N is not None:
             is_candidate |= is_over_N
-        return np.flatnonzero(is_candidate)
+        return is_candidate.nonzero()[0]
 
     def _watch(self, request: Request, change: int) -> None:
         """Count, for each stop token, the requests here that it may end. change: 1 if one comes, -1 if it leaves."""
