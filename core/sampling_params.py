@@ -324,13 +324,18 @@ class SamplingParams:
         """The same with other values that need no check: checking all again would cost each of n completions."""
         other = object.__new__(type(self))
         vars(other).update({**vars(self), **checked})
-        vars(other).pop("processed_fields", None)
+        for name in ("processed_fields", "_resolved"):
+            vars(other).pop(name, None)
         return other
 
     def resolved(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The same, with `defaults`, then NEUTRAL, for what is None."""
-        unset = {name: defaults.get(name, value) for name, value in NEUTRAL.items() if getattr(self, name) is None}
-        return self._with(**unset) if unset else self
+        """The same, with `defaults`, then NEUTRAL, for what is None; kept, as many requests may share parameters."""
+        kept: tuple[Mapping[str, Any], SamplingParams] | None = vars(self).get("_resolved")
+        if kept is None or kept[0] is not defaults:
+            unset = {name: defaults.get(name, value) for name, value in NEUTRAL.items() if getattr(self, name) is None}
+            kept = defaults, self._with(**unset) if unset else self
+            vars(self)["_resolved"] = kept
+        return kept[1]
 
     def each(self) -> list[SamplingParams]:
         """The parameters of each of the n completions, as requests of their own."""

@@ -6,6 +6,7 @@ P positions, F intermediate features of this rank, X experts, A experts of a tok
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -298,6 +299,19 @@ class Kernels(NormsAndGates, Protocol):
         Source: Yang et al. 2024, arXiv:2412.06464.
         """
         raise AssertionError("left out")
+
+    @optional
+    def mask_logits(self, logits_NV: Tensor, masks_RW: Tensor, index_N: Tensor) -> Tensor:
+        """New logits (N, V), with -inf for each token that the mask of its row forbids, as a grammar does.
+
+        Bit t % 32 of word t // 32 of a mask is set if token t is allowed. Shapes: logits_NV, whose rows need not be
+        adjacent in memory; masks_RW (R, W) int32 with 32 * W >= V; index_N (N,) int64, the mask of each row.
+        Device: no host sync; graph-safe.
+        """
+        words_NW = masks_RW.index_select(0, index_N)
+        bits_32 = (words_NW.new_ones(32).cumsum(0) - 1).to(words_NW.dtype)
+        allowed_NV = (words_NW.unsqueeze(2) >> bits_32 & 1).bool().flatten(1)[:, : logits_NV.shape[1]]
+        return logits_NV.masked_fill(~allowed_NV, -math.inf)
 
     @optional
     def exchange(self, peers: PeerMemory) -> Exchange:

@@ -142,5 +142,5 @@ class Dispatcher:
     def note_progress(self, entries: IntArray, draft: StepDraft) -> None:
         """Raise the high-water marks of these entries, and note whether any rose."""
         computed, marks = self.table.num_computed_tokens_S[entries], self.table.high_water_S[entries]
-        draft.got_further |= np.count_nonzero(computed > marks) > 0
+        draft.got_further |= bool(np.count_nonzero(computed > marks))
         self.table.high_water_S[entries] = np.maximum(computed, marks)

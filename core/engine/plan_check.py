@@ -5,7 +5,7 @@ A plan that breaks a rule raises PlanError, before any request or block has chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
@@ -76,7 +76,7 @@ class _Checker:
     def part(self, named: Any, part: str) -> Sequence[Any]:
         """The entries of a part of the plan, which may not be more than there are requests; it may be endless."""
         limit = len(self.queue)
-        if type(named) in (list, tuple) and len(named) <= limit:
+        if isinstance(named, (list, tuple)) and len(named) <= limit:
             return named
         found = list(islice(named, limit + 1))
         if len(found) > limit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -44,6 +45,12 @@ COUNTS = (
     "is_constrained",
 )
 """What `Request.counts` holds, in this order; each is an attribute of the request, too."""
+
+
+@lru_cache(maxsize=64)
+def ascending(ids: frozenset[int]) -> IntArray:
+    """Token ids in an array, in ascending order; not to be written to, as requests share it."""
+    return np.sort(ints(ids))
 
 
 class _Count:
@@ -182,7 +189,7 @@ class Request:
         self.stop_string: str | None = None
         self.seed = seed
         self.stop_ids = stop_ids
-        self.stops_X: IntArray = np.sort(ints(stop_ids))
+        self.stops_X = ascending(stop_ids)
         """The stop ids in an array, in ascending order."""
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared

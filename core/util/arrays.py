@@ -25,7 +25,7 @@ def no_ints() -> IntArray:
 
 def every(flags: BoolArray | IntArray) -> bool:
     """Whether all are set, as `flags.all()` says in four times the time."""
-    return np.count_nonzero(flags) == len(flags)
+    return bool(np.count_nonzero(flags) == len(flags))
 
 
 def ints(values: Iterable[int]) -> IntArray:

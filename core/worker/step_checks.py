@@ -182,6 +182,7 @@ FORMS: dict[str, Form] = {
     "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, eps: [x_TD.shape] * 2,
     "rms_norm_silu_mul": lambda x_THE, weight_E, eps, gate_THE: [x_THE.shape],
     "sigmoid_mul": lambda x_TD, gate_TG, added_TD=None: [x_TD.shape],
+    "mask_logits": lambda logits_NV, masks_RW, index_N: [logits_NV.shape],
     "delta_gates": lambda beta_TH, decay_TH, log_rate_H, decay_bias_H: [beta_TH.shape] * 2,
     "short_convolution": lambda x_TC, weight_CW, state_RCP, states: [x_TC.shape],
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],

@@ -42,7 +42,7 @@ from hookline.core.worker.results.token_transfer import TokenTransfer, Transferr
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
-from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
+from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
 
 
 class States(Protocol):
@@ -186,6 +186,7 @@ class Worker(SizedExecutor):
         if self.graphs is not None:
             for step in graph_steps(spec, self.graphs.sizes, row):
                 self._warm_up(self._compute(step))
+        mask_once(spec, self.runner.kernels, self.runner.vocab_size)
 
     def _warm_up(self, tokens_N: Tensor | None) -> None:
         """Wait for a step of padding rows, and leave the table as it was."""
@@ -215,7 +216,7 @@ class Worker(SizedExecutor):
     @cached_property
     def masks(self) -> TokenMasks:
         """Allocated when a step first needs it."""
-        return TokenMasks(self.table.padding_row, self.num_mask_words, self.table.device)
+        return TokenMasks(self.table.padding_row, self.num_mask_words, self.runner.kernels, self.table.device)
 
     @property
     def num_mask_words(self) -> int:

@@ -22,6 +22,7 @@ from hookline.plugins.kernels.recurrent import triton_recurrent
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_exchange import TritonExchange
+from hookline.plugins.kernels.triton_masks import mask_logits
 
 MOST_DEEP_OUTPUTS = 5120
 
@@ -143,6 +144,10 @@ class TritonKernels(TritonAttention):
     ) -> tuple[Tensor, Tensor]:
         """See Kernels.delta_gates; one launch."""
         return triton_gates.delta_gates(beta_TH, decay_TH, log_rate_H, decay_bias_H)
+
+    def mask_logits(self, logits_NV: Tensor, masks_RW: Tensor, index_N: Tensor) -> Tensor:
+        """See Kernels.mask_logits; one launch."""
+        return mask_logits(logits_NV, masks_RW, index_N)
 
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See Kernels.route_experts; one launch."""

@@ -306,6 +306,11 @@ class ForgetsTheRate(PlainKernels):
         return super().delta_gates(beta_TH, decay_TH, torch.zeros_like(log_rate_H), decay_bias_H)
 
 
+class TakesMasksInOrder(PlainKernels):
+    def mask_logits(self, logits_NV: Tensor, masks_RW: Tensor, index_N: Tensor) -> Tensor:
+        return super().mask_logits(logits_NV, masks_RW, torch.arange(len(index_N)))
+
+
 class AttendsToAnothersBlocks(PlainKernels):
     def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
         batch.block_table_BM.copy_(prepared.block_table_BM)
@@ -393,6 +398,7 @@ FAULTS = {
     ForgetsTheInnerNorm: "the norm that norm_add_rms_norm of 1 x 96 returns",
     AddsBeforeItGates: "sigmoid_mul of 1 x 96 by 96 gates, and a sum",
     ForgetsTheRate: "the decays that delta_gates of 1 x 4 returns",
+    TakesMasksInOrder: "mask_logits of 5 x 4100",
     AttendsToAnothersBlocks: "attend of a batch that was prepared like another",
     AttendsBeforeItWrites: "what qkv_attend with norm and rope of 4 rows returns",
     WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",

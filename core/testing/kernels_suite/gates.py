@@ -98,6 +98,27 @@ class GateCases(AttentionCases):
                     check_form(what, one, wanted.shape, torch.float32)
                     check_close(what, one, wanted, 1e-5)
 
+    def test_mask_logits(self) -> None:
+        """Masks by index, of logits that are the first columns of wider ones; the logits stay as they are."""
+        for spec in self.specs(self.groups[:1]):
+            for num_rows, num_tokens in ((1, 33), (5, 4100)):
+                num_words = 2 * -(-num_tokens // 64)
+                wide_NV = self.random(spec, num_rows, num_tokens + 7)
+                bits_RV = self.random(spec, num_rows + 2, 32 * num_words) > 0
+                bits_RV[1] = True
+                bits_R32 = bits_RV.view(num_rows + 2, num_words, 32).long()
+                masks_RW = (bits_R32 << torch.arange(32, device=bits_RV.device)).sum(2).to(torch.int32)
+                index_N = torch.arange(num_rows, 0, -1, device=bits_RV.device)
+                given_NV, before_NV = wide_NV[:, :num_tokens], wide_NV.clone()
+                allowed_NV = bits_RV.index_select(0, index_N)[:, :num_tokens]
+                with PoisonedMemory():
+                    actual_NV = self.make(spec).mask_logits(given_NV, masks_RW, index_N)
+                what = f"mask_logits of {num_rows} x {num_tokens} ({describe(spec)})"
+                check_form(what, actual_NV, given_NV.shape, spec.dtype)
+                expected_NV = given_NV.masked_fill(~allowed_NV, -torch.inf)
+                check(torch.equal(actual_NV, expected_NV), f"{what} forbids others than the masks do, or changes some")
+                check_unchanged("the logits, which mask_logits was given,", before_NV, wide_NV)
+
     def _check_gate(self, spec: AttentionSpec, what: str, actual: Tensor, expected: Tensor) -> None:
         check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
         check_close(

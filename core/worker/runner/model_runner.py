@@ -215,14 +215,14 @@ class ModelRunner:
         be drawn; it comes before all processors, which choose among what is left.
         Device: no host sync; graph-safe without a mask, if the processors are.
         """
-        raw_NV = self.whole_logits(hidden_ND)
-        logits_NV, params = raw_NV.float(), sampled.params
-        if extras.num_logprobs >= 0 and logits_NV is raw_NV:
-            logits_NV = raw_NV.clone()
+        raw_NV, params = self.whole_logits(hidden_ND), sampled.params
+        logits_NV = raw_NV if forbid is None else forbid(raw_NV)
+        if mask is not None or extras.processors:
+            logits_NV = logits_NV.float()
+            if logits_NV is raw_NV and extras.num_logprobs >= 0:
+                logits_NV = raw_NV.clone()
         if mask is not None:
             logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
-        if forbid is not None:
-            logits_NV = forbid(logits_NV)
         if extras.processors:
             assert self.pipeline is not None
             logits_NV = self.pipeline.process(

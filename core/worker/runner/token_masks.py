@@ -11,19 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hookline.core.contracts import Kernels
 from hookline.core.util.arrays import MaskArray
 
 
 class TokenMasks:
     """Masks for at most `num_rows` draws, and one more on the device that allows everything."""
 
-    def __init__(self, num_rows: int, num_words: int, device: torch.device) -> None:
-        self.unmasked_row = num_rows
+    def __init__(self, num_rows: int, num_words: int, kernels: Kernels, device: torch.device) -> None:
+        self.unmasked_row, self._kernels = num_rows, kernels
         self._host_RW = torch.zeros(num_rows, num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_RW = torch.full((num_rows + 1, num_words), -1, dtype=torch.int32, device=device)
-        bytes_B1 = torch.arange(256, device=device).unsqueeze(1)
-        self._bits_B8 = (bytes_B1 >> torch.arange(8, device=device) & 1).bool()
-        """Which of its eight tokens a byte allows."""
         self._rows_R = torch.arange(num_rows, device=device)
 
     @property
@@ -63,6 +61,4 @@ class TokenMasks:
 
     def forbid(self, logits_NV: Tensor, index_N: Tensor) -> Tensor:
         """The logits, with -inf for each token that a draw's mask does not allow. Device: no host sync; graph-safe."""
-        bytes_NX = self._device_RW.index_select(0, index_N).view(torch.uint8)
-        allowed_NV = self._bits_B8.index_select(0, bytes_NX.flatten().int()).view(len(logits_NV), -1)
-        return logits_NV.masked_fill(~allowed_NV[:, : logits_NV.shape[1]], -torch.inf)
+        return self._kernels.mask_logits(logits_NV, self._device_RW, index_N)

@@ -27,7 +27,7 @@ from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
 from hookline.core.worker.stages.pooling import StagePooling
 from hookline.core.worker.stages.returned_tokens import StepResults
 from hookline.core.worker.stages.taps import StageTaps
-from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
+from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
 from hookline.core.worker.worker import Handle
 
 
@@ -103,6 +103,8 @@ class StageWorker(PartWorker):
             self._warm_up_part(self.table.receive(step), None)
         for step in graph_steps(spec, self.stage_graphs.sizes if self.stage_graphs is not None else (), row):
             self._warm_up_part(self.table.receive(step), self.stage_graphs)
+        if self.stage.is_last:
+            mask_once(spec, self.runner.kernels, self.runner.vocab_size)
 
     def _warm_up_part(self, device_step: DeviceStep, graphs: StageGraphs | None) -> None:
         one = self._forward(MicroBatch(device_step.step, no_ints(), no_ints()), device_step, graphs, is_alone=True)

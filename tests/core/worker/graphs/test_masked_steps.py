@@ -10,6 +10,7 @@ import torch
 
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.contracts import Batch
+from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs import decode_graphs, masked_steps
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.runner.token_masks import TokenMasks
@@ -70,7 +71,7 @@ def with_lengths(kernels):
 
 def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left_alone():
     rng = np.random.default_rng(0)
-    masks = TokenMasks(4, 6, torch.device("cpu"))
+    masks = TokenMasks(4, 6, PlainKernels(None, None), torch.device("cpu"))
     masks.host_rows[:2] = rng.integers(-(2**31), 2**31, size=(2, 6), dtype=np.int64).astype(np.int32)
     masks.send(2)
     logits_NV = torch.randn(3, 175, generator=torch.Generator().manual_seed(0))
@@ -83,7 +84,7 @@ def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left
 
 
 def test_rows_of_a_graph_beyond_the_draws_have_no_mask_and_each_draw_has_its_own():
-    masks, index_G = TokenMasks(4, 6, torch.device("cpu")), torch.zeros(4, dtype=torch.int64)
+    masks, index_G = TokenMasks(4, 6, PlainKernels(None, None), torch.device("cpu")), torch.zeros(4, dtype=torch.int64)
     for masked, expected in (([0, 1, 2], [0, 1, 2, 4]), ([1], [4, 0, 4, 4]), ([], [4, 4, 4, 4])):
         masks.write_index(index_G, 3, torch.tensor(masked, dtype=torch.int64))
         assert index_G.tolist() == expected
