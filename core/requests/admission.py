@@ -190,7 +190,7 @@ def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int], *, nu
         raise RequestError("the prompt is empty; at least one token is needed")
     if len(prompt_token_ids) > limits.max_len - num_outputs:
         raise PromptTooLongError(_too_long(limits, len(prompt_token_ids), limits.max_len - num_outputs))
-    if isinstance(prompt_token_ids, list):  # faster than NumPy, which looks for a dtype first
+    if isinstance(prompt_token_ids, list) and type(prompt_token_ids[0]) is int:  # NumPy would look for a dtype first
         with suppress(TypeError, OverflowError):
             found: TokenArray = np.frombuffer(array("i", prompt_token_ids), dtype=np.int32)
             if found.view(np.uint32).max() < limits.vocab_size:
