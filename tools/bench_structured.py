@@ -117,10 +117,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--threads", type=int, help="see grammars.num_threads")
-    parser.add_argument("--finer", action="store_true", help="grammars.finer_lengths=true")
     parser.add_argument("--profile", action="store_true", help="also print what the chain is made of")
     options = parser.parse_args()
-    told = {"num_threads": options.threads, "finer_lengths": options.finer}
+    told = {"num_threads": options.threads}
     engine, executor = make_engine(Codec(options.tokenizer), options.vocab_size, options.rows, told)
     schema = yaml.safe_load((ROOT / f"conf/workload/{options.schema}.yaml").read_text())["json_schema"]
     wanted = StructuredOutputs(json=schema)

@@ -296,6 +296,7 @@ class Worker(SizedExecutor):
     def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
         """Compute the first half of a step whose draws wait for masks: up to its hidden states."""
         step, views = device_step.step, device_step.views
+        self.masks.begin()
         if self.graphs is not None and self.graphs.can_replay(step, extras):
             if self.masked_decodes is None:
                 self.masked_decodes = MaskedDecodes(

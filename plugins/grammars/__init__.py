@@ -19,9 +19,6 @@ class LLGuidanceConfig:
     where that is quicker, which is found by trying; 1: the engine's own thread."""
     max_whitespace: int = bounded(32, 1, 1024)
     """json: most white space in a row where it is allowed, so that a model cannot generate white space without end."""
-    finer_lengths: bool = False
-    """Sort the vocabulary by more lengths: masks of strings that come near their maxLength take a quarter less time.
-    Making the back end then takes a second longer, in which nothing else runs, and 50 MB of memory more."""
     coerce_one_of: bool = False
     """Treat oneOf in a JSON schema as anyOf. Without it, a schema with oneOf whose branches may overlap is refused."""
     max_grammar_size: int = bounded(500_000, 1, 2**31 - 1)

@@ -47,8 +47,8 @@ PARSERS_S = 0.1
 """Most processor time for making the further parsers of a grammar, in seconds."""
 FEW_THREADS = 4
 """Between one thread and all of them."""
-FINER_LENGTHS = (*range(1, 11), 12, 15, 20, 30)
-"""Characters; llguidance itself has 10 and 30."""
+LENGTHS = (6, 8, 10, 15, 20, 30)
+"""Characters; llguidance itself has 10 and 30. More of them hardly make masks any quicker (docs/log.md)."""
 DOES_NOT_FIT = "doesn't satisfy the grammar"
 """What llguidance says of a token that its grammar does not allow, and of nothing else."""
 MAX_NESTING = 100
@@ -80,9 +80,8 @@ class LLGuidance(GrammarBackend):
 
     def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary) -> None:
         self.config = config
-        slices = _finer_slices() if config.finer_lengths else None
         wrapper, stop_ids = TokenizerWrapper(_Tokenizer(vocabulary)), sorted(vocabulary.stop_ids)
-        self.tokenizer = LLTokenizer(wrapper, eos_token=stop_ids, slices=slices)
+        self.tokenizer = LLTokenizer(wrapper, eos_token=stop_ids, slices=_slices())
         self.limits = LLParserLimits(
             initial_lexer_fuel=config.initial_lexer_fuel,
             step_lexer_fuel=config.step_lexer_fuel,
@@ -223,13 +222,13 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.inner.is_stopped() and not self.inner.is_error()
 
 
-def _finer_slices() -> list[str]:
-    """Those of llguidance by default, and the texts within strings of JSON by more lengths.
+def _slices() -> list[str]:
+    """Those of llguidance by default, with the texts within strings of JSON by more lengths.
 
     A string with n characters left allows every token of a slice of at most n; all other tokens are tried.
     """
     white_space, *_, any_length = LLTokenizer.general_slices()
-    return [white_space, *(any_length.removesuffix("+") + f"{{1,{length}}}" for length in FINER_LENGTHS), any_length]
+    return [white_space, *(any_length.removesuffix("+") + f"{{1,{length}}}" for length in LENGTHS), any_length]
 
 
 def _ways(num_threads: int | None, at_most: int) -> list[tuple[int, LLExecutor | None]]:

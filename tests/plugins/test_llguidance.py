@@ -60,10 +60,14 @@ def test_masks_filled_at_once_are_those_filled_one_by_one(threaded, monkeypatch)
                 assert one.advance([token_id]) and other.advance([token_id])
 
 
-def test_sorting_the_vocabulary_by_more_lengths_changes_no_mask():
+def test_sorting_the_vocabulary_by_more_lengths_changes_no_mask(monkeypatch):
     wanted = StructuredOutputs(json={"type": "string", "maxLength": 9})
-    backends = [LLGuidance(LLGuidanceConfig(num_threads=1, finer_lengths=finer), VOCABULARY) for finer in (False, True)]
-    assert set(backends[0].tokenizer.general_slices()) < set(llguidance_backend._finer_slices())
+    general, ours = llguidance_backend.LLTokenizer.general_slices(), llguidance_backend._slices()
+    assert set(general) < set(ours)
+    backends = []
+    for slices in (general, ours):
+        monkeypatch.setattr(llguidance_backend, "_slices", lambda slices=slices: slices)
+        backends.append(LLGuidance(LLGuidanceConfig(num_threads=1), VOCABULARY))
     matchers = [backend.compile(wanted).matcher() for backend in backends]
     for text in '"abcdefghi"':
         masks = np.zeros((2, backends[0].mask_bytes // 4), dtype=np.int32)

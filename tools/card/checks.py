@@ -25,7 +25,6 @@ SMALL_LOAD = (
 
 GRAMMARS = {
     "as it is": (),
-    "finer_lengths": ("grammars.finer_lengths=true",),
     "one thread": ("grammars.num_threads=1",),
 }
 DECODES = {

@@ -42,24 +42,29 @@ class WaitingStep:
     graphs: MaskedGraphs | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class MaskedGraphs:
-    """The two halves of a decode step, captured for G rows. index_G: the mask of each row."""
+    """The two halves of a decode step, captured for G rows. index_G: the mask of each row.
+
+    num_masked: how many rows index_G was last written for, if each of them has a mask; else 0.
+    """
 
     forward: torch.cuda.CUDAGraph
     draw: torch.cuda.CUDAGraph
     rows_G: Tensor
     index_G: Tensor
     tokens_G: Tensor
+    num_masked: int = 0
 
     def begin(self, rows_D: Tensor, padding_row: int, masks: TokenMasks, masked_draws_K: Tensor) -> None:
         """Compute the hidden states of these rows, and say which of them will have masks."""
         self.rows_G[: len(rows_D)].copy_(rows_D)
         self.rows_G[len(rows_D) :].fill_(padding_row)
         self.forward.replay()
-        masks.write_index(
-            self.index_G, len(rows_D), masked_draws_K
-        )  # behind the draws of the step before, which read it
+        num_rows, num_masked = len(rows_D), len(masked_draws_K)
+        if num_masked < num_rows or num_masked != self.num_masked:  # else it is written already
+            masks.write_index(self.index_G, num_rows, masked_draws_K)  # behind the draws before, which read it
+        self.num_masked = num_masked if num_masked == num_rows else 0
 
     def finish(self, num_draws: int) -> Tensor:
         """Draw; returns the tokens, or scored rows, valid until the next step."""

@@ -1,12 +1,15 @@
 """The masks of a step's draws on their way to the device, and the logits with what they forbid.
 
 One buffer on the host and one on the device, both at fixed addresses, so that captured graphs read them; allocated when
-a step first needs them. What the masks hold comes from the host: core/requests/structured_output.py.
+a step first needs them. What the masks hold comes from the host: core/requests/structured_output.py. Masks are copied
+beside the forward pass, on a stream of their own.
 Legend: N draws, V vocabulary, R rows of the request table, W int32 words of a mask (bit t % 32 of word t // 32 is token
 t), X = 4 W bytes.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +26,8 @@ class TokenMasks:
         self._host_RW = torch.zeros(num_rows, num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_RW = torch.full((num_rows + 1, num_words), -1, dtype=torch.int32, device=device)
         self._rows_R = torch.arange(num_rows, device=device)
+        self._copying: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._is_begun = False
 
     @property
     def host_rows(self) -> MaskArray:
@@ -30,9 +35,26 @@ class TokenMasks:
         rows: MaskArray = self._host_RW.numpy()
         return rows
 
+    def begin(self) -> None:
+        """Called before the forward pass of a step: masks that come from now on may replace those of earlier steps.
+
+        All draws that read these must have been launched.
+        """
+        if self._copying is not None:
+            self._copying.wait_stream(torch.cuda.current_stream(self._device_RW.device))
+        self._is_begun = True
+
     def send(self, num_rows: int) -> None:
-        """Copy the first rows to the device, in the order of its queue."""
-        self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
+        """Copy the first rows to the device; what is launched from now on comes after that."""
+        if not self._is_begun:
+            self.begin()
+        self._is_begun = False
+        if self._copying is None:
+            self._device_RW[:num_rows].copy_(self._host_RW[:num_rows])
+            return
+        with torch.cuda.stream(self._copying):
+            self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
+        torch.cuda.current_stream(self._device_RW.device).wait_stream(self._copying)
 
     def index(self, num_draws: int, masked_draws_K: Tensor, masks_K: Tensor | None = None) -> Tensor:
         """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others.

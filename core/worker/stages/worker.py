@@ -138,6 +138,8 @@ class StageWorker(PartWorker):
         parts, extras = cut(step, self.stage.size), self._extras(step)
         waits, pools = len(step.masked_draws) > 0, len(step.pooled) > 0
         self._begin_step()
+        if waits and self.stage.is_last:
+            self.masks.begin()
         computed = []
         for part, device_step in zip(parts, self._received(step, parts), strict=True):
             one = self._forward_and_send(part, device_step, extras, waits=waits or pools)

@@ -25,6 +25,8 @@ MAX_WEIGHT = 6 << 20
 """Most elements of a weight: beside the time to read a larger one, a launch hardly counts."""
 MIN_PROGRAMS = 64
 """Fewest programs: fewer leave half of an H200 idle, and the general product then cuts finer."""
+MOST_WIDTH = 1024
+"""Most input features of a plain product of more than 128 rows: deeper ones keep few programs busy for long."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -68,7 +70,7 @@ def product_tiling(kind: Kind, num_rows: int, width: int) -> ProductTiling | Non
         return ProductTiling(
             64, 64, 64, num_stages=5 if kind is Kind.PLAIN else 4, parts=4 if kind is Kind.PARTS else 1
         )
-    if num_rows <= 256 and kind is not Kind.SILU:
+    if num_rows <= 256 and (kind is Kind.PARTS or (kind is Kind.PLAIN and width <= MOST_WIDTH)):
         return ProductTiling(128, 64, 64, num_stages=4, num_warps=8, parts=4 if kind is Kind.PARTS else 1)
     return None
 
