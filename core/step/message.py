@@ -6,8 +6,9 @@ takes the sections as views. Legend: T prompt tokens; other sections have one en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ HEADER = tuple(one.name for one in fields(Step) if one.type in ("int", "bool"))
 """Names of the plain numbers of a step; in its packed form they come first."""
 SECTIONS = tuple(one.name for one in fields(Step) if one.name not in HEADER)
 """Names of the array sections, in the order they are packed."""
+_PLACES = {name: place for place, name in enumerate(SECTIONS)}
 
 
 def pack(step: Step) -> IntArray:
@@ -137,13 +139,24 @@ def masks_in(message: IntArray) -> MaskArray | None:
     return message[2:].view(np.int32).reshape(int(message[1]), -1) if message[0] == MASKS else None
 
 
-def split(buffer: Any, lengths: Iterable[int]) -> Mapping[str, Any]:
-    """Name the sections of a packed buffer (an array or a tensor) as views, given their lengths."""
-    views, start = {}, len(HEADER) + len(SECTIONS)
-    for name, length in zip(SECTIONS, lengths, strict=True):
-        views[name] = buffer[start : start + length]
-        start += length
-    return views
+class Sections(Mapping[str, Any]):
+    """The sections of a packed buffer (an array or a tensor) by name; a view of each is made when it is asked for."""
+
+    __slots__ = ("_buffer", "_ends")
+
+    def __init__(self, buffer: Any, lengths: Iterable[int]) -> None:
+        self._buffer = buffer
+        self._ends = list(accumulate(lengths, initial=len(HEADER) + len(SECTIONS)))
+
+    def __getitem__(self, name: str) -> Any:
+        place = _PLACES[name]
+        return self._buffer[self._ends[place] : self._ends[place + 1]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SECTIONS)
+
+    def __len__(self) -> int:
+        return len(SECTIONS)
 
 
 def unpack(buffer: IntArray) -> Step:
@@ -151,4 +164,4 @@ def unpack(buffer: IntArray) -> Step:
     numbers = buffer[: len(HEADER) + len(SECTIONS)].tolist()
     plain = dict(zip(HEADER, numbers, strict=False))
     plain["all_greedy"] = bool(plain["all_greedy"])
-    return Step(**split(buffer, numbers[len(HEADER) :]), **plain)
+    return Step(**Sections(buffer, numbers[len(HEADER) :]), **plain)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Batch, SamplingBatch
-from hookline.core.step.message import SECTIONS, Step, pack, split
+from hookline.core.step.message import SECTIONS, Sections, Step, pack
 
 
 class RequestTable:
@@ -63,7 +63,7 @@ class RequestTable:
         packed = torch.from_numpy(pack(step))
         if self.device.type == "cuda":
             packed = packed.pin_memory().to(self.device, non_blocking=True)
-        views = split(packed, [len(getattr(step, name)) for name in SECTIONS])
+        views = Sections(packed, [len(getattr(step, name)) for name in SECTIONS])
         if len(step.admit_rows):
             self.seed_R[views["admit_rows"]] = views["admit_seeds"]
             self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
