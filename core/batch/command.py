@@ -46,8 +46,9 @@ def execute(run: BatchRun, host: PluginHost) -> int:
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
     from hookline.core.batch.rows import Done, num_lines
+    from hookline.core.serve.extra import check_extra
 
-    _check_extra()
+    check_extra("hookline batch")
     if run.is_folder:
         from hookline.core.batch.folder import answer_folder
 
@@ -139,9 +140,3 @@ def _opened(run: BatchRun) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         except OSError as error:
             raise ConfigError(f"{run.output} is being written by another batch; wait, or take another") from error
         yield input, output
-
-
-def _check_extra() -> None:
-    from hookline.core.serve.command import _check_extra
-
-    _check_extra()

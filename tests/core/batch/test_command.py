@@ -20,6 +20,7 @@ from hookline.core.batch.rows import Done, lines_of
 from hookline.core.batch.settings import validate_batch
 from hookline.core.errors import ConfigError, EngineError, QueueFullError
 from hookline.core.plugin.host import PluginHost
+from hookline.core.serve import extra
 from hookline.core.testing.engine_client import FakeEngineClient
 
 
@@ -52,6 +53,14 @@ def answer(files, client, tree=None):
         return asyncio.run(work())
     finally:
         os.close(descriptor)
+
+
+def test_a_missing_library_of_the_extra_is_one_line_that_names_the_command(files, capsys, monkeypatch):
+    files[0].write_text(row(1) + "\n")
+    monkeypatch.setattr(extra, "NEEDED", ("zmq", "no_such_library"))
+    assert main([str(one) for one in files]) == 2
+    said = "hookline: error: hookline batch needs no_such_library: pip install 'hookline[serve]'\n"
+    assert capsys.readouterr().err == said
 
 
 def answers(path):
