@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ SHOWS = {
     "bench": (["workload=smoke", "--cfg", "job"], "\nworkload:\n"),
     "simulate": (["workload=smoke", "--cfg", "job"], "\ncost: "),
     "warm": (["card=h200", "--cfg", "job"], "\ncard: h200\n"),
-    "report": (["--help"], "python -m core.report"),
+    "report": (["--help"], "hookline report"),
     "info": (["chunked"], "scheduler=chunked: "),
     "new": (["scheduler", "mine"], "hookline-mine is a scheduler policy that runs."),
 }
@@ -38,6 +39,26 @@ def test_each_command_of_core_is_a_sub_command(command: str, capsys: pytest.Capt
     arguments, shown = SHOWS[command]
     assert main([command, *arguments]) == 0
     assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["report", "info", "new", pytest.param("serve", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("started", "spelling"), [("bin/hookline", "hookline {}"), ("core/{}/__main__.py", "python -m core.{}")]
+)
+def test_the_help_of_a_command_begins_with_the_way_in_which_it_was_called(
+    command: str, started: str, spelling: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{started.format(command)}"])
+    with suppress(SystemExit):  # argparse's
+        main([command, "--help"])
+    assert capsys.readouterr().out.removeprefix("usage: ").startswith(f"{spelling.format(command)} ")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_hydra_shows_of_a_command_begins_like_that_too(path: Path) -> None:
+    header = path.read_text().partition("    header: |\n")[2]
+    command = "run" if path.stem == "config" else path.stem
+    assert header.lstrip().startswith(f"${{called_as:{command}}} ") and "python -m" not in header
 
 
 def test_every_command_is_one_that_python_m_core_knows() -> None:

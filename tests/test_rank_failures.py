@@ -44,7 +44,7 @@ def assert_gone(processes):
 @pytest.mark.parametrize(
     ("fault", "tp", "engine", "message"),
     [
-        ("1:3:SIGKILL", 2, {}, r"rank 1 of 2 \(pid \d+\) was killed by SIGKILL, perhaps for want of memory"),
+        ("1:3:SIGKILL", 2, {}, r"rank 1 of 2 \(pid \d+\) was killed by SIGKILL, as the system does"),
         (
             "2:3:raise",
             4,

@@ -307,7 +307,7 @@ def test_a_sweep_whose_jobs_all_failed_has_a_report(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the report needs the folder of a sweep: python -m core.report outputs/DATE"),
+        ([], "the report needs the folder of a sweep: hookline report outputs/DATE"),
         (["sweep", "baselin=1"], "unknown key 'baselin'. Did you mean 'baseline'? Available: baseline, out, png"),
         (["sweep", "baseline=9"], "no job is named baseline=9; give first or one of: 0, 1, 2, 3"),
         (["sweep", "baseline=5"], "baseline=5 killed and has no figures; give one of: 0, 1, 2, 3"),
@@ -358,7 +358,7 @@ def test_plots_are_png_files(sweep, capsys):
 def test_the_command_imports_no_torch_and_explains_itself():
     code = "import sys; from hookline.core.report.command import main; main(['-h']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{USAGE}\nFalse\n"
+    assert done.stdout == USAGE.format(report="hookline report") + "\nFalse\n"
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,11 @@ def execute(run: BatchRun, host: PluginHost) -> int:
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
-    from hookline.core.batch.rows import Done, num_lines
+    from hookline.core.batch.rows import SUCCESS, Done, num_lines
+    from hookline.core.batch.runner import failures
+    from hookline.core.serve.extra import check_extra
 
-    _check_extra()
+    check_extra("hookline batch")
     if run.is_folder:
         from hookline.core.batch.folder import answer_folder
 
@@ -55,12 +57,14 @@ def execute(run: BatchRun, host: PluginHost) -> int:
     with _opened(run) as (input, output):
         done, total = Done.read(output, run.output), num_lines(run.input)
         if done.count:
-            say(f"{run.output} has the answers of {done.count} lines already")
+            retry = f"to try those again, take the lines without {SUCCESS} out of it"
+            say(f"{run.output} has the answers of {done.count} lines already{failures(done.num_failed, retry)}")
         left = _open_lines(input, done)
         first = next(left, None)
         if first is None:
-            return 0
+            return 2 if done.num_failed else 0
         tally = _answer(run, host, chain([first], left), output.fileno(), max(total - done.count, 0))
+        tally.num_failed_before = done.num_failed
     return _told(run, tally)
 
 
@@ -71,7 +75,7 @@ def _told(run: BatchRun, tally: Tally) -> int:
         say(line)
     if tally.num_failed > len(tally.told):
         say(f"and {tally.num_failed - len(tally.told)} more, each with its reason in {run.output}")
-    return 2 if tally.num_failed else 0
+    return 2 if tally.num_failed or tally.num_failed_before else 0
 
 
 def _open_lines(input: BinaryIO, done: Done) -> Iterator[Line]:
@@ -139,9 +143,3 @@ def _opened(run: BatchRun) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         except OSError as error:
             raise ConfigError(f"{run.output} is being written by another batch; wait, or take another") from error
         yield input, output
-
-
-def _check_extra() -> None:
-    from hookline.core.serve.command import _check_extra
-
-    _check_extra()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.batch.input_folder import PARQUET, files_in
 from hookline.core.batch.output_folder import OutputFolder
 from hookline.core.batch.parts import Part, Source, check_parquet_name, parquet_file, source_of
-from hookline.core.batch.runner import Tally
+from hookline.core.batch.runner import Tally, failures
 from hookline.core.batch.settings import ON_RAY, BatchRun, check_all_used
 from hookline.core.data.requests import prompts_of
 from hookline.core.data.tables import columns_of
@@ -83,9 +83,12 @@ def answer_folder(run: BatchRun, host: PluginHost, say: Callable[[str], None]) -
         left = [part for source in sources for part in output.left(source)]
         num_rows = sum(source.num_rows for source in sources)
         num_done = num_rows - sum(part.num_rows for part in left)
+        num_failed = sum(output.num_failed(source, run.prefix) for source in sources) if num_done else 0
         if num_done:
-            say(f"{run.output} has the answers of {num_done} rows already")
+            retry = "to try those again, remove the files they are in, which are then answered anew"
+            say(f"{run.output} has the answers of {num_done} rows already{failures(num_failed, retry)}")
         progress, finisher = Progress(num_rows, num_done), Finisher(output, sources, left)
+        progress.tally.num_failed_before = num_failed
         finisher.start()
         try:
             if left:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.batch.input_folder import PARQUET
-from hookline.core.batch.parts import Part, Source
+from hookline.core.batch.parts import Part, Source, parquet_file
+from hookline.core.batch.rows import has_failed
 from hookline.core.errors import ConfigError, one_short_line, shown
 from hookline.core.util.files import write_whole
 
@@ -101,6 +102,13 @@ class OutputFolder:
             return []
         return [part for part in source.parts if not self.path_of(part).exists()]
 
+    def num_failed(self, source: Source, prefix: str) -> int:
+        """How many of its rows that are answered have failed. prefix: of the new columns of parquet."""
+        whole = self.folder / source.file
+        paths = [whole] if whole.exists() else filter(Path.exists, map(self.path_of, source.parts))
+        count = _num_failed_rows if source.file.endswith(PARQUET) else _num_failed_lines
+        return sum(count(path, prefix) for path in paths)
+
     def path_of(self, part: Part) -> Path:
         """Of a part's answers."""
         return self._work / "parts" / part.file / f"{part.number:08}"
@@ -155,6 +163,19 @@ class OutputFolder:
                 )
                 os.replace(whole, path)
         shutil.rmtree(parts, ignore_errors=True)
+
+
+def _num_failed_lines(path: Path, prefix: str) -> int:
+    with path.open("rb") as file:
+        return sum(map(has_failed, file))
+
+
+def _num_failed_rows(path: Path, prefix: str) -> int:
+    file, column = parquet_file(path), f"{prefix}error"
+    if column not in file.schema_arrow.names:
+        return 0
+    errors = file.read(columns=[column])
+    return int(errors.num_rows - errors.column(0).null_count)
 
 
 def _join_lines(whole: Path, parts: Sequence[Path]) -> None:

@@ -21,6 +21,9 @@ from hookline.core.util.json_lines import json_object
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """Endpoints that a row may name."""
 MAX_LINE_BYTES = 32 * 2**20
+SUCCESS = '"status_code": 200'
+"""What an answer's line holds, and a failure's does not."""
+_RESPONSE = re.compile(b'"response": ({%b)?' % SUCCESS.encode())
 _ID = re.compile(rb'\{"id": "batch_req_(\d{1,12})_([0-9a-f]{8})"')
 
 
@@ -117,12 +120,18 @@ def answer_line(
     return json.dumps(answer).encode() + b"\n"
 
 
+def has_failed(answer: bytes) -> bool:
+    """Whether a line of an output says that its row failed, by our spelling of it: it is not parsed."""
+    found = _RESPONSE.search(answer)
+    return found is not None and found[1] is None
+
+
 class Done:
     """The lines that an output answers already: four bytes for each line of the input, however long the answers are."""
 
     def __init__(self) -> None:
         self._checksums = array("I")
-        self.count = 0
+        self.count = self.num_failed = 0
 
     @classmethod
     def read(cls, file: BinaryIO, path: Path) -> Done:
@@ -142,6 +151,7 @@ class Done:
             if known is None:
                 raise ConfigError(f"{path} holds a line that no batch wrote: {shown(head[:60])}; take another output")
             found._add(int(known[1]), int(known[2], 16))
+            found.num_failed += has_failed(head)
             end = file.tell()
         file.truncate(end)
         return found

@@ -22,10 +22,11 @@ MAX_TOLD = 5
 
 @dataclass
 class Tally:
-    """What became of the lines. told: the first failures, in a line each."""
+    """What became of the lines. told: the first failures, in a line each. num_failed_before: in earlier runs."""
 
     num_answered: int = 0
     num_failed: int = 0
+    num_failed_before: int = 0
     num_tokens: int = 0
     told: list[str] = field(default_factory=list)
 
@@ -101,6 +102,11 @@ async def answered(line: Line, post: Post, death: Callable[[], str | None], tall
         tally.fail(line, _message(body))
     response = {"status_code": status, "request_id": request_id, "body": body}
     return answer_line(line, row.custom_id, response)
+
+
+def failures(count: int, retry: str) -> str:
+    """The end of a line about earlier answers. retry: how those that failed are tried again."""
+    return f", {count} of them failures; {retry}" if count else ""
 
 
 def recount(tally: Tally, answer: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
 from hookline.core.plugin.registry import KINDS
+from hookline.core.util.process import called_as
 
 CHOICES = (*KINDS, "workload", "experiment")
 """Keys whose value is the name of an option or a preset."""
@@ -151,7 +152,9 @@ def _resolved(config: Any) -> tuple[dict[str, Any], str | None]:
 
 def _run_hydra(config_name: str, task: _Task) -> None:
     import hydra
+    from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("called_as", called_as, replace=True)  # for the helps in conf/
     with _help_on_demand():
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
 

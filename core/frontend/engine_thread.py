@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from hookline.core.errors import EngineError, HooklineError, LostStep, RankError, RequestError, one_short_line
@@ -30,8 +31,8 @@ JOIN_S = 0.2
 """Between two looks at whether a thread that is waited for is stuck."""
 SEARCH_S, SEARCH_AGAIN_S = 60.0, 600.0
 """Seconds without work before frozen objects are searched for cycles out of use: at first, and from then on."""
-MAX_COMMANDS = 256
-"""Most commands taken between two steps: a burst of arrivals must not hold up those that run."""
+MAX_ADMITTED = 256
+"""Most prompts queued between two steps: a burst of arrivals must not hold up those that run."""
 
 
 class EngineThread:
@@ -40,6 +41,8 @@ class EngineThread:
     def __init__(self, output_processor: OutputProcessor, prepare: Command | None = None) -> None:
         self._output_processor, self._prepare = output_processor, prepare
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._arrived: dict[DeltaQueue, tuple[Sequence[int], SamplingParams, Mapping[str, Any]]] = {}
+        """Prompts that are not queued yet, in their order; one that is left meanwhile costs nothing more."""
         self._open: dict[DeltaQueue, set[int]] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
         self._lock = threading.Lock()
@@ -69,7 +72,7 @@ class EngineThread:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
             self._num_submitted += params.n
-            self._commands.put(partial(self._add, deltas, token_ids, params, options))
+            self._commands.put(partial(self._arrive, deltas, token_ids, params, options))
 
     def refuse(self, error: RequestError, **options: Any) -> None:
         """Let observers know of a prompt that was refused before it came here, and whose caller knows that already."""
@@ -104,10 +107,10 @@ class EngineThread:
         self.death = str(error)
         with self._lock:
             self._is_closed = self._is_stuck = True
-            waiting = list(self._open)
+            waiting = [*self._open, *self._arrived]
         while not self._commands.empty():
             command = self._commands.get()
-            waiting += command.args[:1] if isinstance(command, partial) and command.func == self._add else ()
+            waiting += command.args[:1] if isinstance(command, partial) and command.func == self._arrive else ()
         for deltas in waiting:
             with suppress(RuntimeError):  # its loop is closed
                 deltas.loop.call_soon_threadsafe(send, [(deltas, _engine_error(error))])
@@ -145,7 +148,7 @@ class EngineThread:
 
     @property
     def _has_work(self) -> bool:
-        return len(self._output_processor) > 0 or self._output_processor.engine.has_work
+        return bool(self._arrived) or len(self._output_processor) > 0 or self._output_processor.engine.has_work
 
     def _shut_down(self) -> None:
         with self._lock:
@@ -155,15 +158,17 @@ class EngineThread:
         except Exception as error:
             _log.error("while closing the engine: %s", error)
         finally:
-            self._carry_out(self._commands.qsize())  # they find the engine closed, and their callers hear it
+            self._carry_out(self._commands.qsize())
+            self._admit(len(self._arrived))  # they find the engine closed, and their callers hear it
             self._fail(HooklineError("the engine is closed"), list(self._open))
             self._send()
 
     def _take_commands(self) -> None:
-        """Carry out what was handed in; waits for something if there is nothing to do."""
+        """Carry out what was handed in, prompts last; waits for something if there is nothing to do."""
         if not self._has_work:
             self._next_command()()
-        self._carry_out(MAX_COMMANDS)
+        self._carry_out(self._commands.qsize())
+        self._admit(MAX_ADMITTED)
 
     def _next_command(self) -> Command:
         """Wait for one; meanwhile look for what was dropped, ourselves perhaps, among the objects that are frozen."""
@@ -200,6 +205,15 @@ class EngineThread:
     def _finish(self) -> None:
         self._is_stopping = True
 
+    def _arrive(
+        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
+    ) -> None:
+        self._arrived[deltas] = token_ids, params, options
+
+    def _admit(self, num_prompts: int) -> None:
+        for deltas in list(islice(self._arrived, num_prompts)):
+            self._add(deltas, *self._arrived.pop(deltas))
+
     def _add(
         self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
     ) -> None:
@@ -233,7 +247,8 @@ class EngineThread:
 
     def _forget(self, deltas: DeltaQueue) -> None:
         ids = self._open.pop(deltas, ())
-        self._num_ended += len(ids)
+        arrived = self._arrived.pop(deltas, None)
+        self._num_ended += len(ids) if arrived is None else arrived[1].n
         self._output_processor.forget(ids)
 
     def _put(self, deltas: DeltaQueue, new_deltas: NewDeltas) -> None:

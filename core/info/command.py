@@ -23,6 +23,7 @@ from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.presets import Preset, preset_values
 from hookline.core.plugin.problems import Problem
 from hookline.core.plugin.registry import KINDS, OBSERVER, PROCESSOR, Entry, Origin
+from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the inventory, or one name of it, and return the exit code."""
     from hookline.core.cli.command import guarded
 
-    parser = argparse.ArgumentParser(prog="python -m core.info", description="Plugins, options and presets.")
+    parser = argparse.ArgumentParser(prog=called_as("info"), description="Plugins, options and presets.")
     parser.add_argument(
         "name", nargs="?", help="an option, a preset, a plugin, or a key of the configuration: shown in full"
     )

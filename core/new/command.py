@@ -18,6 +18,7 @@ from string import Template
 from hookline.core.cli.command import guarded
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
+from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -38,7 +39,7 @@ _WHAT = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the distribution, say what to do with it, and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m core.new", description="Write a distribution with a plugin that runs and passes its tests."
+        prog=called_as("new"), description="Write a distribution with a plugin that runs and passes its tests."
     )
     parser.add_argument("kind", help=f"what to write: {', '.join(kinds())}")
     parser.add_argument("name", help="the option's name, e.g. my_policy")

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError
+from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
 USAGE = """\
-python -m core.report FOLDER [FOLDER ...] [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]
+{report} FOLDER [FOLDER ...] [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]
 
 FOLDER    a sweep's folder, with results.jsonl in it; several are shown side by side
 baseline  the job that the others are compared with; first: the first that is done, of each load
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(USAGE)
+        print(USAGE.format(report=called_as("report")))
         return 0
     options = parse(arguments)
     for path in write_report(options):
@@ -68,7 +69,7 @@ def parse(arguments: Sequence[str]) -> Options:
         else:
             raise ConfigError(f"unknown key '{key}'.{near_miss(key, KEYS)} Available: {', '.join(KEYS)}")
     if not folders:
-        raise ConfigError("the report needs the folder of a sweep: python -m core.report outputs/DATE")
+        raise ConfigError(f"the report needs the folder of a sweep: {called_as('report')} outputs/DATE")
     return Options(tuple(folders), values["baseline"], Path(values.get("out", folders[0])), _wants_png(values["png"]))
 
 

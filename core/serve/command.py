@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Announce = Callable[[Sequence[str], int], None]
 
-NEEDED = ("starlette", "uvicorn", "msgspec", "zmq")
-"""What the extra brings."""
 ENGINE = "hookline.core.serve.processes.engine_main:main"
 """What the engine's process runs."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -37,6 +35,7 @@ def _run(arguments: list[str], engine: str) -> int:
     from hookline.core.config.compose import compose
     from hookline.core.errors import ConfigError
     from hookline.core.plugin.host import PluginHost
+    from hookline.core.serve.extra import check_extra
     from hookline.core.serve.settings import ServeKeys, validate_serve
 
     host = PluginHost.load()
@@ -47,19 +46,8 @@ def _run(arguments: list[str], engine: str) -> int:
     if not jobs:
         return 0
     run = validate_serve(jobs[0].tree, host)
-    _check_extra()
+    check_extra("hookline serve")
     return _serve(run, host, engine)
-
-
-def _check_extra() -> None:
-    """Raises: ConfigError if a library of the extra is missing."""
-    from importlib.util import find_spec
-
-    from hookline.core.errors import ConfigError
-
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"hookline serve needs {', '.join(missing)}: pip install 'hookline[serve]'")
 
 
 def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:

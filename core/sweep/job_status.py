@@ -5,10 +5,10 @@ Statuses: done; failed; out_of_memory; killed, by a signal from outside; timed_o
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from hookline.core.errors import HooklineError, is_out_of_memory
+from hookline.core.util.process import ending_of
 
 DONE, FAILED, OUT_OF_MEMORY, KILLED, TIMED_OUT = "done", "failed", "out_of_memory", "killed", "timed_out"
 ERROR_MARK = "hookline: error: "
@@ -26,8 +26,7 @@ def failure(error: BaseException) -> dict[str, Any]:
 def cause_of_exit(exit_code: int, log: str) -> dict[str, Any]:
     """Status and cause of a process that left no record, from its exit code and what it printed."""
     if exit_code < 0:
-        hint = ", as the system does when memory runs out" if -exit_code == signal.SIGKILL else ""
-        return {"status": KILLED, "error": f"killed by {signal.Signals(-exit_code).name}{hint}"}
+        return {"status": KILLED, "error": ending_of(exit_code).removeprefix("was ")}
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     ours = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
     cause = ours[-1] if ours else lines[-1] if lines else "it printed nothing"

@@ -1,4 +1,4 @@
-"""Processes: which one an object belongs to, whether one is stopped, and how one ended.
+"""Processes: which one an object belongs to, whether one is stopped, how one ended, and how this one was called.
 
 A fork copies objects, but neither the threads nor the ranks behind them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 from hookline.core.errors import HooklineError
@@ -49,4 +50,11 @@ def ending_of(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name
-    return f"was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+
+
+def called_as(command: str) -> str:
+    """What to type for a command: `python -m core.X` if this process was started like that, else `hookline X`."""
+    folder = Path(sys.argv[0]).parent
+    is_module = folder.parent.name == "core" and folder.name != "hookline"
+    return f"python -m core.{command}" if is_module else f"hookline {command}"

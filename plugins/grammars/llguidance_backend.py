@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from hookline.core.contracts import (
     Grammar,
@@ -51,6 +52,11 @@ LENGTHS = (6, 8, 10, 15, 20, 30)
 """Characters; llguidance itself has 10 and 30. More of them hardly make masks any quicker (docs/log.md)."""
 DOES_NOT_FIT = "doesn't satisfy the grammar"
 """What llguidance says of a token that its grammar does not allow, and of nothing else."""
+NO_TEXT = "NoExtension"
+"""How llguidance calls a state in which no token is allowed, not even the end."""
+EXCERPT = re.compile(r"\n *\d+ \| .*|<state>.*|<non-verbose/>", re.DOTALL)
+"""What follows llguidance's reason: lines of the grammar, and what its parser holds."""
+PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 MAX_NESTING = 100
 """Most brackets around a place in a GBNF grammar: its translation is recursive."""
 
@@ -100,7 +106,7 @@ class LLGuidance(GrammarBackend):
         """See GrammarBackend."""
         text, started = self._text(wanted), time.perf_counter()
         first = self._parser(text)
-        raise_error(first)
+        raise_error(first, is_ours=wanted.kind != "grammar" or _is_gbnf(wanted.value))
         num_further = min(self._num_parsers - 1, int(PARSERS_S / max(1e-6, time.perf_counter() - started)))
         parsers = [first]
         if num_further:
@@ -209,7 +215,7 @@ class LLGuidanceMatcher(GrammarMatcher):
     def rollback(self, num_tokens: int) -> None:
         """See GrammarMatcher."""
         if num_tokens and not self.inner.rollback(num_tokens):
-            raise RequestError(_error(self.inner))
+            raise RequestError(_reason(str(self.inner.get_error())))
 
     @property
     def is_accepting(self) -> bool:
@@ -242,20 +248,32 @@ def _num_threads() -> int:
     return min(32, max(1, len(os.sched_getaffinity(0)) * 4 // 5))
 
 
-def raise_error(matcher: LLMatcher) -> None:
-    """Raise RequestError if a parser has given up."""
+def raise_error(matcher: LLMatcher, *, is_ours: bool = False) -> None:
+    """Raise RequestError if a parser has given up. is_ours: a place in the grammar means nothing to who asked."""
     if matcher.is_error():
-        raise RequestError(_error(matcher))
+        raise RequestError(_reason(str(matcher.get_error()), is_ours=is_ours))
 
 
-def _error(matcher: LLMatcher) -> str:
-    """Why a parser gave up, in one line."""
-    return clipped(" ".join(str(matcher.get_error()).partition("<state>")[0].split()), 300)
+def _reason(error: str, *, is_ours: bool = False) -> str:
+    """Why a parser gave up, in one line: llguidance's words, but for what only its makers understand."""
+    text = EXCERPT.sub("", error)
+    if text.startswith(NO_TEXT):
+        return "no text fits it from here on: a rule repeats itself without an end, or its parts exclude each other"
+    text = PLACE.sub("" if is_ours else r"line \1, column \2: ", text)
+    where, is_regex, drawing = text.partition("regex parse error:\n")
+    if is_regex:
+        where = where.removesuffix(" (in regex): ").removesuffix(": ") or "invalid regex"
+        text = f"{where}: {drawing.rpartition('error: ')[2]}"
+    return clipped(" ".join(text.replace("lexer error", "it cannot be read from here on").split()), 300)
+
+
+def _is_gbnf(grammar: str) -> bool:
+    return "::=" in grammar
 
 
 def _as_lark(text: str) -> str:
-    """A grammar in Lark's form; rules with ::= are GBNF."""
-    if "::=" not in text:
+    """A grammar in Lark's form."""
+    if not _is_gbnf(text):
         return text
     depth = 0
     for character in text:
@@ -264,7 +282,7 @@ def _as_lark(text: str) -> str:
             raise RequestError(f"the grammar has more than {MAX_NESTING} brackets around one place")
     try:
         return str(any_to_lark(text))
-    except (GbnfToLarkError, ValueError, IndexError, RecursionError) as error:
+    except Exception as error:  # of many kinds, plain ones among them
         raise RequestError(clipped(" ".join(str(error).split()), 300)) from None
 
 

@@ -99,6 +99,39 @@ def test_a_limit_that_a_token_reaches_is_told_and_a_token_that_does_not_fit_is_r
     assert threaded.compile(WANTED).matcher().advance(VOCABULARY.encode("[") + letter) is False
 
 
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (
+            {"grammar": "start: start"},
+            "no text fits it from here on: a rule repeats itself without an end, or its parts",
+        ),
+        ({"grammar": "start: b\nb: c"}, 'line 2, column 4: unknown name: "c"'),
+        (
+            {"grammar": 'start: %json {"pattern": "("}'},
+            "line 1, column 8: failed to compile JSON schema: unclosed group",
+        ),
+        ({"grammar": 'start: "a'}, "line 1, column 10: it cannot be read from here on"),
+        ({"grammar": "start: /(/"}, 'line 1, column 8: invalid regex "(": unclosed group'),
+        ({"grammar": "root ::= b"}, "Rule 'b' not found"),
+        ({"regex": "(?=a)b"}, 'invalid regex "(?=a)b": look-around, including look-ahead and look-behind, is not sup'),
+        ({"json": {"type": "string", "pattern": "("}}, "invalid regex: unclosed group"),
+        ({"json": {"type": "x"}}, "Invalid type: x"),
+    ],
+)
+def test_what_is_wrong_with_a_grammar_is_told_in_plain_words(wanted, reason, threaded):
+    with pytest.raises(RequestError) as error:
+        threaded.compile(StructuredOutputs(**wanted))
+    assert str(error.value).startswith(reason) and "|" not in str(error.value)
+
+
+def test_a_grammar_that_allows_nothing_half_way_says_so_in_plain_words(threaded):
+    matcher = threaded.compile(StructuredOutputs(grammar='start: "x" b\nb: b')).matcher()
+    assert matcher.advance(VOCABULARY.encode("x"))
+    with pytest.raises(RequestError, match="no text fits it from here on"):
+        matcher.fill(np.zeros(threaded.mask_bytes // 4, dtype=np.int32))
+
+
 def test_a_text_that_a_grammar_forces_is_tokenized_once():
     vocabulary, asked = small_vocabulary(), []
 

@@ -85,7 +85,7 @@ class Surface:
 
     def check_number(self, num_prompts: int, n: int = 1, param: str = "prompt") -> None:
         """Refuse more answers than are ever made at once, for which it would be of no use to come back later. Called
-        by `open`, and before that where many prompts have to be tokenized.
+        by `open`, and before that where many prompts have to be looked at and tokenized.
 
         n: completions of each prompt. param: what holds the prompts.
         Raises: ApiError.
@@ -98,6 +98,13 @@ class Surface:
                 f"serve.max_requests={limit} are the most at once{of_each}",
                 "n" if num_prompts == 1 else param,
             )
+
+    def check_prompts(self, given: object, n: int = 1, param: str = "prompt") -> None:
+        """The same of a field, one prompt or a list of them, before any of them is looked at: a body has room for
+        hundreds of thousands.
+        """
+        prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        self.check_number(len(prompts), n, param)
 
     async def encoded(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text."""

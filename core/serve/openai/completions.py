@@ -29,8 +29,8 @@ async def completions(surface: Surface, request: Request) -> Response:
     name = surface.model_name(fields.model)
     fields.check()
     max_len = surface.facts.max_model_len
+    surface.check_prompts(fields.prompt, fields.n or 1)
     given = fields.prompts
-    surface.check_number(len(given), fields.n or 1)
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
     asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
     work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)

@@ -68,8 +68,9 @@ async def embeddings(surface: Surface, request: Request) -> Response:
     form = fields.encoding_format or FLOAT
     if form not in (FLOAT, BASE64):
         raise invalid(f"encoding_format={shown(form)} must be {FLOAT} or {BASE64}", "encoding_format")
-    params, given = pooling_params(fields), fields.inputs
-    surface.check_number(len(given), param="input")
+    params = pooling_params(fields)
+    surface.check_prompts(fields.input, param="input")
+    given = fields.inputs
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
     outputs = await pooled(surface, prompts, params, fields, request.headers)
     id, num_tokens = new_id("embd-", request), sum(map(len, prompts))

@@ -79,8 +79,8 @@ async def score(surface: Surface, request: Request) -> Response:
     """The scores of pairs, in their order."""
     fields, headers = await read(request, ScoreRequest)
     name = surface.model_name(fields.model)
+    surface.check_prompts(fields.text_2, param="text_2")
     pairs = fields.pairs
-    surface.check_number(len(pairs), param="text_2")
     numbers, num_tokens = await _scores(surface, pairs, fields, request.headers)
     data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(numbers)]
     named = {"id": new_id("score-", request), "object": "list", "created": now_s(), "model": name}
@@ -91,12 +91,13 @@ async def score(surface: Surface, request: Request) -> Response:
 async def rerank(surface: Surface, request: Request) -> Response:
     """Documents with their scores, the best first."""
     fields, headers = await read(request, RerankRequest)
-    name, texts = surface.model_name(fields.model), fields.texts
+    name = surface.model_name(fields.model)
     if not isinstance(fields.query, str):
         raise invalid("query is missing; give a text", "query")
     if fields.top_n is not None and fields.top_n < 0:
         raise invalid(f"top_n={shown(fields.top_n)} must be at least 0", "top_n")
-    surface.check_number(len(texts), param="documents")
+    surface.check_number(len(fields.documents or ()), param="documents")
+    texts = fields.texts
     numbers, num_tokens = await _scores(surface, [(fields.query, text) for text in texts], fields, request.headers)
     order = sorted(range(len(texts)), key=lambda index: -numbers[index])[: fields.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": numbers[index]} for index in order]

@@ -7,7 +7,8 @@ text are the front ends'.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hookline")
 
-MAX_MESSAGES = 256
-"""Most messages taken between two steps: a burst of arrivals must not hold up those that run."""
+MAX_ADMITTED = 256
+"""Most prompts queued between two steps: a burst of arrivals must not hold up those that run."""
+MAX_READ = 10_000
+"""Most messages read between two steps, as many as a front end keeps: one takes some 5 us, queueing a prompt 40."""
 MAX_UNSENT = 1000
 """Messages that ZeroMQ keeps for a front end that does not read; more are gathered into one."""
 STUCK_S = 10.0
@@ -70,6 +73,8 @@ class EngineServer:
         self._socket.set(zmq.LINGER, round(LINGER_S * 1000))
         self._socket.bind(address)
         self._outboxes: dict[bytes, Outbox] = {}
+        self._arrived: dict[tuple[bytes, int], Submit] = {}
+        """Prompts that are not queued yet, in their order; one that is left meanwhile costs nothing more."""
         self._open: dict[tuple[bytes, int], Completion] = {}
         self._by_request: dict[int, Completion] = {}
         self._scored: dict[int, Completion] = {}
@@ -106,16 +111,19 @@ class EngineServer:
     # ------------------------------------------------------------------------------------------------ messages
 
     def _take_messages(self) -> None:
-        """Carry out what front ends ask for; waits for something if there is nothing to do."""
-        if not self._engine.has_work and not self._socket.poll(round(IDLE_S * 1000)):
+        """Carry out what front ends ask for, prompts last; waits for something if there is nothing to do."""
+        is_idle = not self._engine.has_work and not self._arrived
+        if is_idle and not self._socket.poll(round(IDLE_S * 1000)):
             self._is_stopping |= self._is_orphan()
             return
-        for _ in range(MAX_MESSAGES):
+        for _ in range(MAX_READ):
             try:
                 name, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                break
             self._take(name, data)
+        for name, handle in list(islice(self._arrived, MAX_ADMITTED)):
+            self._submit(name, self._arrived.pop((name, handle)))
 
     def _idle(self, seconds: float) -> None:
         """Wait as a policy asked to, but not while somebody has a message for us."""
@@ -125,7 +133,7 @@ class EngineServer:
         message = decode_to_engine(data)
         match message:
             case Submit():
-                self._submit(name, message)
+                self._arrived[name, message.handle] = message
             case Cancel():
                 self._end(name, message.handles)
             case Finish():
@@ -206,8 +214,10 @@ class EngineServer:
         if is_scored:
             self._scored[completion.request_id] = completion
 
-    def _end(self, name: bytes, handles: Iterable[int]) -> None:
+    def _end(self, name: bytes, handles: Sequence[int]) -> None:
         """End completions of a front end, which is told nothing more about them."""
+        for handle in handles:
+            self._arrived.pop((name, handle), None)
         ended = [self._open.pop((name, handle)) for handle in handles if (name, handle) in self._open]
         for completion in ended:
             self._forget(completion)
@@ -224,7 +234,7 @@ class EngineServer:
     def _lose(self, name: bytes) -> None:
         """A front end is gone, and with it whoever waits there."""
         self._outboxes.pop(name, None)
-        self._end(name, [handle for other, handle in self._open if other == name])
+        self._end(name, [handle for other, handle in (*self._arrived, *self._open) if other == name])
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
@@ -254,7 +264,7 @@ class EngineServer:
         for outbox in self._outboxes.values():
             outbox.clear()
             outbox.post(Broken(reason, is_dead))
-        ids, self._open = list(self._by_request), {}
+        ids, self._arrived, self._open = list(self._by_request), {}, {}
         self._by_request, self._scored = {}, {}
         if is_dead:
             self.death, self._is_stopping = reason, True

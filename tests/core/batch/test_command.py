@@ -20,6 +20,7 @@ from hookline.core.batch.rows import Done, lines_of
 from hookline.core.batch.settings import validate_batch
 from hookline.core.errors import ConfigError, EngineError, QueueFullError
 from hookline.core.plugin.host import PluginHost
+from hookline.core.serve import extra
 from hookline.core.testing.engine_client import FakeEngineClient
 
 
@@ -54,6 +55,14 @@ def answer(files, client, tree=None):
         os.close(descriptor)
 
 
+def test_a_missing_library_of_the_extra_is_one_line_that_names_the_command(files, capsys, monkeypatch):
+    files[0].write_text(row(1) + "\n")
+    monkeypatch.setattr(extra, "NEEDED", ("zmq", "no_such_library"))
+    assert main([str(one) for one in files]) == 2
+    said = "hookline: error: hookline batch needs no_such_library: pip install 'hookline[serve]'\n"
+    assert capsys.readouterr().err == said
+
+
 def answers(path):
     return {line["custom_id"]: line for line in map(json.loads, path.read_text().splitlines())}
 
@@ -70,6 +79,24 @@ def test_rows_are_answered_as_a_server_would(files):
     assert bad["status_code"] == 400 and "temperature" in bad["body"]["error"]["message"]
     assert found[None]["response"] is None and found[None]["error"]["message"].startswith("line 4: not JSON")
     assert found["row 1"]["error"] is None
+
+
+@pytest.mark.slow
+def test_an_output_with_failures_says_so_again_and_how_they_are_tried_again(files, capsys, monkeypatch):
+    files[0].write_text("\n".join([row(1), row(2, temperature=-1), "nonsense"]))
+    answer(files, FakeEngineClient())
+    assert main([*map(str, files)]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    retry = 'to try those again, take the lines without "status_code": 200 out of it'
+    assert told == f"hookline: {files[1]} has the answers of 3 lines already, 2 of them failures; {retry}"
+    left = []
+    monkeypatch.setattr(command, "_answer", lambda run, host, lines, *rest: left.append(list(lines)) or runner.Tally())
+    lines = files[1].read_text().splitlines(keepends=True)
+    for held, exit_code in ("temperature", 2), ('"status_code": 200', 0):
+        lines = [line for line in lines if (held in line) == (exit_code == 0)]
+        files[1].write_text("".join(lines))
+        assert main([*map(str, files)]) == exit_code
+    assert [[line.number for line in one] for one in left] == [[2], [2, 3]]
 
 
 def test_no_more_rows_are_read_than_are_in_flight(files):

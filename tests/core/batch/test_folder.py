@@ -379,7 +379,7 @@ def test_an_actor_does_not_answer_again_what_is_written(folders, host, monkeypat
     OutputFolder(folders[1]).write(part, b"".join(lines))
     [done] = asyncio.run(worker({"part": [json.dumps(asdict(part))]}))["done"]
     told = ["line 2: too long", "line 4: no object"]
-    assert json.loads(done)["tally"] == {"num_answered": 1, "num_failed": 2, "num_tokens": 7, "told": told}
+    assert Tally(**json.loads(done)["tally"]) == Tally(num_answered=1, num_failed=2, num_tokens=7, told=told)
 
 
 @pytest.mark.parametrize("task", ["completion", "embeddings"])
@@ -506,6 +506,8 @@ def test_lines_and_tables_are_answered_by_one_engine(folders, capsys):
     found = [json.loads(line) for line in (folders[1] / "a.jsonl").read_text().splitlines()]
     assert [one["custom_id"] for one in found] == [*map(str, range(7)), None]
     assert found[-1]["error"]["message"].startswith("line 8: not JSON")
+    assert main([*map(str, folders), *sizes]) == 2
+    assert "has the answers of 17 rows already, 2 of them failures; to try" in capsys.readouterr().err
     table = pq.read_table(folders[1] / "c.parquet").drop_columns(["prompt"]).to_pylist()
     assert [one["id"] for one in table] == list(range(9))
     assert len({one["text"] for one in table[:8]}) == 1 and table[0]["num_completion_tokens"] == 2

@@ -59,10 +59,11 @@ def test_a_line_that_is_no_object_is_told(text):
 
 def test_an_output_tells_what_is_done_and_loses_half_a_line(tmp_path):
     lines, path = read("a\nb\nc\n"), tmp_path / "out"
-    path.write_bytes(answer_line(lines[0], "a", {}) + answer_line(lines[2], "c", None, RowError("x", "y")) + b'{"id": ')
+    failed = answer_line(lines[2], '"status_code": 200', None, RowError("x", "y"))
+    path.write_bytes(answer_line(lines[0], '"response": null', {"status_code": 200, "body": {}}) + failed + b'{"id": ')
     with path.open("r+b") as file:
         done = Done.read(file, path)
-    assert [done.holds(line) for line in lines] == [True, False, True] and done.count == 2
+    assert [done.holds(line) for line in lines] == [True, False, True] and (done.count, done.num_failed) == (2, 1)
     assert path.read_bytes().endswith(b"}\n")
 
 

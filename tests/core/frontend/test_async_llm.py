@@ -297,6 +297,25 @@ def test_closing_dropping_or_cancelling_a_stream_frees_its_blocks():
     run(check)
 
 
+def test_a_prompt_that_was_left_before_it_is_queued_is_never_computed():
+    llm, queued = async_llm(), []
+    engine = llm.llm.output_processor.engine
+    add = engine.add
+    engine.add = lambda ids, *rest, **options: queued.append(list(ids)) or add(ids, *rest, **options)
+
+    async def check(llm):
+        release = block(llm)
+        left = [llm.stream([3], params(n=2)) for _ in range(5)]
+        stays = llm.stream([4], params())
+        for stream in left:
+            await stream.aclose()
+        release.set()
+        assert sum([len(delta.text) async for delta in stays]) == 8
+
+    run(check, llm)
+    assert queued == [[4]]
+
+
 def test_requests_of_an_event_loop_that_ended_are_ended_too():
     llm = async_llm()
     engine = llm.llm.output_processor.engine

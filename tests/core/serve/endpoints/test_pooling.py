@@ -144,9 +144,14 @@ def test_what_cannot_be_scored_is_refused_by_its_field(ask: Ask, path: str, body
         ("/v1/completions", {"prompt": ["x"] * 9}, "prompt"),
         ("/v1/completions", {"prompt": ["x"] * 3, "n": 3}, "prompt"),
         ("/v1/completions", {"prompt": "x", "n": 9}, "n"),
+        # What is wrong with one of them is not come to.
+        ("/v1/embeddings", {"input": ["x"] * 8 + [{}]}, "input"),
+        ("/score", {"text_1": ["x", "y"], "text_2": ["x"] * 9}, "text_2"),
+        ("/rerank", {"query": "x", "documents": [{}] * 9}, "documents"),
+        ("/v1/completions", {"prompt": ["x"] * 8 + [{}]}, "prompt"),
     ],
 )
-def test_too_many_prompts_are_refused_before_one_is_tokenized(
+def test_too_many_prompts_are_refused_before_one_is_looked_at(
     ask: Ask, path: str, body: Any, param: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, encoded = FakeEngineClient(), []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from hookline.core.errors import EngineError, PromptTooLongError, QueueFullError, RankError, RequestError
 from hookline.core.outputs import Delta, FinishReason
@@ -19,7 +21,16 @@ from hookline.core.serve.engine_client import ServedModel
 from hookline.core.serve.errors import ApiError
 from hookline.core.serve.processes.engine_link import EngineLink
 from hookline.core.serve.processes.engine_server import EngineServer
-from hookline.core.serve.processes.messages import Submit
+from hookline.core.serve.processes.messages import (
+    Broken,
+    Cancel,
+    Gone,
+    Message,
+    Submit,
+    decode_from_engine,
+    encode,
+    packed,
+)
 from hookline.core.serve.processes.remote_client import TOKENIZER_THREADS, RemoteClient
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import tiny_model
@@ -270,3 +281,76 @@ def test_a_step_that_raises_ends_its_requests_and_a_lost_rank_the_engine(tmp_pat
     broken.talk(talk)
     broken.thread.join(30)
     assert broken.server.death == "rank 1 was lost"
+
+
+class Mailbox:
+    """In the place of an EngineServer's socket: what lies in it, and what is sent."""
+
+    def __init__(self) -> None:
+        self.unread: deque[tuple[bytes, bytes]] = deque()
+        self.sent: list[Message] = []
+
+    def put(self, name: bytes, *messages: Message) -> None:
+        self.unread.extend((name, encode(one)) for one in messages)
+
+    def recv_multipart(self, flags: int) -> tuple[bytes, bytes]:
+        if not self.unread:
+            raise zmq.Again
+        return self.unread.popleft()
+
+    def send_multipart(self, parts: tuple[bytes, bytes], flags: int, copy: bool) -> None:
+        self.sent.append(decode_from_engine(parts[1]))
+
+    def poll(self, milliseconds: int) -> int:
+        return len(self.unread)
+
+
+@pytest.fixture
+def unstarted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineServer, Mailbox, list[int]]]:
+    """A server that queues two prompts a step at most, its mailbox, and the first token of each prompt it queued."""
+    monkeypatch.setattr("hookline.core.serve.processes.engine_server.MAX_ADMITTED", 2)
+    engine, queued, mailbox = fake_engine(PlainScheduler(), max_num_seqs=16), list[int](), Mailbox()
+    add = engine.add
+    monkeypatch.setattr(
+        engine, "add", lambda ids, *rest, **options: queued.append(ids[0]) or add(ids, *rest, **options)
+    )
+    llm: Any = SimpleNamespace(engine=engine, observers={}, device_works=lambda: True)
+    server = EngineServer(llm, f"ipc://{tmp_path}/engine", 64, lambda: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_socket", mailbox)
+        yield server, mailbox, queued
+    server._context.destroy(linger=0)
+
+
+def submits(handles: range) -> list[Submit]:
+    """Prompts whose first token is their handle."""
+    return [Submit(one, packed([one, 3]), {"max_tokens": 50, "seed": 1}, {}, 0.0) for one in handles]
+
+
+@pytest.mark.parametrize("how", ["its client leaves", "its front end ends"])
+def test_a_prompt_that_was_left_before_it_is_queued_is_never_computed(how: str, unstarted: Any) -> None:
+    server, mailbox, queued = unstarted
+    mailbox.put(b"left", *submits(range(1, 20)))
+    server._turn()
+    assert queued == [1, 2]
+    mailbox.put(b"stays", *submits(range(30, 33)))
+    if how == "its client leaves":
+        mailbox.put(b"left", *(Cancel([one]) for one in range(1, 20)))
+    else:
+        mailbox.put(b"supervisor", Gone("left"))
+    for _ in range(3):
+        server._turn()
+    assert queued == [1, 2, 30, 31, 32] and server._engine.num_running == 3
+
+
+def test_prompts_that_are_not_queued_yet_end_with_the_engine_s_step(
+    unstarted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, mailbox, queued = unstarted
+    mailbox.put(b"front", *submits(range(1, 6)))
+    with monkeypatch.context() as patch:
+        patch.setattr(server._engine.executor, "launch", lambda step: 1 / 0)
+        server._turn()
+    assert any(isinstance(one, Broken) for one in mailbox.sent)
+    server._turn()
+    assert queued == [1, 2] and not server._engine.has_work
