@@ -71,8 +71,7 @@ class Drill:
         from ray.cluster_utils import Cluster
 
         self.random = random.Random(seed)
-        folder = tempfile.mkdtemp(prefix="ray_drill_", dir="/tmp")
-        head = dict(num_cpus=0, object_store_memory=MEMORY, include_dashboard=False, temp_dir=folder)
+        head = dict(num_cpus=0, object_store_memory=MEMORY, include_dashboard=False)
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self._add() for _ in range(2)]
 
@@ -187,12 +186,14 @@ def main() -> None:
     if given.drive:
         drive(given.drive)
         return
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    drill = Drill(given.seed)
-    try:
-        wrong = [fault for number in range(given.trials) if (fault := drill.trial(number))]
-    finally:
-        drill.cluster.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "ray").mkdir()  # Ray notes the address of its last cluster there, and does not make the folder
+        os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+        drill = Drill(given.seed)
+        try:
+            wrong = [fault for number in range(given.trials) if (fault := drill.trial(number))]
+        finally:
+            drill.cluster.shutdown()
     print(f"{given.trials - len(wrong)} of {given.trials} trials went well")
     sys.exit(bool(wrong))
 

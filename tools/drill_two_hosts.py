@@ -9,6 +9,7 @@ that ran on them when this script is, however it ends; no other Ray on this mach
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -41,7 +42,7 @@ nft add table inet drill
 nft add chain inet drill input '{ type filter hook input priority 0; policy drop; }'
 nft add rule inet drill input ct state established,related accept
 nft add rule inet drill input iif lo accept
-nft add rule inet drill input tcp dport '{ 6379-6382, 10002-10099 }' accept
+nft add rule inet drill input tcp dport '{ 6379-6999, 10002-10099 }' accept
 """
 """Of a host: others reach the ports that it gave to Ray, and no further ones."""
 PLUGIN = """
@@ -74,6 +75,7 @@ class Drill:
         self.shared = Path(tempfile.mkdtemp(prefix="two_hosts_", dir="/var/tmp"))
         self.switch = Switch()
         self.hosts: dict[str, Host] = {}
+        self.ports = itertools.count(PORT + 1)
         self.pool = ThreadPoolExecutor()
 
     def start(self) -> None:
@@ -95,7 +97,10 @@ class Drill:
         self.hosts[name] = host = Host(self.switch, name, "abc".index(name) + 1)
         where = ["--head", f"--port={PORT}", "--include-dashboard=false"] if name == "a" else [f"--address={self.head}"]
         options = [f"--node-ip-address={host.address}", f"--num-cpus={0 if name == 'c' else 3}"]
-        options += ["--node-manager-port=6380", "--object-manager-port=6381", "--runtime-env-agent-port=6382"]
+        # New ports at each start: on those of a node that was cut off, Ray's head would speak to its successor over the
+        # dead connection until TCP gives that up, within two minutes, and count what it tried to place there as taken.
+        taken = ("node-manager", "object-manager", "runtime-env-agent")
+        options += [f"--{one}-port={next(self.ports)}" for one in taken]
         options += ["--min-worker-port=10002", "--max-worker-port=10099"]
         options += ["--object-store-memory=100000000", "--disable-usage-stats"]
         # Ray runs actors at a niceness of 15, by which they start late on a machine with other work.
@@ -459,7 +464,7 @@ def main() -> None:
         sys.exit(f"tools/drill_two_hosts.py {why}")
     # Without these, Ray from 2.60 on may ask for a token on the head alone, if its user has one: see docs/cluster.md.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SystemExit would wait for the drivers to end
     drill, wrong = Drill(), 0
     try:
         drill.start()
