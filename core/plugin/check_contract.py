@@ -45,6 +45,12 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     fault = _call_fault(target, "its constructor", _arguments(contract.__init__))  # type: ignore[misc]
     if fault is not None:
         return f"{fault}; {_where(contract)}"
+    return class_fault(kind, target, needs)
+
+
+def class_fault(kind: str, target: type, needs: Needs) -> str | None:
+    """As `contract_fault`, for a class of which only the constructor may differ from what core calls."""
+    contract = _CONTRACTS[kind]
     if kind == "sampler" and needs.vocabulary_shards and not _has_own(target, contract, "sample_shard"):
         arguments = ", ".join(_arguments(contracts.Sampler.sample_shard))
         return f"it has no method sample_shard({arguments}); {_where(contract)}"
@@ -56,6 +62,8 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
                 return f"{fault}, though it declares attention={needs.attention}; {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
+    if fault is None and kind == "processor":
+        return _processor_fault(target)
     return _observer_fault(target) if fault is None and kind == "observer" else fault
 
 
@@ -111,6 +119,15 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
     return None
 
 
+def _processor_fault(target: Any) -> str | None:
+    """Methods that do something together alone."""
+    has_load, has_encode = is_offered(target.load), is_offered(target.encode)
+    fault = "its encode and its load need each other; it has one of them" if has_load != has_encode else None
+    if target.follows_tokens and not (is_offered(target.on_token) and has_encode):
+        fault = "its follows_tokens needs on_token, encode and load"
+    return f"{fault}; {_where(contracts.LogitsProcessor)}" if fault else None
+
+
 def _observer_fault(target: type) -> str | None:
     """A method that only looks like a hook would never be called, and an observer without hooks observes nothing."""
     hooks, where = _public(contracts.Observer), _where(contracts.Observer)
@@ -135,6 +152,8 @@ def _member_fault(target: type, contract: type, name: str, member: Any) -> str |
     arguments = _arguments(asked)
     if not callable(found) or (is_offered(asked) and _is_inherited(target, contract, name)):
         return f"it has no method {name}({', '.join(arguments)})"
+    if inspect.iscoroutinefunction(found):
+        return f"its {name} is an async def, and core calls it as a plain function"
     is_bound = of_class or not inspect.isfunction(inspect.getattr_static(target, name))
     return _call_fault(found, f"its {name}", arguments, is_bound=is_bound)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import PooledChunks, Pooler, PoolerSpec
-from hookline.core.testing.checks import check, check_close, check_form, check_unchanged
+from hookline.core.testing.checks import check, check_close, check_contract, check_form, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_pooler import fake_spec
 
@@ -41,6 +41,10 @@ class PoolerSuite:
     def expected(self, hidden_TD: Tensor) -> Tensor | None:
         """The vector (F,) of a prompt with these hidden states, in float64; None compares with nothing."""
         return None
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("pooler", type(self._made()))
 
     def test_vectors_have_their_form(self) -> None:
         """float32, one row for each prompt; an embedding has as many numbers as a hidden state."""

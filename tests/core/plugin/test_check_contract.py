@@ -57,6 +57,29 @@ class AttendsPlainly(PlainKernels):
     def attend(self, q_THE: Any, kv_2NSKE: Any, batch: Any) -> Any: ...  # type: ignore[override]
 
 
+class PlansLater(Scheduler):
+    async def plan(self, view: Any) -> Any: ...
+
+
+class Shifts(LogitsProcessor):
+    def __init__(self, spec: Any) -> None: ...
+
+    def process(self, logits_NV: Any, rows: Any) -> Any: ...
+
+
+class EncodesAlone(Shifts):
+    @staticmethod
+    def encode(arguments: Any, request: Any) -> Any: ...
+
+
+class LoadsAlone(Shifts):
+    def load(self, row: int, values_X: Any) -> None: ...
+
+
+class FollowsNothing(EncodesAlone, LoadsAlone):
+    follows_tokens = True
+
+
 class PlansStatically(Scheduler):
     @staticmethod
     def plan(view: Any) -> Any: ...  # type: ignore[override]
@@ -96,6 +119,7 @@ def test_what_keeps_its_contract_passes(kind: str, target: Any, needs: Needs) ->
         ("model", WantsTheSpecOfAnInstance, Needs(), "its spec cannot be called with (hf_config)"),
         ("kernels", PlainScheduler, Needs(), "its constructor cannot be called with (config, spec)"),
         ("kernels", AttendsPlainly, Needs(attention=("window", "sinks")), "its attend cannot be called with (q_THE, "),
+        ("scheduler", PlansLater, Needs(), "its plan is an async def, and core calls it as a plain function"),
         ("kernels", lambda config, spec: None, Needs(), "it is a function, not a class"),
     ],
 )
@@ -196,6 +220,19 @@ def test_an_exchange_is_held_to_its_contract_when_the_kernels_make_it() -> None:
     kernels.exchange = lambda peers: KeepsOwnRow()  # type: ignore[method-assign]
     with pytest.raises(PluginError, match=r"exchange of PlainKernels .* its keeps_own_row is not in the contract"):
         make_exchange(kernels, cast(Any, None))
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        (EncodesAlone, "encode and its load need each other; it has one of them"),
+        (LoadsAlone, "encode and its load need each other; it has one of them"),
+        (FollowsNothing, "follows_tokens needs on_token, encode and load"),
+    ],
+)
+def test_methods_of_a_processor_that_do_something_together_alone_are_not_let_alone(target: Any, fault: str) -> None:
+    found = contract_fault("processor", target, Needs())
+    assert found == f"its {fault}; hookline.core.contracts.LogitsProcessor says what is needed"
 
 
 @pytest.mark.parametrize(
