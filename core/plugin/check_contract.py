@@ -30,6 +30,8 @@ _BESIDES: dict[str, tuple[type, ...]] = {
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""
+POOLER_TASKS = ("embed", "classify", "score")
+"""What a pooler's `task` may be."""
 _PACKAGE = contracts.__name__
 _ALMOST = 0.83
 """How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
@@ -64,6 +66,9 @@ def class_fault(kind: str, target: type, needs: Needs) -> str | None:
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
     if fault is None and kind == "processor":
         return _processor_fault(target)
+    task = getattr(target, "task", None)
+    if fault is None and kind == "pooler" and isinstance(task, str) and task not in POOLER_TASKS:
+        return f"its task is {task!r} and must be one of {', '.join(POOLER_TASKS)}; {_where(contract)}"
     return _observer_fault(target) if fault is None and kind == "observer" else fault
 
 

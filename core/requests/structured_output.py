@@ -350,7 +350,7 @@ class StructuredOutput:
             if constraint.further_stops and constraint.fault is None:
                 self._guarded(constraint, masks_NW[row], constraint.fill_stops)
         self._clear_padding(masks_NW)
-        for place in np.flatnonzero(~masks_NW.view(np.bool_).any(axis=1)):
+        for place in np.flatnonzero(~masks_NW.view(np.bool_).any(axis=1)).tolist():
             empty = constraints[place]
             if empty is not None and empty.end is None and empty.fault is None:
                 assert self._choice is not None

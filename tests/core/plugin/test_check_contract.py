@@ -13,6 +13,7 @@ from hookline.core.errors import PluginError
 from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PlainModel
+from hookline.core.testing.plain_pooler import PlainPooler
 from hookline.core.testing.plain_sampler import PlainSampler
 from hookline.core.testing.plain_scheduler import PlainScheduler
 
@@ -59,6 +60,10 @@ class AttendsPlainly(PlainKernels):
 
 class PlansLater(Scheduler):
     async def plan(self, view: Any) -> Any: ...
+
+
+class PoolsWithoutATask(PlainPooler):
+    task = "embedd"
 
 
 class Shifts(LogitsProcessor):
@@ -120,6 +125,7 @@ def test_what_keeps_its_contract_passes(kind: str, target: Any, needs: Needs) ->
         ("kernels", PlainScheduler, Needs(), "its constructor cannot be called with (config, spec)"),
         ("kernels", AttendsPlainly, Needs(attention=("window", "sinks")), "its attend cannot be called with (q_THE, "),
         ("scheduler", PlansLater, Needs(), "its plan is an async def, and core calls it as a plain function"),
+        ("pooler", PoolsWithoutATask, Needs(), "its task is 'embedd' and must be one of embed, classify, score"),
         ("kernels", lambda config, spec: None, Needs(), "it is a function, not a class"),
     ],
 )
