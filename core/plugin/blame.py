@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from hookline.core import contracts
-from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_line, one_short_line
+from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_short_line
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry
@@ -75,10 +75,10 @@ def with_place(error: BaseException) -> str:
 
 
 def with_line(error: BaseException, *, is_import: bool = False) -> str:
-    """An error in one line, with the file's name and the line where a plugin that is being loaded raised it.
+    """An error in one short line, with the file's name and the line where it was raised.
 
-    Without the folder, so that processes on several hosts say the same. is_import: the error is one of an import; only
-    a module that was reached has a line.
+    Without the folder: processes on several hosts say the same, and clients of a server need not know it. is_import:
+    the error is one of an import; only a module that was reached has a line.
     """
     frames: Iterable[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
     if is_import:
@@ -86,7 +86,7 @@ def with_line(error: BaseException, *, is_import: bool = False) -> str:
     lines = [
         f" ({Path(one.filename).name}:{one.lineno})" for one in frames if not one.filename.startswith(_IMPORT_CODE)
     ]
-    return one_line(error) + (lines[-1] if lines else "")
+    return one_short_line(error) + (lines[-1] if lines else "")
 
 
 def _named(near: list[Entry], frames: list[FrameType]) -> str:

@@ -125,12 +125,11 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
 
 
 def _processor_fault(target: Any) -> str | None:
-    """Methods that do something together alone."""
-    has_load, has_encode = is_offered(target.load), is_offered(target.encode)
-    fault = "its encode and its load need each other; it has one of them" if has_load != has_encode else None
-    if target.follows_tokens and not (is_offered(target.on_token) and has_encode):
-        fault = "its follows_tokens needs on_token, encode and load"
-    return f"{fault}; {_where(contracts.LogitsProcessor)}" if fault else None
+    """A processor that gives up the overlap of steps for a state that nothing makes or nothing reads."""
+    needed = (target.on_token, target.encode, target.load)
+    if not target.follows_tokens or all(is_offered(method) for method in needed):
+        return None
+    return f"its follows_tokens needs on_token, encode and load; {_where(contracts.LogitsProcessor)}"
 
 
 def _observer_fault(target: type) -> str | None:

@@ -122,6 +122,8 @@ class Stage:
             encoded = [*encoded] if isinstance(encoded, Iterable) else encoded
         try:
             encoded = [index(value) for value in encoded]
+            if encoded and not is_offered(self.cls.load):
+                raise self._broken("encode", f"it returned {shown(encoded)}, and the class has no load to get them")
             with np.errstate(over="raise"):
                 return ints([*self.column_values(arguments), *encoded])
         except (OverflowError, FloatingPointError) as error:

@@ -18,7 +18,7 @@ import numpy as np
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
 from hookline.core.errors import PASSES, PluginError, RequestError, clipped, shown
 from hookline.core.outputs import FinishReason
-from hookline.core.plugin.blame import Blaming, with_place
+from hookline.core.plugin.blame import Blaming, with_line
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.compile_pool import CompilePool, Job
 from hookline.core.requests.end_text import EndText
@@ -320,7 +320,7 @@ class StructuredOutput:
             return str(error)
         if isinstance(error, _Broken):
             return f"{self._choice.entry} breaks its contract in {method}: {error}"
-        return f"{self._choice.entry} fails in {method}: {with_place(error)}"
+        return f"{self._choice.entry} fails in {method}: {with_line(error)}"
 
     # ---------------------------------------------------------------------------------------------------- in the steps
 

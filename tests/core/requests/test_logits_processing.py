@@ -137,6 +137,15 @@ def test_only_whole_numbers_are_encoded(monkeypatch, encoded):
         prepare(SamplingParams(extra_args={"shift": {"amount": 1.0}}), entry("shift"))
 
 
+def test_what_is_encoded_needs_a_load(monkeypatch):
+    from tests.core.faulty_processors import PlainProcessor
+
+    monkeypatch.setattr(PlainProcessor, "load", LogitsProcessor.load)
+    prepare(SamplingParams(extra_args={"shift": {"amount": 1.0}}), entry("shift"))
+    with pytest.raises(RequestError, match=r"in encode: it returned \[3\], and the class has no load to get them"):
+        prepare(SamplingParams(extra_args={"shift": {"token": 3}}), entry("shift"))
+
+
 def test_processors_run_in_descending_priority():
     stages = Processing.of([entry("a"), entry("b", priority=5), entry("c", priority=-1)]).stages
     assert [stage.entry.name for stage in stages] == ["b", "a", "c"]

@@ -185,7 +185,7 @@ def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, pl
     faulty = outputs.pop(1)
     assert faulty.finish_reason is FinishReason.ERROR
     blame = f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: {error.__name__}: boom"
-    assert re.fullmatch(rf"{re.escape(blame)} \(.*{Path(__file__).name}:\d+, in {place}\)", faulty.error)
+    assert re.fullmatch(rf"{re.escape(blame)} \({Path(__file__).name}:\d+\)", faulty.error)
     assert [output.token_ids for output in outputs] == expected
 
 
