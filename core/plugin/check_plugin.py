@@ -157,6 +157,7 @@ class _Collector:
             self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)
             self.entries.append((entry, replace))
 
+        register.__qualname__ = "register"
         return register
 
     def _name_fault(self, entry: Entry, replace: bool) -> str | None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hookline.core.contracts import Needs
 from hookline.core.plugin.check_contract import class_fault
 
-NO_NEEDS = Needs()
+_NO_NEEDS = Needs()
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -22,7 +22,7 @@ def check(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def check_contract(kind: str, plugin: Any, needs: Needs = NO_NEEDS) -> None:
+def check_contract(kind: str, plugin: Any, needs: Needs = _NO_NEEDS) -> None:
     """What an engine asks of a class that is chosen, but for its constructor; what makes objects otherwise passes.
 
     Raises: AssertionError that says what the class lacks.

@@ -209,7 +209,7 @@ def test_an_exception_in_a_hook_is_reported_with_all_names_wanted() -> None:
 
 def test_a_register_call_with_an_unknown_argument_is_reported() -> None:
     problem = only_problem(scheduler_plugin("mine", prority=3))
-    assert "unexpected keyword argument 'prority'" in problem.cause
+    assert "raised TypeError: register() got an unexpected keyword argument 'prority'" in problem.cause
 
 
 def test_a_plugin_that_raises_on_every_attribute_stops_nobody() -> None:
