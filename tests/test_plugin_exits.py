@@ -34,7 +34,7 @@ PLACES = {
     "model.spec": f"model 'faulty' {ORIGIN} fails in spec while starting",
     "model.weight_targets": f"model 'faulty' {ORIGIN} fails in weight_targets while starting",
     "kernels.__init__": f"kernels 'faulty' {ORIGIN} fails in __init__ while starting",
-    "observer.__init__": f"observer 'faulty' {ORIGIN} cannot be made",
+    "observer.__init__": f"observer 'faulty' {ORIGIN} fails in __init__",
     "observer.on_engine_start": "on_engine_start of observer 'faulty' raised",
     "scheduler.plan": f"scheduler 'faulty' {ORIGIN} fails in plan",
     "model.forward": f"model 'faulty' {ORIGIN} fails in forward during a step",
@@ -205,7 +205,8 @@ def test_an_exit_that_nobody_knows_the_origin_of_is_no_success(capsys):
 def test_an_option_whose_module_exits_cannot_be_loaded(capsys):
     assert main([*RUN, "scheduler=unloadable"]) == 2
     assert error_line(capsys) == (
-        f"scheduler 'unloadable' {ORIGIN} cannot be loaded from tests.faulty_exit_module:Nothing: SystemExit: 0"
+        f"scheduler 'unloadable' {ORIGIN} cannot be loaded from tests.faulty_exit_module:Nothing: "
+        "SystemExit: 0 (faulty_exit_module.py:3)"
     )
 
 

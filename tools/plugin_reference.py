@@ -53,7 +53,7 @@ SUITES = {
     "ProcessorSuite": ("processor_suite.py",),
     "GrammarSuite": ("grammar_suite.py",),
     "PoolerSuite": ("pooler_suite.py",),
-    "KernelsSuite": ("kernels_suite/suite.py", "kernels_suite/cases.py"),
+    "KernelsSuite": ("kernels_suite/suite.py", "kernels_suite/cases.py", "kernels_suite/invariance.py"),
     "ModelSuite": ("model_suite/suite.py",),
     "ParserSuite": ("parser_suite.py",),
 }
@@ -119,7 +119,7 @@ def _suites() -> Iterator[str]:
 
 
 def _is_suite(node: ast.stmt, name: str) -> TypeGuard[ast.ClassDef]:
-    return isinstance(node, ast.ClassDef) and node.name in (name, "AttentionCases")
+    return isinstance(node, ast.ClassDef) and node.name in (name, "AttentionCases", "InvarianceCases")
 
 
 def _module(path: str) -> ast.Module:

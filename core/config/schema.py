@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import MAX_TEXT, ConfigError, HooklineError, clipped, shown
+from hookline.core.plugin.blame import with_place
 from hookline.core.util.field_docs import field_docs
 from hookline.core.util.ranges import check_ranges
 from hookline.core.util.text import joined, near_miss, one_line
@@ -51,9 +52,11 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Ite
         raise
     except OmegaConfBaseException as error:
         raise ConfigError(describe(error, prefix, texts)) from error
-    except Exception as error:
+    except ValueError as error:
         message = one_line(error).partition(": ")[2] or one_line(error)
         raise ConfigError(f"{prefix}: {clipped(message, 2 * MAX_TEXT)}") from error
+    except Exception as error:
+        raise ConfigError(f"{prefix}: {with_place(error)}") from error
 
 
 def _writable(node: Any) -> Any:

@@ -262,6 +262,8 @@ def on_step_end(stats: StepStats) -> None:
 def on_request_end(output: RequestOutput) -> None:
     """Observe a request that finished, was refused or was aborted. Its output has tokens and no text.
 
+    The output is the one that the caller gets: do not change it.
+
     When:    once per request and completion, after its blocks are given back.
     Errors:  as on_step_end.
     """

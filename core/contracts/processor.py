@@ -114,7 +114,8 @@ class LogitsProcessor(Protocol):
     follows_tokens: bool = False
     """Whether a draw depends on what `on_token` made of the token before it: `encode` is then asked again after each
     token and `load` gets its values before the next draw, so no step is launched while such a request's token is
-    unknown. Otherwise they come when the request is admitted, also again after a preemption."""
+    unknown; the class must have all three. Otherwise they come when the request is admitted, also again after a
+    preemption."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
         """Allocate all that is kept per row here: a captured graph would not see what is allocated later."""
@@ -123,6 +124,7 @@ class LogitsProcessor(Protocol):
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
         """The logits of N draws, changed: in place or in a new tensor of the same form.
 
+        Writes to nothing of `rows`.
         Shapes: logits_NV (N, V) float32 over the whole vocabulary, not yet divided by the temperature. -inf forbids a
         token. A row's result depends on that row alone; rows whose columns hold the defaults stay as they are.
         Device: no host sync. With Needs(graph_safe=True) it is captured in the decode step's graph.
@@ -145,8 +147,8 @@ class LogitsProcessor(Protocol):
     def encode(arguments: Any, request: RequestFacts) -> Sequence[int]:
         """Further int64 values for `load`, made on the host: what columns cannot hold, such as lists.
 
-        A class whose dataclass has a field of another type than int, float or bool must have both it and `load`. May be
-        a classmethod.
+        A class whose dataclass has a field of another type than int, float or bool must have both it and `load`; so
+        must one that returns any. May be a classmethod.
         Raises: RequestError for arguments that the request cannot have.
         """
         return ()

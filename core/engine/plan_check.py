@@ -75,6 +75,8 @@ class _Checker:
 
     def part(self, named: Any, part: str) -> Sequence[Any]:
         """The entries of a part of the plan, which may not be more than there are requests; it may be endless."""
+        if isinstance(named, str):
+            raise self.error(f"names {shown(named)} in {part}, not a list; all that can decode are contracts.ALL")
         limit = len(self.queue)
         if isinstance(named, (list, tuple)) and len(named) <= limit:
             return named

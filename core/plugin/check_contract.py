@@ -30,6 +30,8 @@ _BESIDES: dict[str, tuple[type, ...]] = {
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""
+POOLER_TASKS = ("embed", "classify", "score")
+"""What a pooler's `task` may be."""
 _PACKAGE = contracts.__name__
 _ALMOST = 0.83
 """How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
@@ -45,6 +47,12 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
     fault = _call_fault(target, "its constructor", _arguments(contract.__init__))  # type: ignore[misc]
     if fault is not None:
         return f"{fault}; {_where(contract)}"
+    return class_fault(kind, target, needs)
+
+
+def class_fault(kind: str, target: type, needs: Needs) -> str | None:
+    """As `contract_fault`, for a class of which only the constructor may differ from what core calls."""
+    contract = _CONTRACTS[kind]
     if kind == "sampler" and needs.vocabulary_shards and not _has_own(target, contract, "sample_shard"):
         arguments = ", ".join(_arguments(contracts.Sampler.sample_shard))
         return f"it has no method sample_shard({arguments}); {_where(contract)}"
@@ -56,6 +64,11 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
                 return f"{fault}, though it declares attention={needs.attention}; {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
+    if fault is None and kind == "processor":
+        return _processor_fault(target)
+    task = getattr(target, "task", None)
+    if fault is None and kind == "pooler" and isinstance(task, str) and task not in POOLER_TASKS:
+        return f"its task is {task!r} and must be one of {', '.join(POOLER_TASKS)}; {_where(contract)}"
     return _observer_fault(target) if fault is None and kind == "observer" else fault
 
 
@@ -111,6 +124,14 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
     return None
 
 
+def _processor_fault(target: Any) -> str | None:
+    """A processor that gives up the overlap of steps for a state that nothing makes or nothing reads."""
+    needed = (target.on_token, target.encode, target.load)
+    if not target.follows_tokens or all(is_offered(method) for method in needed):
+        return None
+    return f"its follows_tokens needs on_token, encode and load; {_where(contracts.LogitsProcessor)}"
+
+
 def _observer_fault(target: type) -> str | None:
     """A method that only looks like a hook would never be called, and an observer without hooks observes nothing."""
     hooks, where = _public(contracts.Observer), _where(contracts.Observer)
@@ -135,6 +156,8 @@ def _member_fault(target: type, contract: type, name: str, member: Any) -> str |
     arguments = _arguments(asked)
     if not callable(found) or (is_offered(asked) and _is_inherited(target, contract, name)):
         return f"it has no method {name}({', '.join(arguments)})"
+    if inspect.iscoroutinefunction(found):
+        return f"its {name} is an async def, and core calls it as a plain function"
     is_bound = of_class or not inspect.isfunction(inspect.getattr_static(target, name))
     return _call_fault(found, f"its {name}", arguments, is_bound=is_bound)
 

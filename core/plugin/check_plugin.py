@@ -16,6 +16,7 @@ import pluggy
 from hookline.core.contracts import API_VERSION, Needs
 from hookline.core.contracts import hooks as hookspecs
 from hookline.core.errors import PASSES
+from hookline.core.plugin.blame import with_line
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, presets_in
 from hookline.core.plugin.problems import Phase, Rejected
@@ -128,7 +129,7 @@ class _Collector:
         except PASSES:
             raise
         except BaseException as error:
-            self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {one_line(error)}"
+            self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {with_line(error)}"
 
     def raise_fault(self) -> None:
         """Raise Rejected with the first fault, if there was one."""
@@ -156,6 +157,7 @@ class _Collector:
             self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)
             self.entries.append((entry, replace))
 
+        register.__qualname__ = "register"
         return register
 
     def _name_fault(self, entry: Entry, replace: bool) -> str | None:
@@ -194,7 +196,7 @@ def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str],
     except PASSES:
         raise
     except BaseException as error:
-        raise Rejected(Phase.PRESETS, f"config_packages raised {one_line(error)}", wanted) from error
+        raise Rejected(Phase.PRESETS, f"config_packages raised {with_line(error)}", wanted) from error
     packages = answers[0] if answers else []
     if not isinstance(packages, list) or not all(isinstance(package, str) for package in packages):
         raise Rejected(Phase.PRESETS, f"config_packages returned {packages!r}, not a list of package names", wanted)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import PASSES, PluginError, clipped
+from hookline.core.plugin.blame import with_line
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
 from hookline.core.plugin.problems import Phase, Problem, Rejected
@@ -130,7 +133,8 @@ class PluginHost:
         try:
             if blocked:
                 raise Rejected(Phase.BLOCK, f"blocked by {BLOCK_VARIABLE}")
-            self._accept(source)
+            with redirect_stdout(sys.stderr):  # standard output may be somebody's JSON
+                self._accept(source)
         except Rejected as error:
             self._report(source.origin, error)
         except PASSES:
@@ -175,7 +179,7 @@ def _import(source: Source) -> Any:
     except PASSES:
         raise
     except BaseException as error:
-        raise Rejected(Phase.IMPORT, one_line(error)) from error
+        raise Rejected(Phase.IMPORT, with_line(error, is_import=True)) from error
 
 
 def _key(origin: Origin) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hookline.core.contracts import is_offered
-from hookline.core.errors import PASSES, PluginError, one_short_line, show_traceback
+from hookline.core.errors import PASSES, PluginError, show_traceback
+from hookline.core.plugin.blame import Blaming, with_place
 from hookline.core.plugin.needs import unavailable
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Observers:
             except PASSES:
                 raise
             except BaseException as error:
-                fault = PluginError(f"{hook} of {who} raised {one_short_line(error)}")
+                fault = PluginError(f"{hook} of {who} raised {with_place(error)}")
                 fault.__cause__ = error
                 if hook in _ALWAYS_TOLD:
                     raise fault from error
@@ -101,12 +102,8 @@ def _make(option: Option) -> Any:
     reasons = unavailable(entry.needs)
     if reasons:
         raise PluginError(f"{entry} cannot be used here: {'; '.join(reasons)}")
-    try:
+    with Blaming((), "in __init__", otherwise=entry):
         return entry.load()(option.config)
-    except (PluginError, *PASSES):
-        raise
-    except BaseException as error:
-        raise PluginError(f"{entry} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _plugins_calls(hook: str, manager: pluggy.PluginManager) -> list[tuple[str, Callable[..., Any]]]:
@@ -115,6 +112,11 @@ def _plugins_calls(hook: str, manager: pluggy.PluginManager) -> list[tuple[str, 
     names = {impl.plugin_name: impl.plugin for impl in impls}
     everybody = manager.get_plugins()
     return [
-        (f"plugin '{name}'", manager.subset_hook_caller(hook, [one for one in everybody if one is not plugin]))
+        (_plugin_named(name), manager.subset_hook_caller(hook, [one for one in everybody if one is not plugin]))
         for name, plugin in names.items()
     ]
+
+
+def _plugin_named(key: str) -> str:
+    distribution, _, plugin = key.rpartition(":")
+    return f"plugin '{plugin}'" + (f" ({distribution})" if distribution else "")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,9 @@ class Stage:
         with _blaming(self.entry, "num_draws"):
             count = self.cls.num_draws(arguments, facts)
             if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
-                raise TypeError(f"it returned {shown(count)}, which is neither a number of draws nor None")
+                raise self._broken(
+                    "num_draws", f"it returned {shown(count)}, which is neither a number of draws nor None"
+                )
         return None if count is None else max(0, count)
 
     @property
@@ -106,7 +109,7 @@ class Stage:
         with Blaming((), "in on_token", otherwise=self.entry):
             text = self.cls.on_token(state, token_id, logprob)
             if text is not None and not isinstance(text, str):
-                raise TypeError(f"it returned {shown(text)}, which is neither a text nor None")
+                raise self._broken("on_token", f"it returned {shown(text)}, which is neither a text nor None")
             return text
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
@@ -115,16 +118,22 @@ class Stage:
         Raises: RequestError for a number that its column cannot hold.
         """
         with _blaming(self.entry, "encode"):
-            encoded = [*self.cls.encode(arguments, facts)]
+            encoded = self.cls.encode(arguments, facts)
+            encoded = [*encoded] if isinstance(encoded, Iterable) else encoded
         try:
+            encoded = [index(value) for value in encoded]
+            if encoded and not is_offered(self.cls.load):
+                raise self._broken("encode", f"it returned {shown(encoded)}, and the class has no load to get them")
             with np.errstate(over="raise"):
                 return ints([*self.column_values(arguments), *encoded])
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
             raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
         except (TypeError, ValueError) as error:
-            what = f"it returned {shown(encoded)}, which are not whole numbers"
-            raise PluginError(f"{self.entry} breaks its contract in encode: {what}") from error
+            raise self._broken("encode", f"it returned {shown(encoded)}, which are not whole numbers") from error
+
+    def _broken(self, method: str, what: str) -> PluginError:
+        return PluginError(f"{self.entry} breaks its contract in {method}: {what}")
 
 
 def _blaming(entry: Entry, method: str = "") -> Blaming:

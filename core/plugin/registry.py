@@ -12,8 +12,8 @@ from typing import Any
 
 from hookline.core.contracts import Needs
 from hookline.core.errors import PASSES, PluginError
+from hookline.core.plugin.blame import with_line
 from hookline.core.plugin.check_contract import contract_fault
-from hookline.core.util.text import one_line
 
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""
@@ -80,7 +80,9 @@ class Entry:
         except PASSES:
             raise
         except BaseException as error:
-            raise PluginError(f"{self} cannot be loaded from {self.target}: {one_line(error)}") from error
+            raise PluginError(
+                f"{self} cannot be loaded from {self.target}: {with_line(error, is_import=True)}"
+            ) from error
         fault = contract_fault(self.kind, target, self.needs)
         if fault is not None:
             raise PluginError(f"{self} does not keep its contract: {fault}")

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PASSES, RequestError, clipped, one_short_line, shown
+from hookline.core.errors import PASSES, PluginError, RequestError, clipped, shown
 from hookline.core.outputs import FinishReason
+from hookline.core.plugin.blame import Blaming, with_line
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.compile_pool import CompilePool, Job
 from hookline.core.requests.end_text import EndText
@@ -77,7 +78,8 @@ class Constraint:
     def begin(self, compiled: Compiled, vocabulary: GrammarVocabulary) -> None:
         """Start at the beginning of the completion."""
         assert compiled.grammar is not None
-        self.matcher, self.end_text = compiled.grammar.matcher(), compiled.end_text
+        self.matcher = _having("fill", compiled.grammar.matcher(), GrammarMatcher)
+        self.end_text = compiled.end_text
         self._vocabulary_stops = vocabulary.stop_ids
         words: dict[int, int] = {}
         for token_id in self.stop_ids - vocabulary.stop_ids:
@@ -99,7 +101,7 @@ class Constraint:
             return None
         fits = self.matcher.advance((token_id,))
         if not isinstance(fits, bool):
-            raise TypeError(f"it returned {shown(fits)}, not a bool")
+            raise _Broken(f"it returned {shown(fits)}, not a bool")
         if not fits:
             self.fault = (
                 f"{_PLACE}.{self.wanted.kind}: token {token_id} was drawn, which does not fit; the request's other "
@@ -272,7 +274,7 @@ class StructuredOutput:
             raise RequestError(f"{_PLACE}.after={after} is outside the vocabulary (0 to {self.vocab_size - 1})")
         if after is not None:
             end_text = EndText(after, vocabulary, self.num_words)
-        grammar = backend.compile(wanted)
+        grammar = _having("matcher", backend.compile(wanted), Grammar)
         num_bytes = int(grammar.num_bytes) + (end_text.num_bytes if end_text is not None else 0)
         return Compiled(grammar, end_text, num_bytes)
 
@@ -285,7 +287,8 @@ class StructuredOutput:
                     raise RequestError("structured output needs a tokenizer, and this engine knows none")
                 self._vocabulary = self.make_vocabulary()
                 self._num_known = max((id_ + 1 for id_, one in enumerate(self._vocabulary.tokens) if one), default=0)
-                self._backend = self._choice.entry.load()(self._choice.config, self._vocabulary)
+                with Blaming((), "in __init__", otherwise=self._choice.entry):
+                    self._backend = self._choice.entry.load()(self._choice.config, self._vocabulary)
         return self._backend, self._vocabulary
 
     def _keep(self, key: Any, job: Job) -> Compiled:
@@ -313,7 +316,11 @@ class StructuredOutput:
 
     def _blame(self, method: str, error: BaseException) -> str:
         assert self._choice is not None
-        return f"{self._choice.entry} fails in {method}: {one_short_line(error)}"
+        if isinstance(error, PluginError):  # it says by itself who is to blame
+            return str(error)
+        if isinstance(error, _Broken):
+            return f"{self._choice.entry} breaks its contract in {method}: {error}"
+        return f"{self._choice.entry} fails in {method}: {with_line(error)}"
 
     # ---------------------------------------------------------------------------------------------------- in the steps
 
@@ -343,6 +350,12 @@ class StructuredOutput:
             if constraint.further_stops and constraint.fault is None:
                 self._guarded(constraint, masks_NW[row], constraint.fill_stops)
         self._clear_padding(masks_NW)
+        for place in np.flatnonzero(~masks_NW.view(np.bool_).any(axis=1)).tolist():
+            empty = constraints[place]
+            if empty is not None and empty.end is None and empty.fault is None:
+                assert self._choice is not None
+                fault = f"no token fits here (masks by {self._choice.entry})"
+                empty.fault = f"{_PLACE}.{empty.wanted.kind}: {fault}"
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
         """Let the back end fill all rows in one call; returns False if it cannot, or failed for one of them."""
@@ -383,6 +396,16 @@ class StructuredOutput:
             masks_NW[:, word] &= np.int32((1 << bit) - 1)
             word += 1
         masks_NW[:, word:] = 0
+
+
+class _Broken(Exception):
+    """What a back end returned in place of what its contract says."""
+
+
+def _having(method: str, found: Any, contract: type) -> Any:
+    if not callable(getattr(found, method, None)):
+        raise _Broken(f"it returned {shown(found)}, not a {contract.__name__}")
+    return found
 
 
 def _key(wanted: StructuredOutputs) -> Any:

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookline.core.contracts import Needs
+from hookline.core.plugin.check_contract import class_fault
+
+_NO_NEEDS = Needs()
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -16,6 +20,15 @@ def check(holds: bool, message: str) -> None:
     """Raise AssertionError with `message` unless `holds`; unlike `assert` it also works under python -O."""
     if not holds:
         raise AssertionError(message)
+
+
+def check_contract(kind: str, plugin: Any, needs: Needs = _NO_NEEDS) -> None:
+    """What an engine asks of a class that is chosen, but for its constructor; what makes objects otherwise passes.
+
+    Raises: AssertionError that says what the class lacks.
+    """
+    fault = class_fault(kind, plugin, needs) if isinstance(plugin, type) else None
+    check(fault is None, f"{plugin} does not keep its contract: {fault}")
 
 
 def check_form(what: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype) -> None:

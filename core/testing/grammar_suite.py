@@ -24,7 +24,7 @@ from hookline.core.contracts import (
     is_offered,
 )
 from hookline.core.errors import RequestError
-from hookline.core.testing.checks import check
+from hookline.core.testing.checks import check, check_contract
 from hookline.core.testing.plain_grammar import allowed_in, allowed_tokens, small_vocabulary
 from hookline.core.util.arrays import MaskArray
 
@@ -110,6 +110,10 @@ class GrammarSuite:
     def make(self, vocabulary: GrammarVocabulary) -> Any:
         """A new back end for a vocabulary."""
         raise NotImplementedError
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("grammars", type(self.make(self.vocabulary)))
 
     def test_masks_allow_what_trying_every_token_does(self) -> None:
         """A token is allowed only if the text can still become one of the language's, and each of these can be reached.

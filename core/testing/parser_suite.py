@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hookline.core.contracts import Arguments, ParsedPart, ParserContext, Reasoning, Text, ToolCall
 from hookline.core.parsing import merged
-from hookline.core.testing.checks import check
+from hookline.core.testing.checks import check, check_contract
 
 NUM_SPLITS = 40
 """Random ways to cut each example into pieces."""
@@ -25,6 +25,10 @@ class ParserSuite:
     examples: ClassVar[Mapping[str, Sequence[ParsedPart]]]
     config: ClassVar[Any] = None
     context: ClassVar[ParserContext] = ParserContext()
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("reasoning_parser", self.parser)
 
     def test_every_example_has_its_parts(self) -> None:
         """Given as a whole."""

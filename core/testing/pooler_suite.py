@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import PooledChunks, Pooler, PoolerSpec
-from hookline.core.testing.checks import check, check_close, check_form, check_unchanged
+from hookline.core.plugin.check_contract import POOLER_TASKS
+from hookline.core.testing.checks import check, check_close, check_contract, check_form, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_pooler import fake_spec
 
 LENGTHS = (1, 7, 3, 24)
 """Lengths of the suite's prompts, in tokens."""
-TASKS = ("embed", "classify", "score")
-"""What a pooler's `task` may be."""
 
 
 class PoolerSuite:
@@ -42,10 +41,15 @@ class PoolerSuite:
         """The vector (F,) of a prompt with these hidden states, in float64; None compares with nothing."""
         return None
 
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("pooler", type(self._made()))
+
     def test_vectors_have_their_form(self) -> None:
         """float32, one row for each prompt; an embedding has as many numbers as a hidden state."""
         pooler, prompts = self._made(), self._prompts()
-        check(pooler.task in TASKS, f"its task is {pooler.task!r} and must be one of {', '.join(TASKS)}")
+        tasks = ", ".join(POOLER_TASKS)
+        check(pooler.task in POOLER_TASKS, f"its task is {pooler.task!r} and must be one of {tasks}")
         vectors_BF: Any = self._pooled(pooler, prompts)
         width = vectors_BF.shape[1] if isinstance(vectors_BF, Tensor) and vectors_BF.ndim == 2 else 0
         width = {"embed": self.hidden_size, "score": 1}.get(pooler.task, width)

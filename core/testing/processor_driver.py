@@ -112,11 +112,11 @@ class ProcessorDriver:
             torch.zeros_like(rows_N),
             torch.tensor([len(one.tokens) for one in asked], device=self.spec.device),
         )
-        before = [tensor.clone() for tensor in (params.temperature_N, params.seed_N, params.position_N)]
+        given = (rows_N, params.temperature_N, params.seed_N, params.position_N)
+        before = [tensor.clone() for tensor in given]
         found_NV = self.pipeline.process(logits_NV.clone(), 1, rows_N, params, MAX_MODEL_LEN)
-        after = (params.temperature_N, params.seed_N, params.position_N)
-        unchanged = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        check(unchanged, "process wrote to rows.sampling")
+        unchanged = all(torch.equal(one, other) for one, other in zip(before, given, strict=True))
+        check(unchanged, "process wrote to rows.rows_N or rows.sampling")
         return found_NV
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.testing.checks import check, check_form
+from hookline.core.testing.checks import check, check_contract, check_form
 from hookline.core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
 
 VOCAB_SIZE = 64
@@ -38,6 +38,10 @@ class ProcessorSuite:
     num_prompt_tokens: ClassVar[int] = 6
     tokenizer: ClassVar[TokenTexts | None] = None
     has_logprobs: ClassVar[bool] = False
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("processor", self.processor)
 
     def test_every_example_changes_its_row(self) -> None:
         """It keeps the logits' shape and dtype, makes none NaN, and leaves a token to draw."""

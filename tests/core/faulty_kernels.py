@@ -14,6 +14,7 @@ from hookline.core.contracts import (
     AttentionForm,
     AttentionSpec,
     Batch,
+    Kernels,
     QKNorm,
     Rope,
 )
@@ -358,6 +359,30 @@ class RemembersTheFirstBatch(PlainKernels):
         )
 
 
+class ZeroesItsRows(PlainKernels):
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        found_TO = super().linear(x_TD, weight_OD, bias_O)
+        x_TD.zero_()
+        return found_TO
+
+
+class ZeroesItsWeight(PlainKernels):
+    def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+        found_TO = super().linear(x_TD, weight_OD, bias_O)
+        weight_OD.zero_()
+        return found_TO
+
+
+class SetsItsMethodsLate(Kernels):
+    """Hands on by attributes of the object, which an engine does not see when it looks at the class."""
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        inner = PlainKernels(config, spec)
+        for name in dir(Kernels):
+            if not name.startswith("_"):
+                setattr(self, name, getattr(inner, name))
+
+
 FAULTS = {
     AsksForTheLongestContext: "waits for the device: Tensor.__int__ in faulty_kernels.py:",
     AttendsRowByRow: "attend of a captured decode",
@@ -404,5 +429,8 @@ FAULTS = {
     WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",
     RotatesBeforeTheNorm: "qk_norm_rope with norm and rope",
     KeepsFloat32: "has dtype torch.float32 and must have torch.bfloat16",
+    ZeroesItsRows: "the rows that linear was given was changed",
+    ZeroesItsWeight: "the weight that linear was given was changed",
+    SetsItsMethodsLate: "it has no method rms_norm",
     RemembersTheFirstBatch: "attend of a batch after another",
 }

@@ -82,6 +82,13 @@ class WritesToTheTemperature(PlainProcessor):
         return super().process(logits_NV, rows)
 
 
+class WritesToTheRows(PlainProcessor):
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        found_NV = super().process(logits_NV, rows)
+        rows.rows_N.add_(1)
+        return found_NV
+
+
 FAULTS = {
     KeepsTheLastOwner: "a row that changed hands gets other logits than a new one",
     AppliesTheFirstRowToAll: "process changes the logits of a row that does not use it",
@@ -91,5 +98,6 @@ FAULTS = {
     DoesNothing: "changes no logit",
     ForbidsEverything: "forbids every token",
     MakesNaN: "process made a logit NaN",
-    WritesToTheTemperature: "process wrote to rows.sampling",
+    WritesToTheTemperature: "process wrote to rows.rows_N or rows.sampling",
+    WritesToTheRows: "process wrote to rows.rows_N or rows.sampling",
 }

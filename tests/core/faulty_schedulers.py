@@ -154,7 +154,13 @@ class LosesTrack(PlainScheduler):
             self.begun.remove(end.request.id)
 
 
+class MisspellsCommitted(PlainScheduler):
+    def commited(self, step: CommittedStep) -> None:
+        """Never called."""
+
+
 FAULTS = {
+    MisspellsCommitted: "its commited is not in the contract. Did you mean 'committed'?",
     RemembersEverybody: "things after 100, 200 and 300 requests",
     LosesTrack: "fails in committed: KeyError",
     PreemptsInCircles: "starves: not done after",

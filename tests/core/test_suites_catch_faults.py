@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.core.contracts import AttentionSpec, FullAttention, ModelSpec, NoCache, RecurrentState, StateTensor
+from hookline.core.contracts import (
+    AttentionSpec,
+    FullAttention,
+    ModelSpec,
+    NoCache,
+    RecurrentState,
+    Sampler,
+    StateTensor,
+)
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.kernels_suite.invariance import InvarianceCases
@@ -217,6 +225,29 @@ def test_a_model_must_refuse_what_is_about_heads_only_if_a_layer_has_attention(k
     of_attention = {"rope_scaling", "rope_parameters", "num_attention_heads", "num_key_value_heads"}
     assert keys & of_attention == (of_attention if keeps == FullAttention() else set())
     assert {"model_type", "quantization_config", "num_hidden_layers", "hidden_size", "vocab_size"} <= keys
+
+
+class HalfOfTheTokens(SmallSamplerSuite):
+    """A sampler that leaves out the less likely half; of equal ones, those of higher ids."""
+
+    class plugin(Sampler):
+        def __init__(self) -> None: ...
+
+        def sample(self, logits_NV: torch.Tensor, params: Any) -> torch.Tensor:
+            return PlainSampler().sample(likelier_half(logits_NV.float()), params)
+
+    def distribution(self, logits_V: torch.Tensor, temperature: float) -> torch.Tensor:
+        return super().distribution(likelier_half(logits_V), temperature)
+
+
+def likelier_half(logits_NV: torch.Tensor) -> torch.Tensor:
+    rank_NV = logits_NV.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    return logits_NV.masked_fill(rank_NV >= logits_NV.shape[-1] // 2, -torch.inf)
+
+
+@pytest.mark.slow
+def test_a_sampler_of_fewer_tokens_passes_if_it_names_its_distribution() -> None:
+    assert failures(HalfOfTheTokens) == []
 
 
 def test_suites_are_not_collected_themselves() -> None:

@@ -7,7 +7,7 @@ E head dim, N blocks, S block size, C = (H + 2K) * E.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,20 @@ from hookline.core.contracts import (
     AttentionForm,
     AttentionSpec,
     Batch,
+    Needs,
     QKNorm,
     Rope,
     is_offered,
 )
 from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
-from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
+from hookline.core.testing.checks import (
+    PoisonedMemory,
+    check,
+    check_close,
+    check_contract,
+    check_form,
+    check_unchanged,
+)
 from hookline.core.testing.kernels_suite.attention import AttentionSuite
 from hookline.core.testing.kernels_suite.attention_forms import AttentionFormSuite, named
 from hookline.core.testing.kernels_suite.cases import describe, exact, forms, with_window
@@ -57,6 +65,11 @@ class KernelsSuite(
     relative to 1 + |expected|; widen it only with a reason. Kernels that offer operations for experts or recurrent
     states are held to them, too.
     """
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        spec = next(iter(self.specs()))
+        check_contract("kernels", type(self.make(spec)), Needs(attention=tuple(self.attention)))
 
     def test_rms_norm(self) -> None:
         """Also for rows so small that eps matters, and with weights other than one."""
@@ -112,7 +125,7 @@ class KernelsSuite(
             for bias in (None, bias_O):
                 expected = PlainKernels(None, exact(spec)).linear(x_TD.double(), weight_OD, bias)
                 with PoisonedMemory():
-                    actual = self.make(spec).linear(x_TD, weight_OD, bias)
+                    actual = _unchanged("linear", self.make(spec).linear, x_TD, weight_OD, bias)
                 what = f"linear of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
                 self._check(what, spec, actual, expected)
 
@@ -121,7 +134,7 @@ class KernelsSuite(
         for spec, x_TD, weight_OD, _ in self._linear_inputs():
             expected = PlainKernels(None, exact(spec)).linear_silu_mul(x_TD.double(), weight_OD)
             with PoisonedMemory():
-                actual = self.make(spec).linear_silu_mul(x_TD, weight_OD)
+                actual = _unchanged("linear_silu_mul", self.make(spec).linear_silu_mul, x_TD, weight_OD)
             self._check(f"linear_silu_mul of {tuple(x_TD.shape)}", spec, actual, expected)
 
     def test_linear_add_rms_norm(self) -> None:
@@ -293,6 +306,16 @@ class KernelsSuite(
             check_close(name, cache[index, 1], expected[index, 1], tolerance)
         others = [0, 2]
         check_unchanged(f"another layer's cache, by {what},", expected[:, others].to(cache.dtype), cache[:, others])
+
+
+def _unchanged(name: str, product: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+    """What a product returns, if it leaves its inputs as they were: rows may be needed again, and weights always."""
+    copies = [tensor if tensor is None else tensor.clone() for tensor in given]
+    found = product(*given)
+    for what, before, after in zip(("the rows", "the weight", "the bias"), copies, given, strict=False):
+        if before is not None and after is not None:
+            check_unchanged(f"{what} that {name} was given", before, after)
+    return found
 
 
 def _rope(spec: AttentionSpec, num_rotated: int) -> Rope:

@@ -18,7 +18,7 @@ from hookline.core.contracts import ATTENTION_FEATURES, WeightTarget
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.kv_cache.groups import keeps_tokens
-from hookline.core.testing.checks import check, check_close
+from hookline.core.testing.checks import check, check_close, check_contract
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.model_suite.driver import Chunk, ModelDriver, fill, stored_weights, tensors_with_nan
 from hookline.core.testing.model_suite.stage_checks import check_stages
@@ -79,6 +79,10 @@ class ModelSuite:
         if keeps_tokens(self.model_class.spec(config)):
             return changes
         return [change for change in changes if not change.keys() & ABOUT_HEADS]
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("model", self.model_class)
 
     def test_spec_holds_whole_positive_numbers(self) -> None:
         """And reading it changes nothing."""

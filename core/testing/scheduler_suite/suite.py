@@ -19,6 +19,7 @@ from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import Views
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.executor import VirtualClock
+from hookline.core.testing.checks import check_contract
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.scheduler_suite.policy_memory import Overheard, footprint
 
@@ -51,6 +52,10 @@ class SchedulerSuite:
     def make(self) -> Scheduler:
         """A fresh policy object."""
         raise NotImplementedError("return your scheduler from make()")
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("scheduler", type(self.make()))
 
     def test_every_request_gets_the_tokens_it_gets_alone(self) -> None:
         """Random loads over small pools: no request is lost, and no cache is mixed up."""

@@ -1,4 +1,5 @@
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -297,6 +298,22 @@ def test_a_value_that_the_plugins_dataclass_refuses_is_named(monkeypatch: pytest
         full_plugin(), plugin_module(register_schedulers=registering("scheduler", "strict", config=Strict))
     )
     assert message({"scheduler": {"name": "strict", "limit": 0}}, host) == "scheduler: limit=0 is below 1"
+
+
+def test_a_plugins_dataclass_that_fails_is_shown_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Careless:
+        limit: int = 1
+
+        def __post_init__(self) -> None:
+            self.share = 1 / self.limit
+
+    monkeypatch.setattr(config_module, "default_options", lambda: dict(OPTIONS))
+    host = host_with(
+        full_plugin(), plugin_module(register_schedulers=registering("scheduler", "careless", config=Careless))
+    )
+    found = message({"scheduler": {"name": "careless", "limit": 0}}, host)
+    assert re.fullmatch(r"scheduler: ZeroDivisionError: division by zero \(.*test_settings.py:\d+, in __pos.*\)", found)
 
 
 def test_choosing_what_a_broken_plugin_wanted_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,7 @@ def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
         (Plan(prefill=[0]), "returned a malformed plan"),
         (Plan(prefill=[(0, 1.5)]), "returned a malformed plan"),
         (Plan(decode=3), "returned a malformed plan"),
+        (Plan(decode="all"), "names 'all' in decode, not a list; all that can decode are contracts.ALL"),
         (Plan(idle_s="soon"), "asks to wait idle_s='soon', which is no number of seconds"),
         (Plan(idle_s=None), "asks to wait idle_s=None, which is no number of seconds"),
         (Plan(prefill=[(0, 3), (1, 30)]), "plans 33 tokens, more than max_num_batched_tokens=32"),
@@ -489,7 +490,7 @@ def observed(plugin):
 
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
-    manager.register(plugin, "watcher")
+    manager.register(plugin, "their-dist:watcher")
     return Observers(manager)
 
 
@@ -600,8 +601,11 @@ def test_an_observer_that_raises_is_switched_off_and_named_and_requests_go_on(ca
     clumsy = Clumsy()
     engine = fake_engine(PlainScheduler(), observers=observed(clumsy))
     assert run_one(engine, [1], greedy(4)).finish_reason is FinishReason.LENGTH
-    assert "on_step_end of plugin 'watcher' raised KeyError: 'oops'" in caplog.text and clumsy.num_calls == 1
-    with pytest.raises(PluginError, match="on_step_end of plugin 'watcher' raised KeyError"):
+    assert (
+        "on_step_end of plugin 'watcher' (their-dist) raised KeyError: 'oops' (" in caplog.text
+        and clumsy.num_calls == 1
+    )
+    with pytest.raises(PluginError, match=r"on_step_end of plugin 'watcher' \(their-dist\) raised KeyError"):
         engine.close()
     assert engine.executor.is_closed and clumsy.stopped
 

@@ -13,6 +13,7 @@ from hookline.core.errors import PluginError
 from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_model import PlainModel
+from hookline.core.testing.plain_pooler import PlainPooler
 from hookline.core.testing.plain_sampler import PlainSampler
 from hookline.core.testing.plain_scheduler import PlainScheduler
 
@@ -57,6 +58,32 @@ class AttendsPlainly(PlainKernels):
     def attend(self, q_THE: Any, kv_2NSKE: Any, batch: Any) -> Any: ...  # type: ignore[override]
 
 
+class PlansLater(Scheduler):
+    async def plan(self, view: Any) -> Any: ...
+
+
+class PoolsWithoutATask(PlainPooler):
+    task = "embedd"
+
+
+class Shifts(LogitsProcessor):
+    def __init__(self, spec: Any) -> None: ...
+
+    def process(self, logits_NV: Any, rows: Any) -> Any: ...
+
+
+class FollowsNothing(Shifts):
+    follows_tokens = True
+
+
+class FollowsWithoutALoad(FollowsNothing):
+    @staticmethod
+    def encode(arguments: Any, request: Any) -> Any: ...
+
+    @staticmethod
+    def on_token(state: Any, token_id: int, logprob: float | None) -> Any: ...
+
+
 class PlansStatically(Scheduler):
     @staticmethod
     def plan(view: Any) -> Any: ...  # type: ignore[override]
@@ -96,6 +123,8 @@ def test_what_keeps_its_contract_passes(kind: str, target: Any, needs: Needs) ->
         ("model", WantsTheSpecOfAnInstance, Needs(), "its spec cannot be called with (hf_config)"),
         ("kernels", PlainScheduler, Needs(), "its constructor cannot be called with (config, spec)"),
         ("kernels", AttendsPlainly, Needs(attention=("window", "sinks")), "its attend cannot be called with (q_THE, "),
+        ("scheduler", PlansLater, Needs(), "its plan is an async def, and core calls it as a plain function"),
+        ("pooler", PoolsWithoutATask, Needs(), "its task is 'embedd' and must be one of embed, classify, score"),
         ("kernels", lambda config, spec: None, Needs(), "it is a function, not a class"),
     ],
 )
@@ -196,6 +225,12 @@ def test_an_exchange_is_held_to_its_contract_when_the_kernels_make_it() -> None:
     kernels.exchange = lambda peers: KeepsOwnRow()  # type: ignore[method-assign]
     with pytest.raises(PluginError, match=r"exchange of PlainKernels .* its keeps_own_row is not in the contract"):
         make_exchange(kernels, cast(Any, None))
+
+
+@pytest.mark.parametrize("target", [FollowsNothing, FollowsWithoutALoad])
+def test_a_processor_that_follows_tokens_must_have_what_makes_and_reads_its_state(target: Any) -> None:
+    found = contract_fault("processor", target, Needs())
+    assert found is not None and found.startswith("its follows_tokens needs on_token, encode and load; hookline.core.")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hookline.core.errors import PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.plugin.problems import Phase, Problem
-from hookline.core.plugin.sources import installed
+from hookline.core.plugin.sources import in_development, installed
 from tests.core.plugin_fakes import (
     PatientConfig,
     full_plugin,
@@ -166,6 +166,34 @@ def test_a_plugin_without_any_hook_is_reported() -> None:
     assert only_problem(plugin_module()).cause.startswith("it implements no hook; mark a function with @hookimpl: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("\nimport no_such_module\n", "No module named 'no_such_module' (importing.py:2)"),
+        ("from hookline.core.contracts import Smapler\n", "__init__.py) (importing.py:1)"),
+        ("def (\n", "SyntaxError: invalid syntax (importing.py, line 1)"),
+        (None, "No module named 'importing'"),
+    ],
+)
+def test_an_import_that_fails_is_reported_with_its_line(
+    text: str | None, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "importing.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    host = PluginHost.load(in_development({"HOOKLINE_PLUGINS": "importing"}), {})
+    assert host.problems[0].cause.endswith(cause)
+
+
+def test_what_a_plugin_prints_while_it_is_loaded_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def config_packages() -> Any:
+        print("loaded")
+        return []
+
+    assert not host_with(plugin_module(config_packages=hookimpl(config_packages))).problems
+    assert capsys.readouterr() == ("", "loaded\n")
+
+
 def test_an_exception_in_a_hook_is_reported_with_all_names_wanted() -> None:
     def register_models(register: Any) -> None:
         raise KeyError("lost")
@@ -174,13 +202,14 @@ def test_an_exception_in_a_hook_is_reported_with_all_names_wanted() -> None:
         register_models=hookimpl(register_models), register_schedulers=registering("scheduler", "mine")
     )
     problem = only_problem(module)
-    assert problem.cause == "register_models raised KeyError: 'lost'"
+    line = register_models.__code__.co_firstlineno + 1
+    assert problem.cause == f"register_models raised KeyError: 'lost' (test_host.py:{line})"
     assert problem.wanted == (("scheduler", "mine"),)
 
 
 def test_a_register_call_with_an_unknown_argument_is_reported() -> None:
     problem = only_problem(scheduler_plugin("mine", prority=3))
-    assert "unexpected keyword argument 'prority'" in problem.cause
+    assert "raised TypeError: register() got an unexpected keyword argument 'prority'" in problem.cause
 
 
 def test_a_plugin_that_raises_on_every_attribute_stops_nobody() -> None:
@@ -311,7 +340,8 @@ def test_an_exception_in_config_packages_is_reported() -> None:
         raise ValueError("oops")
 
     problem = only_problem(plugin_module(config_packages=hookimpl(config_packages)))
-    assert problem.cause == "config_packages raised ValueError: oops"
+    line = config_packages.__code__.co_firstlineno + 1
+    assert problem.cause == f"config_packages raised ValueError: oops (test_host.py:{line})"
 
 
 def test_presets_of_a_sound_plugin_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

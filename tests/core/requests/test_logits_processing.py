@@ -128,6 +128,24 @@ def test_arguments_travel_as_columns_floats_first_then_what_was_encoded():
     assert prepared.used(0) == prepared.used(99) == 1
 
 
+@pytest.mark.parametrize("encoded", [None, [1.5], "ab", ["7"], 3])
+def test_only_whole_numbers_are_encoded(monkeypatch, encoded):
+    from tests.core.faulty_processors import PlainProcessor
+
+    monkeypatch.setattr(PlainProcessor, "encode", staticmethod(lambda arguments, request: encoded))
+    with pytest.raises(RequestError, match=r"breaks its contract in encode: it returned .*, which are not whole numb"):
+        prepare(SamplingParams(extra_args={"shift": {"amount": 1.0}}), entry("shift"))
+
+
+def test_what_is_encoded_needs_a_load(monkeypatch):
+    from tests.core.faulty_processors import PlainProcessor
+
+    monkeypatch.setattr(PlainProcessor, "load", LogitsProcessor.load)
+    prepare(SamplingParams(extra_args={"shift": {"amount": 1.0}}), entry("shift"))
+    with pytest.raises(RequestError, match=r"in encode: it returned \[3\], and the class has no load to get them"):
+        prepare(SamplingParams(extra_args={"shift": {"token": 3}}), entry("shift"))
+
+
 def test_processors_run_in_descending_priority():
     stages = Processing.of([entry("a"), entry("b", priority=5), entry("c", priority=-1)]).stages
     assert [stage.entry.name for stage in stages] == ["b", "a", "c"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +19,7 @@ from hookline.core.plugin.registry import GRAMMARS, Entry, Origin
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
-from hookline.core.testing.plain_grammar import PlainGrammars, PlainMatcher, small_vocabulary
+from hookline.core.testing.plain_grammar import PlainGrammar, PlainGrammars, PlainMatcher, small_vocabulary
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import drain
 from hookline.core.util.arrays import num_mask_words
@@ -182,8 +184,36 @@ def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, pl
     outputs = served(make_engine(backend, overlap=overlap), requests)
     faulty = outputs.pop(1)
     assert faulty.finish_reason is FinishReason.ERROR
-    assert faulty.error == f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: {error.__name__}: boom"
+    blame = f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: {error.__name__}: boom"
+    assert re.fullmatch(rf"{re.escape(blame)} \({Path(__file__).name}:\d+\)", faulty.error)
     assert [output.token_ids for output in outputs] == expected
+
+
+@pytest.mark.parametrize(
+    ("place", "of", "method", "fault"),
+    [
+        ("compile", OddGrammars, lambda *_: None, "breaks its contract in compile: it returned None, not a Grammar"),
+        ("matcher", PlainGrammar, lambda *_: 3, "breaks its contract in matcher: it returned 3, not a GrammarMatcher"),
+        ("advance", Odd, lambda *_: None, "breaks its contract in advance: it returned None, not a bool"),
+        ("__init__", OddGrammars, lambda *_: 1 / 0, "fails in __init__: ZeroDivisionError: division by zero ("),
+        ("fil", OddGrammars, lambda *_: None, "does not keep its contract: its fil is not in the contract."),
+    ],
+)
+def test_what_a_back_end_returns_or_lacks_is_named_in_one_line(monkeypatch, place, of, method, fault):
+    monkeypatch.setattr(of, place, method, raising=False)
+    (faulty,) = served(make_engine(), [([1], choice("yes"))])
+    assert faulty.error.startswith(f"grammars 'odd' of plugin 'theirs' (their-dist 1) {fault}")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_without_an_allowed_token_ends_before_one_is_drawn(backend, overlap, monkeypatch):
+    monkeypatch.setattr(Odd, "fill", lambda self, mask_W: None)
+    monkeypatch.setattr(Odd, "advance", lambda self, tokens: True)
+    faulty, other = served(make_engine(backend, overlap=overlap), [([1], choice("yes")), ([2], SamplingParams(seed=1))])
+    assert faulty.finish_reason is FinishReason.ERROR and not faulty.token_ids
+    place = "sampling.structured_outputs.choice"
+    assert faulty.error == f"{place}: no token fits here (masks by grammars 'odd' of plugin 'theirs' (their-dist 1))"
+    assert other.finish_reason is FinishReason.LENGTH
 
 
 def test_a_grammar_that_reaches_a_limit_when_a_token_is_taken_says_which(backend):
